@@ -1,0 +1,54 @@
+# README's two commands: `make quickstart` and `make test`. Contributors: `make check`.
+#
+#   PYTHON       interpreter to build .venv with (3.11 to 3.13)
+#   TORCH_INDEX  package index to take torch from, e.g. https://download.pytorch.org/whl/cpu on a machine without a GPU
+#   ARGS         overrides for the quickstart, e.g. ARGS="seed=2 num_steps=40"
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+TORCH_VERSION ?= 2.13.0
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: quickstart test check lint types contracts format reference clean
+
+quickstart: $(VENV)/.installed
+	$(BIN)/areal-like train configs/quickstart.yaml $(ARGS)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: lint types contracts test
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+contracts: $(VENV)/.installed-dev
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+reference: $(VENV)/.installed
+	$(BIN)/areal-like reference > docs/reference.md
+
+$(VENV)/.installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else "areal_like needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is " + sys.version.split()[0] + ": name another one, e.g. make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH_VERSION) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

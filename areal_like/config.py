@@ -1,0 +1,120 @@
+"""Base of every settings class, and the few settings that more than one wing must know.
+
+Owns: `Settings`, the shared sections, `ProcessSpec` (what one process of a run is started with).
+Refuses: reading YAML, composing sections (controller/config.py), torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+import yaml
+from pydantic import ConfigDict, Field
+
+from areal_like.errors import UserError
+
+Mode = Literal["async", "one_step_off", "sync"]
+DType = Literal["float32", "bfloat16"]
+
+
+class Settings(pydantic.BaseModel):
+    """Unknown keys are refused; values are checked when made and never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
+
+
+class ModelSettings(Settings):
+    """Which language model is trained: a Hugging Face folder, or one made from a config on the spot."""
+
+    path: str | None = None
+    """Folder (or hub name where there is a hub) with config.json, weights and tokenizer."""
+    init: dict[str, Any] | None = None
+    """Instead of `path`: a transformers config as a dict with `model_type`; weights are drawn from the run's seed."""
+    tokenizer: str = "from_model"
+    """`from_model`, a tokenizer folder, or `characters:running_sum` / `bytes` for the ones built in code."""
+    dtype: DType = "float32"
+    """Parameter dtype of the published weights and of the engine."""
+    attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"
+    """Attention kernel for packed training sequences."""
+
+
+class SamplingSettings(Settings):
+    """How rollout workers sample. One meaning of log-prob everywhere: log_softmax(logits / temperature), before cuts."""
+
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; the trainer divides logits by the same number."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus cut; training refuses anything below 1 (the sampled support is not recorded)."""
+    top_k: int = Field(0, ge=0)
+    """Keep the k likeliest tokens; 0 is off; training refuses anything above 0."""
+    max_new_tokens: int = Field(1024, gt=0)
+    """Longest answer, in tokens."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end an answer, beside the model's own end-of-sequence ids."""
+
+
+class StalenessSettings(Settings):
+    """How far behind the trained policy a sample may be (arXiv 2505.24298, section 5.1)."""
+
+    max_staleness: int | Literal["unbounded"] = 4
+    """Largest allowed (step - 1) - first version of a group; 0 is synchronous, `unbounded` switches the bound off."""
+    on_stale: Literal["wait", "drop", "keep"] = "wait"
+    """`wait`: strict and lossless; `drop`: strict, over-age groups are dropped; `keep`: admission only, as AReaL does."""
+    group_timeout_s: float = Field(1800.0, gt=0)
+    """Wall-clock deadline of a group from its first lease; past it the group is dropped with reason `timeout`."""
+
+
+class ProcessSpec(Settings):
+    """All that one process of a run needs to start; written as JSON to <run>/processes/<name>.json by the launcher."""
+
+    role: Literal["rollout", "trainer", "reward"]
+    name: str
+    run_id: str
+    run_dir: str
+    hub_address: str
+    """The controller's ROUTER, e.g. tcp://127.0.0.1:40001."""
+    reward_addresses: tuple[str, ...] = ()
+    bind_address: str | None = None
+    """For the reward service: where to bind its own ROUTER."""
+    curve_dir: str | None = None
+    """Folder with the run's CURVE key files (owner-only); None: plain, loopback only."""
+    parent_pid: int
+    """The launcher; when it is gone the process ends itself."""
+    seed: int
+    num_threads: int = 1
+    heartbeat_s: float = 0.5
+    silence_s: float = 15.0
+    """A peer not heard of for this long counts as lost."""
+    mode: Mode = "async"
+    model: ModelSettings
+    sampling: SamplingSettings
+    staleness: StalenessSettings
+    groups_per_step: int
+    group_size: int
+    num_steps: int
+    weight_dir: str
+    """Root of the weight store."""
+    lineage: str = "l0"
+    resume_from: str | None = None
+    """Trainer: checkpoint folder to continue from."""
+    settings: dict[str, Any]
+    """The wing's own section, to be validated by the wing."""
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        path.write_text(self.model_dump_json(indent=1))
+
+    @staticmethod
+    def load(path: Path) -> ProcessSpec:
+        """Read what `save` wrote. Raises UserError when the file is not a process spec."""
+        try:
+            return ProcessSpec.model_validate_json(path.read_text())
+        except (OSError, pydantic.ValidationError) as error:
+            raise UserError(f"not a process spec ({error})", where=str(path), remedy="start jobs with areal-like") from error
+
+
+def dump_yaml(settings: Settings) -> str:
+    """The settings as YAML text, in declaration order."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, width=100)

@@ -1,0 +1,57 @@
+"""The one error tree for operations, and the shape of a user's mistake.
+
+Owns: exception types. Refuses: deciding what happens next (that is the catcher's policy).
+`UserError` is a ValueError: somebody typed something that cannot work; it is shown as one sentence without a traceback.
+`OperationError` is everything that can go wrong while a correct configuration runs.
+"""
+
+from __future__ import annotations
+
+
+class UserError(ValueError):
+    """A mistake in what the user gave us: says what is wrong, where, and how to mend it."""
+
+    def __init__(self, what: str, *, where: str = "", remedy: str = "") -> None:
+        self.what, self.where, self.remedy = what, where, remedy
+        text = f"{where}: {what}" if where else what
+        super().__init__(f"{text} -> {remedy}" if remedy else text)
+
+
+class OperationError(Exception):
+    """Root of everything that goes wrong at run time without being the user's mistake."""
+
+
+class WireError(OperationError):
+    """A message that is malformed, truncated, oversized or of an unknown kind."""
+
+
+class ChannelError(OperationError):
+    """A peer cannot be reached, or refused us."""
+
+
+class DeadlineExceeded(OperationError):
+    """A named wait ran past its deadline. `wait` names it, `owner` says who should have ended it."""
+
+    def __init__(self, wait: str, owner: str, deadline_s: float) -> None:
+        self.wait, self.owner, self.deadline_s = wait, owner, deadline_s
+        super().__init__(f"waited {deadline_s:g} s for {wait} (owed by {owner})")
+
+
+class WeightError(OperationError):
+    """A weight payload is missing, incomplete, corrupt or does not fit the model."""
+
+
+class EngineError(OperationError):
+    """The generation engine failed."""
+
+
+class LedgerError(OperationError):
+    """The run's ledger is damaged or refuses a write."""
+
+
+class ProcessDied(OperationError):
+    """A process of the run ended when it should not have. `tail` is the end of its own log."""
+
+    def __init__(self, name: str, returncode: int, tail: str) -> None:
+        self.name, self.returncode, self.tail = name, returncode, tail
+        super().__init__(f"process {name} ended with status {returncode}")

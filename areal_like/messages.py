@@ -1,0 +1,294 @@
+"""Every message that crosses a process border, in one place.
+
+Owns: the tagged union of wire types. Refuses: behaviour; encoding lives in `wire`, sockets in `channel`.
+Arrays (`numpy.ndarray`, read-only after decoding) travel as raw ZeroMQ frames beside the msgpack header.
+
+Who sends what:
+  every process -> hub      Hello, Heartbeat, Goodbye            hub -> process   Welcome, Refused, Shutdown
+  rollout -> controller     Progress, SampleFinished, SampleReturned, VersionLoaded, VersionFailed
+  controller -> rollout     Lease, SampleAck, CancelLeases, AnnounceVersion
+  trainer -> controller     BatchRequest, VersionPublished, CheckpointSaved
+  controller -> trainer     Batch, NoMoreBatches, SaveCheckpoint
+  rollout -> reward         ScoreRequest                          reward -> rollout   ScoreReply
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from areal_like.trajectory import Segment, Trajectory
+from areal_like.verdict import Verdict
+
+PROTOCOL = 1
+"""Number of the wire protocol; peers of another number are refused."""
+
+Role = Literal["controller", "rollout", "trainer", "reward"]
+Purpose = Literal["train", "eval"]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Base of all messages."""
+
+
+# ---------------------------------------------------------------- every process
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """First message of a process to a hub. `incarnation` is random per process start."""
+
+    role: Role
+    name: str
+    pid: int
+    run_id: str
+    incarnation: str
+    protocol: int = PROTOCOL
+    capacity: int = 0
+    """Rollout: samples it can hold at once (its credits)."""
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """The hub accepted a Hello. `incarnation` is the hub's: a change means the hub restarted and knows nothing of us."""
+
+    run_id: str
+    incarnation: str
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """The hub refuses a peer (wrong run, wrong protocol, name taken); the peer must end with this reason."""
+
+    reason: str
+
+
+class Heartbeat(Message, frozen=True, kw_only=True):
+    """Sent every `heartbeat_s`. `state` names what the process does now ("generate", "paused", "wait:batch", ...).
+
+    counters: monotonic progress and time counters, e.g. tokens, samples, busy_s, wait_s.
+    """
+
+    state: str
+    counters: dict[str, float] = {}
+
+
+class Goodbye(Message, frozen=True, kw_only=True):
+    """An orderly end."""
+
+    reason: str = ""
+
+
+class Shutdown(Message, frozen=True, kw_only=True):
+    """End within `deadline_s`; finished but unacknowledged work should be sent before."""
+
+    reason: str
+    deadline_s: float
+
+
+# ---------------------------------------------------------------- rollout <-> controller
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drawn. temperature 0 is greedy (evaluation only); top_p 1 and top_k 0 switch the cuts off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 1024
+    """Bound on the whole answer, tokens of earlier segments included."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Beside the model's own end-of-sequence ids."""
+
+
+class SampleTask(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample to produce. (group_id, sample_index) names it for ever; lease_id names this attempt at it."""
+
+    lease_id: int
+    group_id: int
+    sample_index: int
+    purpose: Purpose
+    min_version: int
+    """No token of this lease is sampled below this version; the worker waits for it if it must."""
+    row: dict[str, Any]
+    """The data row: at least `prompt` (str) or `messages` (list), and whatever the scorer needs."""
+    sampling: Sampling
+    seed: int
+    """Key of the random stream: token at answer position p is drawn with (seed, p), wherever it is sampled."""
+    prefix: Segment
+    """Answer tokens already sampled by earlier leases (possibly empty)."""
+    segment_tokens: int = 0
+    """Hand the sample back (SampleReturned) after this many new tokens; 0: never."""
+
+
+class Lease(Message, frozen=True, kw_only=True):
+    """Samples handed to a rollout worker; samples of one group come together where possible."""
+
+    tasks: tuple[SampleTask, ...]
+
+
+class SampleProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of one lease since its last report; `start` is the answer position of the first of them."""
+
+    lease_id: int
+    start: int
+    segment: Segment
+
+
+class Progress(Message, frozen=True, kw_only=True):
+    """Partial work of all running leases, at least once a second (law 6)."""
+
+    items: tuple[SampleProgress, ...]
+
+
+class SampleFinished(Message, frozen=True, kw_only=True):
+    """A finished and scored sample. Resent until SampleAck; the receiver drops duplicates."""
+
+    lease_id: int
+    group_id: int
+    sample_index: int
+    trajectory: Trajectory
+    verdict: Verdict
+    response_text: str = ""
+    timings: dict[str, float] = {}
+    """Seconds: queue_s, generate_s, paused_s, score_s."""
+
+
+class SampleReturned(Message, frozen=True, kw_only=True):
+    """A lease given back unfinished. `segment` holds all answer tokens from position `start` that were not reported yet.
+
+    reason: "segment" (token budget), "drain" (worker leaves), "cancelled", or "rejected: ..." (cannot ever run, e.g. the
+    prompt is longer than the context).
+    """
+
+    lease_id: int
+    start: int
+    segment: Segment
+    reason: str
+
+
+class SampleAck(Message, frozen=True, kw_only=True):
+    """The samples of these leases are in the ledger; the worker may forget them."""
+
+    lease_ids: tuple[int, ...]
+
+
+class CancelLeases(Message, frozen=True, kw_only=True):
+    """Stop working on these leases; no answer is owed."""
+
+    lease_ids: tuple[int, ...]
+
+
+class AnnounceVersion(Message, frozen=True, kw_only=True):
+    """A new policy version is published; load it. Only the newest announced version matters."""
+
+    version: int
+    lineage: str
+    manifest_path: str
+
+
+class VersionLoaded(Message, frozen=True, kw_only=True):
+    """The worker samples with this version from now on."""
+
+    version: int
+    lineage: str
+    stage_s: float
+    """Reading and verifying, while generation went on."""
+    pause_s: float
+    """Generation stood still for this long (the swap)."""
+
+
+class VersionFailed(Message, frozen=True, kw_only=True):
+    """The worker could not load this version; it goes on with its old one until told otherwise."""
+
+    version: int
+    lineage: str
+    reason: str
+
+
+# ---------------------------------------------------------------- trainer <-> controller
+
+
+class BatchSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample of a training batch. `reward` is the raw scored value."""
+
+    group_id: int
+    sample_index: int
+    trajectory: Trajectory
+    reward: float
+
+
+class BatchRequest(Message, frozen=True, kw_only=True):
+    """The trainer wants the batch of this step (may be asked one step ahead)."""
+
+    step: int
+
+
+class Batch(Message, frozen=True, kw_only=True):
+    """The samples of one step, ordered by (group_id, sample_index); step n turns version n-1 into version n."""
+
+    step: int
+    lineage: str
+    samples: tuple[BatchSample, ...]
+    is_replay: bool = False
+
+
+class NoMoreBatches(Message, frozen=True, kw_only=True):
+    """The run is over after `last_step`: save, then end."""
+
+    last_step: int
+    reason: str
+
+
+class SaveCheckpoint(Message, frozen=True, kw_only=True):
+    """Save a checkpoint after the running step."""
+
+    reason: str
+
+
+class VersionPublished(Message, frozen=True, kw_only=True):
+    """Version `version` lies in the weight store, complete. For version > 0 also: step `version` is done.
+
+    metrics: what the step measured (loss, gradient norm, clip fraction, ...); empty for the starting version.
+    """
+
+    version: int
+    lineage: str
+    manifest_path: str
+    metrics: dict[str, float] = {}
+
+
+class CheckpointSaved(Message, frozen=True, kw_only=True):
+    """A checkpoint of `version` is complete at `path` (a folder)."""
+
+    version: int
+    path: str
+
+
+# ---------------------------------------------------------------- reward
+
+
+class ScoreRequest(Message, frozen=True, kw_only=True):
+    """Score one answer. `row` is the data row; `deadline_s` bounds scoring, queueing excluded."""
+
+    request_id: str
+    scorer: str
+    row: dict[str, Any]
+    response: str
+    finish_reason: str
+    num_tokens: int
+    deadline_s: float
+
+
+class ScoreReply(Message, frozen=True, kw_only=True):
+    """The one verdict on a request."""
+
+    request_id: str
+    verdict: Verdict
+
+
+ANY_MESSAGE = (
+    Hello | Welcome | Refused | Heartbeat | Goodbye | Shutdown
+    | Lease | Progress | SampleFinished | SampleReturned | SampleAck | CancelLeases
+    | AnnounceVersion | VersionLoaded | VersionFailed
+    | BatchRequest | Batch | NoMoreBatches | SaveCheckpoint | VersionPublished | CheckpointSaved
+    | ScoreRequest | ScoreReply
+)  # fmt: skip

@@ -1,0 +1,72 @@
+"""Numbers of a run as JSON lines, written as they come and readable after any crash.
+
+Owns: the append-only log and its reader. Refuses: aggregation, and other sinks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return str(value)
+
+
+_json = msgspec.json.Encoder(enc_hook=_plain)
+
+
+class JsonlLog:
+    """Appends records to `path`; each is with the operating system when `append` returns."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        was_cut = _ends_within_a_line(path)
+        self._file = path.open("ab", buffering=0)
+        if was_cut:  # a crash left half a line; the next record must not be glued to it
+            self._file.write(b"\n")
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """One record as one line and one write. NaN and infinities become null (JSON has no word for them)."""
+        self._file.write(_json.encode(dict(record)) + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """All records of `path`, without the lines that a crash cut short; empty when there is no file."""
+    records = []
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    for line in lines:
+        try:
+            record = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            if not file.seek(0, os.SEEK_END):
+                return False
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,193 @@
+"""How a process of a run lives: it starts from a ProcessSpec, dies with its parent, and says clearly how it ended.
+
+Owns: exit statuses, signals, the parent's death, compute threads, logging to stderr. Refuses: starting processes
+(controller/launch), and what a process does.
+
+Exit statuses: 0 orderly, 2 the user's mistake, 1 anything else. Unless it is 0, the last line on stderr is
+`error: ...`; for status 1 a traceback stands before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+
+from areal_like.config import ProcessSpec
+from areal_like.errors import UserError
+from areal_like.shadow import check_not_shadowed
+
+log = logging.getLogger(__name__)
+
+ORDERLY, FAILED, USER_MISTAKE = 0, 1, 2
+EXIT_GRACE_S = 20.0
+"""Leftover threads may delay the end for this long; then the process goes without them."""
+PARENT_POLL_S = 1.0
+_PR_SET_PDEATHSIG = 1
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+ProcessMain = Callable[[ProcessSpec, asyncio.Event], Awaitable[None]]
+
+
+def run_process(main: ProcessMain, argv: Sequence[str] | None = None) -> NoReturn:
+    """Run `main(spec, stop)` to its end and exit. SIGTERM and SIGINT set `stop`; `main` should then end soon.
+
+    `argv` without the program's name (default: sys.argv[1:]) must hold `--spec FILE`.
+    """
+    parser = argparse.ArgumentParser(description="One process of a run; started by areal-like, not by hand.")
+    parser.add_argument("--spec", required=True, type=Path, help="JSON file written by the launcher")
+    arguments = parser.parse_args(argv)
+    try:
+        spec = ProcessSpec.load(arguments.spec)
+        die_with_parent(spec.parent_pid)
+        limit_threads(spec.num_threads)
+        start_logging(spec.name)
+        check_not_shadowed()
+        asyncio.run(_serve(main, spec))
+        status = ORDERLY
+    except BaseException as error:  # the fault boundary of the process
+        status = report_end(error)
+    sys.exit(status)
+
+
+async def _serve(main: ProcessMain, spec: ProcessSpec) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        log.info("stopping on signal %d", number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        await main(spec, stop)
+    except BaseException as error:
+        _leave_within(EXIT_GRACE_S, error)
+        raise
+    # From here on only leftovers can hold us: asyncio.run waits for executor threads, without end on 3.11.
+    _leave_within(EXIT_GRACE_S, None)
+
+
+def report_end(error: BaseException) -> int:
+    """Print how it ended (`error: ...` last, a traceback before it unless it is the user's mistake); the exit status.
+
+    Also for entry points that do not go through `run_process`.
+    """
+    if isinstance(error, SystemExit):
+        if isinstance(error.code, str):
+            print(f"error: {error.code}", file=sys.stderr, flush=True)
+            return FAILED
+        return error.code or ORDERLY
+    cause = first_cause(error)
+    is_users = isinstance(cause, UserError)
+    if not is_users:
+        traceback.print_exception(error)
+    text = " ".join(str(cause).split())
+    said = text if is_users else f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+    print(f"error: {said}", file=sys.stderr, flush=True)
+    return USER_MISTAKE if is_users else FAILED
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The leaf to talk about: in an exception group a user's mistake if there is one, else the first."""
+    leaves = list(_leaves(error))
+    return next((leaf for leaf in leaves if isinstance(leaf, UserError)), leaves[0])
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
+def start_logging(name: str) -> None:
+    """Everything to stderr, one line per record; the launcher points stderr at the process's log file."""
+    logging.basicConfig(
+        level=os.environ.get("AREAL_LIKE_LOG", "INFO").upper(),
+        format=f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s",
+        stream=sys.stderr,
+        force=True,
+    )
+
+
+def limit_threads(num_threads: int) -> None:
+    """Compute threads of this process, and of what it imports or starts later."""
+    for variable in _THREAD_VARIABLES:
+        os.environ[variable] = str(num_threads)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(num_threads)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """End this process by SIGKILL as soon as `parent_pid` is gone. Exits at once if it is gone already.
+
+    On Linux the kernel does it, if `parent_pid` is our direct parent; it then also fires when merely the *thread* that
+    started us ends, so start processes from a thread that stays. A polling thread does it everywhere else, and for an
+    ancestor behind a wrapper.
+    """
+    try:
+        parent = psutil.Process(parent_pid)
+        started_s = parent.create_time()
+    except psutil.NoSuchProcess:
+        _follow_parent(parent_pid)
+    if sys.platform == "linux" and os.getppid() == parent_pid:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            log.warning("prctl: %s; falling back to polling the parent", os.strerror(ctypes.get_errno()))
+        if os.getppid() != parent_pid:  # it died before the kernel was asked
+            _follow_parent(parent_pid)
+    watcher = threading.Thread(target=_watch_parent, args=(parent, started_s), name="parent-watch", daemon=True)
+    watcher.start()
+
+
+def is_same_process(pid: int, started_s: float) -> bool:
+    """True while the process that had `pid` and started at `started_s` (psutil's create_time) lives."""
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - started_s) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
+
+
+def _watch_parent(parent: psutil.Process, started_s: float) -> None:
+    while is_same_process(parent.pid, started_s):
+        time.sleep(PARENT_POLL_S)
+    _follow_parent(parent.pid)
+
+
+def _follow_parent(parent_pid: int) -> NoReturn:
+    with contextlib.suppress(OSError, ValueError):  # stderr may be gone with the parent
+        print(f"error: parent process {parent_pid} is gone", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(FAILED)
+
+
+def _leave_within(grace_s: float, error: BaseException | None) -> None:
+    """Exit after `grace_s` even if some thread never ends, with the status that `error` means."""
+
+    def leave() -> None:
+        time.sleep(grace_s)
+        status = ORDERLY
+        try:
+            log.warning("leaving behind threads that did not end: %s", [t.name for t in threading.enumerate()])
+            status = report_end(error) if error is not None else ORDERLY
+        finally:
+            os._exit(status)
+
+    threading.Thread(target=leave, name="exit-deadline", daemon=True).start()

@@ -1,0 +1,149 @@
+"""What one sample is: tokens with the log-prob and the policy version each was sampled under.
+
+Owns: `Segment` (sampled tokens only), `Trajectory` (prompt and answer, ready for training), their checks at birth.
+Refuses: anything about groups, rewards policy or transport.
+
+Shape legend: T tokens of prompt plus answer, R tokens of the answer alone.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+FinishReason = Literal["stop", "length"]
+"""`stop`: an end-of-sequence or stop token was sampled (it is part of the answer). `length`: the token limit was hit."""
+
+NO_VERSION = -1
+"""Version of a token the policy did not sample (prompt, tool output)."""
+
+
+def _check_array(name: str, array: np.ndarray, dtype: type, length: int) -> None:
+    if not isinstance(array, np.ndarray) or array.ndim != 1:
+        raise ValueError(f"{name} must be a one-dimensional array")
+    if array.dtype != dtype:
+        raise ValueError(f"{name} must be {np.dtype(dtype)}, not {array.dtype}")
+    if len(array) != length:
+        raise ValueError(f"{name} has {len(array)} entries where {length} were expected")
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """Consecutive sampled tokens of one answer: the unit of progress, of continuation and of engine output.
+
+    tokens_R: int32 ids; logprobs_R: float32 behaviour log-probs, `log_softmax(logits / temperature)` before any cut;
+    versions_R: int32 policy version that sampled each token, never decreasing.
+    """
+
+    tokens_R: np.ndarray
+    logprobs_R: np.ndarray
+    versions_R: np.ndarray
+
+    def __post_init__(self) -> None:
+        length = len(self.tokens_R)
+        _check_array("tokens_R", self.tokens_R, np.int32, length)
+        _check_array("logprobs_R", self.logprobs_R, np.float32, length)
+        _check_array("versions_R", self.versions_R, np.int32, length)
+        if length:
+            if int(self.versions_R[0]) < 0 or bool((np.diff(self.versions_R) < 0).any()):
+                raise ValueError("versions_R must be non-negative and never decrease along an answer (law 5)")
+            if not bool(np.isfinite(self.logprobs_R).all()) or float(self.logprobs_R.max()) > 1e-3:
+                raise ValueError("logprobs_R must be finite and at most 0")
+
+    def __len__(self) -> int:
+        return len(self.tokens_R)
+
+    @property
+    def first_version(self) -> int:
+        """Version of the first token; -1 for an empty segment."""
+        return int(self.versions_R[0]) if len(self) else NO_VERSION
+
+    @property
+    def last_version(self) -> int:
+        """Version of the last token; -1 for an empty segment."""
+        return int(self.versions_R[-1]) if len(self) else NO_VERSION
+
+    @staticmethod
+    def empty() -> Segment:
+        """A segment of no tokens."""
+        return Segment(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32))
+
+    def joined(self, more: Segment) -> Segment:
+        """This segment followed by `more`. Raises ValueError if versions would decrease across the seam."""
+        if not len(self):
+            return more
+        if not len(more):
+            return self
+        return Segment(
+            np.concatenate([self.tokens_R, more.tokens_R]),
+            np.concatenate([self.logprobs_R, more.logprobs_R]),
+            np.concatenate([self.versions_R, more.versions_R]),
+        )
+
+    def tail(self, start: int) -> Segment:
+        """The tokens from index `start` on."""
+        return Segment(self.tokens_R[start:], self.logprobs_R[start:], self.versions_R[start:])
+
+
+class Trajectory(msgspec.Struct, frozen=True):
+    """One finished sample, prompt and answer together; all arrays have length T and are checked at birth.
+
+    tokens_T int32; loss_mask_T bool, True where the policy sampled; logprobs_T float32, 0.0 where the mask is False;
+    versions_T int32, -1 where the mask is False, never decreasing where it is True (law 5).
+    """
+
+    tokens_T: np.ndarray
+    loss_mask_T: np.ndarray
+    logprobs_T: np.ndarray
+    versions_T: np.ndarray
+    finish_reason: FinishReason
+
+    def __post_init__(self) -> None:
+        length = len(self.tokens_T)
+        _check_array("tokens_T", self.tokens_T, np.int32, length)
+        _check_array("loss_mask_T", self.loss_mask_T, np.bool_, length)
+        _check_array("logprobs_T", self.logprobs_T, np.float32, length)
+        _check_array("versions_T", self.versions_T, np.int32, length)
+        mask = self.loss_mask_T
+        sampled = self.versions_T[mask]
+        if not len(sampled):
+            raise ValueError("a trajectory needs at least one sampled token")
+        if int(sampled[0]) < 0 or bool((np.diff(sampled) < 0).any()):
+            raise ValueError("versions_T must be non-negative and never decrease where sampled (law 5)")
+        if bool((self.versions_T[~mask] != NO_VERSION).any()):
+            raise ValueError("versions_T must be -1 where loss_mask_T is False")
+        if bool((self.logprobs_T[~mask] != 0.0).any()):
+            raise ValueError("logprobs_T must be 0.0 where loss_mask_T is False")
+        if not bool(np.isfinite(self.logprobs_T).all()):
+            raise ValueError("logprobs_T must be finite")
+
+    def __len__(self) -> int:
+        return len(self.tokens_T)
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of tokens the policy sampled."""
+        return int(self.loss_mask_T.sum())
+
+    @property
+    def first_version(self) -> int:
+        """Version that sampled the first token of the answer."""
+        return int(self.versions_T[self.loss_mask_T][0])
+
+    @property
+    def last_version(self) -> int:
+        """Version that sampled the last token of the answer."""
+        return int(self.versions_T[self.loss_mask_T][-1])
+
+    @staticmethod
+    def from_prompt(prompt_tokens: np.ndarray, answer: Segment, finish_reason: FinishReason) -> Trajectory:
+        """Single-turn sample: `prompt_tokens` [P] int32 followed by `answer`."""
+        num_prompt = len(prompt_tokens)
+        return Trajectory(
+            tokens_T=np.concatenate([np.asarray(prompt_tokens, np.int32), answer.tokens_R]),
+            loss_mask_T=np.concatenate([np.zeros(num_prompt, np.bool_), np.ones(len(answer), np.bool_)]),
+            logprobs_T=np.concatenate([np.zeros(num_prompt, np.float32), answer.logprobs_R]),
+            versions_T=np.concatenate([np.full(num_prompt, NO_VERSION, np.int32), answer.versions_R]),
+            finish_reason=finish_reason,
+        )

@@ -1,0 +1,343 @@
+"""Policy versions on their way from the trainer to the engines: one payload file and one manifest each.
+
+Owns: publishing (all or nothing, law 9), reading, checksums, retention, sweeping up after dead runs. Refuses: tensors
+(bytes, dtype names and shapes only; no torch) and telling anybody about a new version.
+
+A version exists once its manifest does: the payload is written and named first, the manifest comes last by an atomic
+rename. Whatever a kill leaves behind is a file without a manifest, ignored by readers and removed by the next writer.
+A reader maps the payload; a version deleted meanwhile stays readable to whoever has it open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import mmap
+import os
+import re
+import shutil
+import socket
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple
+
+import msgspec
+import psutil
+
+from areal_like.errors import UserError, WeightError
+from areal_like.process import is_same_process
+
+log = logging.getLogger(__name__)
+
+StoreKind = Literal["shm", "disk"]
+ALIGNMENT = 64
+SHARED_MEMORY = Path("/dev/shm")
+ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+_SAFETENSORS = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+_SUFFIX = {"shm": ".weights", "disk": ".safetensors"}
+_MANIFEST_SUFFIX = ".manifest.json"
+_TEMPORARY_SUFFIX = ".tmp"
+_OWNER_FILE = "owner.json"
+_STORE_PREFIX = "areal_like-"
+
+
+class TensorBytes(NamedTuple):
+    """One tensor as raw little-endian bytes, C order; `dtype` as torch names it, without the `torch.`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a tensor lies in the payload. `offset` counts from the start of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+    crc32: int
+
+
+class WeightManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a version consists of. `payload` is a file name beside the manifest, `num_bytes` its whole size."""
+
+    version: int
+    lineage: str
+    kind: StoreKind
+    payload: str
+    num_bytes: int
+    tensors: tuple[TensorEntry, ...]
+
+    def __post_init__(self) -> None:
+        if self.payload != os.path.basename(self.payload) or self.version < 0:
+            raise ValueError(f"payload {self.payload!r} of version {self.version}")
+        for entry in self.tensors:
+            if entry.offset < 0 or entry.offset + entry.num_bytes > self.num_bytes:
+                raise ValueError(f"tensor {entry.name} lies outside the payload")
+            if entry.num_bytes != _expected_bytes(entry.dtype, entry.shape):
+                raise ValueError(f"tensor {entry.name} of {entry.num_bytes} bytes is not {entry.dtype}{entry.shape}")
+
+
+class _Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose store it is. `scope` names host and pid namespace: elsewhere a pid means nothing."""
+
+    pid: int
+    started_s: float
+    scope: str
+
+
+class WeightStore:
+    """The writer's side; one process publishes at a time. Methods block on file I/O: call them from a thread."""
+
+    def __init__(self, root: Path, kind: StoreKind, keep: int) -> None:
+        """`keep` newest versions stay. Touches no version: whoever only looks may make one beside a writer."""
+        if keep < 1:
+            raise ValueError(f"a weight store must keep at least one version, not {keep}")
+        self.root, self.kind, self.keep = root, kind, keep
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the weight store: {error.strerror}", where=str(root)) from error
+        if not (root / _OWNER_FILE).exists():
+            claim(root)
+
+    def publish(self, version: int, lineage: str, tensors: Mapping[str, TensorBytes]) -> Path:
+        """Write one version; returns the path of its manifest. Versions >= `version` of other lineages are void.
+
+        What a killed writer left half-done is removed on the way.
+        Raises WeightError when there is no room, ValueError for a tensor whose bytes do not fit its shape.
+        """
+        if version < 0 or not tensors or not re.fullmatch(r"[\w.-]{1,64}", lineage):
+            raise ValueError(f"version {version} of lineage {lineage!r} with {len(tensors)} tensors")
+        stem = f"v{version:08d}-{lineage}"
+        payload, manifest_path = self.root / (stem + _SUFFIX[self.kind]), self.root / (stem + _MANIFEST_SUFFIX)
+        manifest_path.unlink(missing_ok=True)
+        self._remove_leftovers()
+        temporary = payload.with_name(payload.name + _TEMPORARY_SUFFIX)
+        entries, header = _lay_out(self.kind, tensors)
+        try:
+            with temporary.open("wb", buffering=0) as file:
+                entries = _write_payload(file, header, entries, tensors)
+                num_bytes = file.truncate()  # an empty tensor at the end leaves the position past what was written
+            os.replace(temporary, payload)
+            manifest = WeightManifest(
+                version=version, lineage=lineage, kind=self.kind,
+                payload=payload.name, num_bytes=num_bytes, tensors=tuple(entries),
+            )  # fmt: skip
+            temporary = manifest_path.with_name(manifest_path.name + _TEMPORARY_SUFFIX)
+            temporary.write_bytes(msgspec.json.encode(manifest))
+            os.replace(temporary, manifest_path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            self._remove_leftovers()
+            need = sum(entry.num_bytes for entry in entries)
+            advice = "; use trainer.weights.kind: disk" if self.kind == "shm" and error.errno == errno.ENOSPC else ""
+            raise WeightError(f"cannot publish {need} bytes in {self.root}: {error.strerror}{advice}") from error
+        self._retire(version, lineage)
+        return manifest_path
+
+    def newest(self) -> Path | None:
+        """Manifest of the highest complete version, or None."""
+        return max(self.root.glob(f"v*{_MANIFEST_SUFFIX}"), key=_version_of, default=None)
+
+    def close(self, *, remove: bool = False) -> None:
+        """With `remove`: delete the whole store (the end of a run)."""
+        if remove:
+            shutil.rmtree(self.root, ignore_errors=True)
+
+    def _retire(self, version: int, lineage: str) -> None:
+        manifests = sorted(self.root.glob(f"v*{_MANIFEST_SUFFIX}"), key=_version_of)
+        void = [path for path in manifests if _version_of(path) >= version and _lineage_of(path) != lineage]
+        kept = [path for path in manifests if path not in void]
+        for path in [*void, *kept[: -self.keep]]:
+            path.unlink(missing_ok=True)  # first the manifest: a payload without one is nothing, the reverse is damage
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        for path in self.root.glob("v*"):
+            stem = path.name.removesuffix(path.suffix)
+            is_payload = path.suffix in _SUFFIX.values()
+            is_orphan = is_payload and not (self.root / (stem + _MANIFEST_SUFFIX)).exists()
+            if is_orphan or path.suffix == _TEMPORARY_SUFFIX:
+                path.unlink(missing_ok=True)
+
+
+def open_payload(manifest_path: Path) -> tuple[WeightManifest, Mapping[str, memoryview]]:
+    """The manifest and each tensor's bytes, mapped read-only. Raises WeightError. Does not compute checksums."""
+    try:
+        manifest = msgspec.json.decode(manifest_path.read_bytes(), type=WeightManifest)
+    except OSError as error:
+        raise WeightError(f"no manifest {manifest_path}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise WeightError(f"damaged manifest {manifest_path}: {error}") from error
+    payload = manifest_path.parent / manifest.payload
+    try:
+        with payload.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != manifest.num_bytes:
+                raise WeightError(f"payload {payload} has {size} bytes where {manifest.num_bytes} were written")
+            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        raise WeightError(f"cannot read payload {payload}: {error}") from error
+    return manifest, {e.name: mapped[e.offset : e.offset + e.num_bytes] for e in manifest.tensors}
+
+
+def verify(manifest: WeightManifest, payload: Mapping[str, memoryview]) -> None:
+    """Compare every tensor with its checksum. Raises WeightError naming the first that differs."""
+    for entry in manifest.tensors:
+        if zlib.crc32(payload[entry.name]) != entry.crc32:
+            raise WeightError(
+                f"tensor {entry.name} of version {manifest.version} ({manifest.payload}) is corrupt: checksum differs"
+            )
+
+
+def default_root(run_id: str, kind: StoreKind, run_dir: Path, need_bytes: int = 256 << 20) -> Path:
+    """Folder of a run's weight store, claimed for the calling process (the controller), which outlives the trainer.
+
+    `shm`: /dev/shm/areal_like-<run_id>-<uid> if there is shared memory with room for `need_bytes` (all kept versions
+    together); otherwise, and for `disk`, <run_dir>/weights. A fallback is logged.
+    """
+    root = run_dir / "weights"
+    if kind == "shm":
+        shared = SHARED_MEMORY / f"{_STORE_PREFIX}{run_id}-{os.getuid()}"
+        obstacle = _obstacle(shared, need_bytes)
+        if obstacle:
+            log.warning("weights travel through %s, not shared memory: %s", root, obstacle)
+        else:
+            root = shared
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    claim(root)
+    return root
+
+
+def claim(root: Path) -> None:
+    """Say that the store belongs to this process."""
+    owner = _Owner(pid=os.getpid(), started_s=psutil.Process().create_time(), scope=_scope())
+    temporary = root / (_OWNER_FILE + _TEMPORARY_SUFFIX)
+    temporary.write_bytes(msgspec.json.encode(owner))
+    os.replace(temporary, root / _OWNER_FILE)
+
+
+def sweep_dead(root: Path = SHARED_MEMORY) -> list[Path]:
+    """Remove stores of ours under `root` whose owner is dead; returns them. Another host's or container's stay."""
+    removed = []
+    for store in root.glob(f"{_STORE_PREFIX}*"):
+        try:
+            if store.is_symlink() or not store.is_dir() or store.stat().st_uid != os.getuid():
+                continue
+            owner = msgspec.json.decode((store / _OWNER_FILE).read_bytes(), type=_Owner)
+        except (OSError, msgspec.MsgspecError):
+            owner = None  # killed between mkdir and claim: nobody's, once it is no longer new
+            with contextlib.suppress(OSError):
+                if time.time() - store.stat().st_mtime < 3600:
+                    continue
+        if owner is not None and (owner.scope != _scope() or is_same_process(owner.pid, owner.started_s)):
+            continue
+        shutil.rmtree(store, ignore_errors=True)
+        removed.append(store)
+    return removed
+
+
+def _scope() -> str:
+    try:
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _obstacle(shared: Path, need_bytes: int) -> str:
+    if not SHARED_MEMORY.is_dir():
+        return f"there is no {SHARED_MEMORY}"
+    free_bytes = shutil.disk_usage(SHARED_MEMORY).free
+    if free_bytes < need_bytes:
+        return f"{SHARED_MEMORY} has {free_bytes >> 20} MiB left, {need_bytes >> 20} MiB are needed"
+    try:
+        shared.mkdir(mode=0o700, exist_ok=True)
+        status = shared.lstat()
+    except OSError as error:
+        return f"{shared}: {error.strerror}"
+    return (
+        "" if status.st_uid == os.getuid() and shared.is_dir() and not shared.is_symlink() else f"{shared} is not ours"
+    )
+
+
+def _expected_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    if dtype not in ITEM_BYTES or any(size < 0 for size in shape):
+        raise ValueError(f"unknown dtype {dtype} or negative size in {shape}")
+    count = ITEM_BYTES[dtype]
+    for size in shape:
+        count *= size
+    return count
+
+
+def _lay_out(kind: StoreKind, tensors: Mapping[str, TensorBytes]) -> tuple[list[TensorEntry], bytes]:
+    """Entries with offsets (checksums still 0), and what stands before the first tensor.
+
+    safetensors allows no gaps, so wide dtypes come first: every tensor is then aligned to its own item size.
+    """
+    names = sorted(tensors, key=lambda name: (-ITEM_BYTES.get(tensors[name].dtype, 0), name))
+    entries, offset = [], 0
+    for name in names:
+        dtype, shape, data = tensors[name]
+        if data.nbytes != _expected_bytes(dtype, shape) or not data.c_contiguous:
+            raise ValueError(f"tensor {name}: {data.nbytes} bytes are not a contiguous {dtype}{tuple(shape)}")
+        if kind == "shm":
+            offset += -offset % ALIGNMENT
+        entry = TensorEntry(name=name, dtype=dtype, shape=tuple(shape), offset=offset, num_bytes=data.nbytes, crc32=0)
+        entries.append(entry)
+        offset += data.nbytes
+    header = _safetensors_header(entries) if kind == "disk" else b""
+    return [msgspec.structs.replace(entry, offset=entry.offset + len(header)) for entry in entries], header
+
+
+def _safetensors_header(entries: list[TensorEntry]) -> bytes:
+    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    for entry in entries:
+        table[entry.name] = {
+            "dtype": _SAFETENSORS[entry.dtype],
+            "shape": entry.shape,
+            "data_offsets": [entry.offset, entry.offset + entry.num_bytes],
+        }
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_payload(
+    file: BinaryIO, header: bytes, entries: list[TensorEntry], tensors: Mapping[str, TensorBytes]
+) -> list[TensorEntry]:
+    """Write header and tensors; the entries with their checksums."""
+    _write_all(file, memoryview(header))
+    written = []
+    for entry in entries:
+        data = tensors[entry.name].data.cast("B") if entry.num_bytes else memoryview(b"")
+        file.seek(entry.offset)
+        _write_all(file, data)
+        written.append(msgspec.structs.replace(entry, crc32=zlib.crc32(data)))
+    return written
+
+
+def _write_all(file: BinaryIO, data: memoryview) -> None:
+    while len(data):
+        data = data[file.write(data) :]
+
+
+def _version_of(path: Path) -> int:
+    return int(path.name[1:].partition("-")[0])
+
+
+def _lineage_of(path: Path) -> str:
+    return path.name.removesuffix(_MANIFEST_SUFFIX).partition("-")[2]

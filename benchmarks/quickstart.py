@@ -1,0 +1,61 @@
+"""Does the quickstart learn, on every seed, and does it stay put where nothing can be learned?
+
+    python -m benchmarks.quickstart                  seeds 1 to 5 and two controls, about 15 minutes on two cores
+    python -m benchmarks.quickstart --quick          seed 1 alone
+
+Controls, on each seed: learning rate 0, and rewards tossed by a coin. Accuracy is greedy, on held-out prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.runs import train, write
+
+COIN = "import random\n\ndef toss(row, response, **info):\n    return random.Random(response).choice([0.0, 1.0])\n"
+CONTROLS = {
+    "lr_zero": ["trainer.optimizer.lr=0"],
+    "random_reward": ["reward.scorers=[{kind: 'coin:toss'}, {kind: running_sum, weight: 0}]"],
+}
+KEYS = ("accuracy_before", "accuracy_after", "eval_prompts", "wall_s", "prepare_s", "train_wall_s", "samples_per_s",
+        "tokens_per_s", "trainer_wait_share", "rollout_idle_share", "staleness_mean", "staleness_max",
+        "audit")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--seeds", default="1,2,3,4,5")
+    parser.add_argument("--control-seeds", default="1,2")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
+    options = parser.parse_intermixed_args()
+    seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
+    controls = [] if options.quick else [int(seed) for seed in options.control_seeds.split(",") if seed]
+    rows: list[dict[str, Any]] = []
+    runs_dir = options.runs_dir.resolve()
+    config = str(Path("configs/quickstart.yaml").resolve())
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "coin.py").write_text(COIN)
+        os.chdir(folder)
+        for kind, wanted, extra in [("learning", seeds, []), *((kind, controls, CONTROLS[kind]) for kind in CONTROLS)]:
+            for seed in wanted:
+                summary = train(config, [f"seed={seed}", *extra, *options.overrides], runs_dir)
+                rows.append({"kind": kind, "seed": seed, **{key: summary[key] for key in KEYS}})
+                print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+        os.chdir(runs_dir)
+    after = [row["accuracy_after"] for row in rows if row["kind"] == "learning"]
+    print(f"\naccuracy after: mean {statistics.fmean(after):.3f}, lowest {min(after):.3f}, over {len(after)} seeds")
+    if not options.quick:
+        path = write("quickstart", "python -m benchmarks.quickstart " + " ".join(sys.argv[1:]), {"rows": rows})
+        print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Shared by benchmarks that start whole jobs: run one, read its summary, write results with machine and versions.
+
+Owns: the envelope of a result file. Refuses: questions (one per file beside this one).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+STUDENT_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 14: 2.14, 19: 2.09}
+"""Two-sided 95 % quantile of Student's t by degrees of freedom."""
+
+
+def train(config: str, overrides: Sequence[str], runs_dir: Path) -> dict[str, Any]:
+    """Run one job as a process of its own and return its summary. Raises SystemExit with its output when it fails."""
+    command = [sys.executable, "-P", "-m", "controller", "train", config, *overrides, f"runs_dir={runs_dir}"]
+    environment = dict(os.environ, PYTHONPATH=str(REPOSITORY))
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode != 0:
+        raise SystemExit(
+            f"{' '.join(command)}\nended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+        )
+    folder = Path(next(line for line in done.stdout.splitlines() if line.startswith("run folder: ")).split(": ", 1)[1])
+    return {"folder": str(folder), **json.loads((folder / "summary.json").read_text())}
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half width of its 95 % interval (Student's t); the half width of one value is infinite."""
+    if len(values) < 2:
+        return statistics.fmean(values), math.inf
+    degrees = len(values) - 1
+    quantile = STUDENT_95.get(degrees) or min(t for d, t in STUDENT_95.items() if d <= degrees)
+    return statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def machine() -> dict[str, Any]:
+    """What it was measured on."""
+    model = platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "load": [round(value, 2) for value in os.getloadavg()],
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+    }
+
+
+def write(name: str, command: str, result: dict[str, Any]) -> Path:
+    """benchmarks/results/<name>.json: the result with date, machine and the command that makes it."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    envelope = {"date": time.strftime("%Y-%m-%d"), "command": command, "machine": machine(), **result}
+    path.write_text(json.dumps(envelope, indent=1) + "\n")
+    return path

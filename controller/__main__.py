@@ -1,0 +1,8 @@
+"""`python -m controller`: the same as `areal-like`."""
+
+import sys
+
+from controller.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,297 @@
+"""RunConfig: everything one job can be told, composed from each wing's own settings.
+
+Owns: the top-level keys, the sections only the controller reads, and the numbers that follow from the keys (properties,
+each with its formula). Refuses: reading files (overrides.py), judging combinations (validate.py), torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from areal_like.config import Mode, ModelSettings, SamplingSettings, Settings, StalenessSettings
+from areal_like.messages import Sampling
+from rollout.config import RolloutSettings
+from services.config import BUILT_IN_SCORERS as BUILT_IN_SCORERS
+from services.config import RewardSettings
+from trainer.config import SftSettings, TrainerSettings
+
+MODE_STALENESS: Mapping[str, int] = {"sync": 0, "one_step_off": 1}
+"""The bound that belongs to a mode; async takes any."""
+
+
+class DataSource(Settings):
+    """Where rows come from: exactly one of `path`, `dataset` and `generator`."""
+
+    path: str | None = None
+    """JSON Lines (.jsonl, .jsonl.gz), .json or .parquet; a file or a glob; relative to the current folder."""
+    dataset: str | None = None
+    """A Hugging Face dataset: hub name or local folder (needs the extra `[datasets]`)."""
+    generator: str | None = None
+    """`running_sum`, or `module:function` of your own, called as function(seed, split, limit=..., options=...)."""
+    split: str | None = None
+    """Split of a dataset or generator; null: `train`, and for data.eval `eval` of a generator, `test` of a dataset."""
+    config: str | None = None
+    """Configuration (subset) of a dataset, such as `main` for GSM8K."""
+    limit: int | None = Field(None, gt=0)
+    """Take the first rows only; null: all (a generator makes 20000)."""
+    columns: dict[str, str | None] = Field(default_factory=dict)
+    """Your column for `prompt`, `messages`, `answer` or `response`; dots reach into nested columns; answer: null says
+    that there is none. GSM8K's and MATH's published columns need no mapping."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the generator."""
+
+    @property
+    def kind(self) -> str:
+        """`path`, `dataset` or `generator`: the first that is given; empty if none is."""
+        return next((kind for kind in ("path", "dataset", "generator") if getattr(self, kind) is not None), "")
+
+
+class DataSettings(Settings):
+    """What the policy is trained and evaluated on."""
+
+    train: DataSource
+    """Rows that prompts are drawn from."""
+    eval: DataSource | None = None
+    """Held-out rows; null: no evaluation, and no accuracy in the summary."""
+    shuffle: bool = True
+    """Draw each epoch in an order of its own, a pure function of the data seed."""
+    seed: int | None = Field(None, ge=0)
+    """Data seed: draw order and generated rows; null: the run's seed."""
+    epochs: int | None = Field(None, gt=0)
+    """Passes over the rows at most; the run ends when they are used up; null: as many as num_steps needs."""
+    on_long_prompt: Literal["drop", "stop"] = "drop"
+    """A prompt that leaves no room for an answer in the context: drop its group (counted), or stop the run."""
+
+
+class WarmStartSettings(Settings):
+    """Supervised steps before RL; the result is cached in runs_dir by its settings."""
+
+    data: DataSource
+    """Rows with a `prompt` and a `response` (or the generator's demonstrations)."""
+    sft: SftSettings = SftSettings()
+    """How the supervised steps are made."""
+
+
+class EvalSettings(Settings):
+    """Scoring of data.eval at one pinned version, without stopping rollouts."""
+
+    at_start: bool = True
+    """Score the starting policy (`accuracy_before` of the summary), on the rows of the final evaluation."""
+    every_steps: int = Field(0, ge=0)
+    """Steps between periodic evaluations; 0: none."""
+    num_prompts: int | None = Field(200, gt=0)
+    """Rows of a periodic evaluation, the first of data.eval; null: all."""
+    final_prompts: int | None = Field(None, gt=0)
+    """Rows of the evaluations before and after; null: all."""
+    temperature: float = Field(0.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus cut."""
+    top_k: int = Field(0, ge=0)
+    """Keep the k likeliest tokens; 0 is off."""
+    max_new_tokens: int | None = Field(None, gt=0)
+    """Longest answer, in tokens; null: sampling.max_new_tokens."""
+
+
+class LaunchSettings(Settings):
+    """How the run's processes are started and watched."""
+
+    kind: Literal["local"] = "local"
+    """`local`: processes on this machine."""
+    host: str = "127.0.0.1"
+    """Address the controller binds and advertises."""
+    port: int = Field(0, ge=0, le=65535)
+    """Port of the controller; 0: any free one."""
+    curve: Literal["auto", "on", "off"] = "auto"
+    """Encryption and authentication between processes; `auto`: on unless the host is loopback; `off`: loopback only."""
+    heartbeat_s: float = Field(0.5, gt=0)
+    """Seconds between signs of life of a process."""
+    silence_s: float = Field(15.0, gt=0)
+    """A process not heard of for this long counts as lost."""
+    startup_timeout_s: float = Field(180.0, gt=0)
+    """A process that has not reported by then ends the run."""
+    stall_after_s: float = Field(300.0, gt=0)
+    """No progress for this long, with work left: the run ends and says who waits for whom."""
+    stop_grace_s: float = Field(60.0, gt=0)
+    """After Ctrl-C or SIGTERM: time for the running step and the checkpoint, before processes are killed."""
+
+
+class LedgerSettings(Settings):
+    """The run's memory: ledger.sqlite, with token payloads in segment files beside it."""
+
+    segment_mb: float = Field(64.0, gt=0)
+    """Size at which a segment file is closed and the next begun, MB."""
+    keep_mb: float = Field(2048.0, ge=0)
+    """Token payloads of used samples kept on disk, MB; older ones go once a checkpoint covers them."""
+
+
+class MetricsSettings(Settings):
+    """What a run writes about itself and shows."""
+
+    trace: bool = True
+    """Write trace.json (Chrome trace events; opens in Perfetto)."""
+    max_trace_events: int = Field(200_000, gt=0)
+    """Events a process records at most; later ones are counted, not kept."""
+    display: Literal["auto", "live", "plain"] = "auto"
+    """`auto`: a live table on a terminal, plain lines otherwise."""
+
+
+class RunConfig(Settings):
+    """One job."""
+
+    name: str = Field("run", min_length=1)
+    """Name of the run folder in runs_dir; -2, -3, ... is appended when it is taken."""
+    seed: int = Field(1, ge=0)
+    """Everything random follows from it."""
+    mode: Mode = "async"
+    """`async`; `one_step_off`: batch n+1 is generated, whole, while batch n trains; `sync`: strict alternation."""
+    runs_dir: str = "runs"
+    """Folder that run folders are made in."""
+    out: str | None = None
+    """Folder that `areal-like sft` writes its model to; null: the run folder."""
+    model: ModelSettings = ModelSettings()
+    """The policy."""
+    warm_start: WarmStartSettings | None = None
+    """Supervised steps before RL; null: none."""
+    data: DataSettings
+    """What the policy is trained and evaluated on."""
+    staleness: StalenessSettings = StalenessSettings()
+    """How far behind samples may be."""
+    groups_per_step: int = Field(32, gt=0)
+    """Groups (prompts) of one batch; a step consumes one batch."""
+    group_size: int = Field(8, gt=0)
+    """Samples of one prompt; advantages are normalised among them."""
+    num_steps: int = Field(100, gt=0)
+    """Steps of the run; step n turns policy version n-1 into version n."""
+    sampling: SamplingSettings = SamplingSettings()
+    """How training samples are drawn."""
+    rollout: RolloutSettings = RolloutSettings()
+    """The rollout workers."""
+    reward: RewardSettings = RewardSettings()
+    """The reward service."""
+    trainer: TrainerSettings = TrainerSettings()
+    """The trainer."""
+    eval: EvalSettings = EvalSettings()
+    """Evaluation."""
+    filter_zero_signal: bool = False
+    """Leave out groups whose rewards are all equal (no advantage in them) and draw others instead."""
+    max_filtered_batches: int = Field(10, gt=0)
+    """So many batches' worth of groups filtered in a row, with none kept, stop the run with advice."""
+    launch: LaunchSettings = LaunchSettings()
+    """Processes."""
+    ledger: LedgerSettings = LedgerSettings()
+    """The run's memory."""
+    metrics: MetricsSettings = MetricsSettings()
+    """Metrics, trace and display."""
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _name_may_look_like_a_number(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mode_sets_what_was_left_open(cls, data: Any) -> Any:
+        """`sync` and `one_step_off` fix the bound, `one_step_off` drains; validate judges values given against that."""
+        if not isinstance(data, Mapping):
+            return data
+        mode = data.get("mode")
+        if not isinstance(mode, str) or mode not in MODE_STALENESS:
+            return data
+        filled = {**data, "staleness": _filled(data.get("staleness"), "max_staleness", MODE_STALENESS[mode])}
+        if mode == "one_step_off":
+            filled["rollout"] = _filled(data.get("rollout"), "interruption", "drain")
+        return filled
+
+    @property
+    def samples_per_step(self) -> int:
+        """groups_per_step * group_size"""
+        return self.groups_per_step * self.group_size
+
+    @property
+    def num_updates(self) -> int:
+        """num_steps * trainer.mini_batches"""
+        return self.num_steps * self.trainer.mini_batches
+
+    @property
+    def num_groups(self) -> int:
+        """num_steps * groups_per_step"""
+        return self.num_steps * self.groups_per_step
+
+    @property
+    def max_groups_in_flight(self) -> int | None:
+        """(max_staleness + 1) * groups_per_step; None when unbounded"""
+        if self.staleness.max_staleness == "unbounded":
+            return None
+        return (self.staleness.max_staleness + 1) * self.groups_per_step
+
+    @property
+    def max_samples_in_flight(self) -> int | None:
+        """(max_staleness + 1) * groups_per_step * group_size; None when unbounded"""
+        groups = self.max_groups_in_flight
+        return None if groups is None else groups * self.group_size
+
+    @property
+    def num_slots(self) -> int:
+        """rollout.num_workers * rollout.engine.num_slots"""
+        return self.rollout.num_workers * self.rollout.engine.num_slots
+
+    @property
+    def worker_capacity(self) -> int:
+        """engine.num_slots + queue_samples (as many as slots when 0): samples one worker holds"""
+        slots = self.rollout.engine.num_slots
+        return slots + (self.rollout.queue_samples or slots)
+
+    @property
+    def max_sampled_tokens_per_step(self) -> int:
+        """groups_per_step * group_size * sampling.max_new_tokens"""
+        return self.samples_per_step * self.sampling.max_new_tokens
+
+    @property
+    def max_trained_tokens_per_step(self) -> int:
+        """groups_per_step * group_size * rollout.engine.max_context"""
+        return self.samples_per_step * self.rollout.engine.max_context
+
+    @property
+    def data_seed(self) -> int:
+        """data.seed, or the run's seed"""
+        return self.seed if self.data.seed is None else self.data.seed
+
+    @property
+    def rollout_devices(self) -> tuple[str, ...]:
+        """Device of each rollout worker: plain `cuda` and several workers mean one GPU each, the trainer's left out."""
+        device, count = self.rollout.engine.device, self.rollout.num_workers
+        if device != "cuda" or count == 1:
+            return (device,) * count
+        match = re.fullmatch(r"cuda(?::(\d+))?", self.trainer.device)
+        taken = int(match.group(1) or 0) if match else -1
+        return tuple(f"cuda:{index}" for index in [i for i in range(count + 1) if i != taken][:count])
+
+    @property
+    def train_sampling(self) -> Sampling:
+        """`sampling` as it travels in a task"""
+        return Sampling(**self.sampling.model_dump())
+
+    @property
+    def eval_sampling(self) -> Sampling:
+        """`eval` as it travels in a task: its own temperature and cuts; stop ids are those of `sampling`"""
+        return Sampling(
+            temperature=self.eval.temperature,
+            top_p=self.eval.top_p,
+            top_k=self.eval.top_k,
+            max_new_tokens=self.eval.max_new_tokens or self.sampling.max_new_tokens,
+            stop_token_ids=self.sampling.stop_token_ids,
+        )
+
+
+def _filled(section: Any, key: str, value: object) -> Any:
+    """The section with `key` set to `value` unless the user has set it."""
+    if section is None:
+        return {key: value}
+    if isinstance(section, Settings):
+        return section if key in section.model_fields_set else section.model_copy(update={key: value})
+    return {key: value, **section} if isinstance(section, Mapping) else section

@@ -1,0 +1,311 @@
+"""The coordinator: a pure state machine that keeps the laws. `handle(event, now_s) -> effects`.
+
+Owns: the order in which an event is taken in and its consequences settled. Refuses: I/O, clocks, randomness, payloads.
+
+What each part decides:
+  workers.py    who is there, which version it is told, quarantine        reports.py    tokens and finished samples
+  fates.py      ready, filtered or dropped                                selection.py  what a step ships, or why it waits
+  admission.py  may another group start                                   leasing.py    who gets which sample
+  eval_pins.py  evaluations at one pinned version                         finishing.py  why and how the run ends
+  waiting.py    who waits for whom                                        state.py      what is remembered
+
+Every event is settled in one fixed order: deadlines, overdue groups, the trainer's request, evaluations, announcements,
+leases, the end. The reasons for the rules are in docs/decisions/0002-coordinator.md.
+"""
+
+from __future__ import annotations
+
+from areal_like.errors import UserError
+from areal_like.trajectory import NO_VERSION
+from controller import eval_pins, finishing, leasing, reports, selection, waiting, workers
+from controller import protocol as p
+from controller.fates import drop_group
+from controller.groups import Group, GroupTable, Sample
+from controller.settings import CoordinatorSettings
+from controller.state import Phase, RunState
+
+
+class Coordinator:
+    """Decides who works on what, what each step consumes, and when the run ends.
+
+    Use: `Coordinator(settings)` for a fresh run or `Coordinator.restore(settings, ledger.load())`, then
+    `handle(RunStarted(lineage=..., checkpoint_version=...), now_s)` before any other event.
+    """
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self.settings = settings
+        self._state = RunState(settings)
+        self._is_started = False
+
+    @classmethod
+    def restore(cls, settings: CoordinatorSettings, state: p.LedgerState) -> Coordinator:
+        """The coordinator as the ledger knows it. Raises UserError where settings contradict the record (group_size, ...)."""
+        coordinator = cls(settings)
+        _remember(coordinator._state, state)
+        return coordinator
+
+    def handle(self, event: p.Event, now_s: float) -> list[p.Effect]:
+        """Take in one event at monotonic time `now_s`; ledger effects come first in the answer. Pure: no I/O, no clock."""
+        state = self._state
+        state.now_s = now_s
+        assert self._is_started != isinstance(event, p.RunStarted), "RunStarted is the first event, once"
+        self._take(event)
+        if state.phase is not Phase.OVER:
+            self._settle()
+        return state.take_effects()
+
+    # ------------------------------------------------------------ what others may know
+
+    def counts(self) -> p.Counts:
+        """Groups by fate; they add up at any time."""
+        state = self._state
+        return p.Counts(
+            drawn=state.num_drawn,
+            consumed=state.num_consumed,
+            filtered=state.num_filtered,
+            dropped=dict(state.dropped),
+            running=state.table.num_running,
+            ready=state.table.num_ready,
+            samples_finished=state.num_samples_finished,
+        )
+
+    def waits(self) -> list[str]:
+        """Who waits for whom right now, in plain words; empty when nothing waits."""
+        return waiting.waits(self._state)
+
+    @property
+    def progress(self) -> int:
+        """Rises whenever anything useful happened (tokens, samples, versions, batches, checkpoints); for the watchdog."""
+        return self._state.progress
+
+    @property
+    def version(self) -> int:
+        """Newest published version; -1 before the first."""
+        return self._state.version
+
+    @property
+    def shipped(self) -> int:
+        """Last step whose batch is recorded."""
+        return self._state.shipped
+
+    @property
+    def is_over(self) -> bool:
+        """EndRun was returned; later events only store and acknowledge what is reported."""
+        return self._state.phase is Phase.OVER
+
+    # ------------------------------------------------------------ events
+
+    def _take(self, event: p.Event) -> None:
+        state = self._state
+        match event:
+            case p.ProgressReported():
+                reports.take_progress(state, event)
+            case p.SampleReported():
+                reports.take_finished(state, event)
+            case p.LeaseReturned():
+                reports.take_returned(state, event)
+            case p.WorkerJoined():
+                workers.join(state, event)
+            case p.WorkerLost():
+                workers.lose(state, event)
+            case p.WorkerVersionLoaded():
+                workers.version_loaded(state, event)
+            case p.WorkerVersionFailed():
+                workers.version_failed(state, event)
+            case p.BatchRequested():
+                state.requested = event.step
+            case p.Published():
+                self._take_version(event)
+            case p.CheckpointTaken():
+                self._take_checkpoint(event)
+            case p.TrainerLost():
+                self._end_now(f"the trainer is lost: {event.reason}")
+            case p.StopRequested():
+                finishing.begin(state, "stopped", event.reason)
+            case p.RunStarted():
+                self._start(event)
+            case p.Tick():
+                pass
+            case _:
+                raise AssertionError(f"unknown event {event!r}")
+
+    def _start(self, event: p.RunStarted) -> None:
+        state, settings = self._state, self.settings
+        if not 0 <= event.checkpoint_version <= state.shipped:
+            raise UserError(
+                f"checkpoint {event.checkpoint_version} is newer than the last recorded batch {state.shipped}",
+                where="ledger",
+                remedy="resume with the run folder's own ledger and checkpoints",
+            )
+        self._is_started = True
+        state.lineage, state.base = event.lineage, event.checkpoint_version
+        state.replay_until = state.shipped
+        state.sent = state.base
+        state.recorded = {step: groups for step, groups in state.recorded.items() if step > state.base}
+        state.checkpoints = [version for version in state.checkpoints if version <= state.base]
+        state.evals_done = {version: () for version in state.evals_done if version <= state.base}
+        state.start_lease_ids()
+        state.emit(
+            p.RecordLineage(
+                lineage=event.lineage,
+                checkpoint_version=event.checkpoint_version,
+                groups_per_step=settings.groups_per_step,
+                group_size=settings.group_size,
+                max_staleness=settings.bound,
+                on_stale=settings.on_stale,
+            )
+        )
+        for group in selection.surplus_groups(state):
+            drop_group(state, group, "surplus", "the staleness bound was tightened")
+
+    def _take_version(self, event: p.Published) -> None:
+        state = self._state
+        is_news = event.version > state.version and event.version >= state.base
+        if event.lineage != state.lineage or not is_news or event.version > max(state.sent, state.base):
+            state.note("ignored", f"version {event.version} of lineage {event.lineage} was published out of turn")
+            return
+        state.version, state.manifest_path = event.version, event.manifest_path
+        state.recorded = {step: groups for step, groups in state.recorded.items() if step > event.version}
+        state.progress += 1
+        eval_pins.on_published(state)
+
+    def _take_checkpoint(self, event: p.CheckpointTaken) -> None:
+        state = self._state
+        if event.version in state.checkpoints or event.version > state.version:
+            state.note("ignored", f"checkpoint {event.version} was reported out of turn")
+            return
+        keep = self.settings.keep_checkpoints
+        state.checkpoints = [*state.checkpoints, event.version][-keep:]
+        state.progress += 1
+        state.emit(p.RecordCheckpoint(version=event.version, lineage=state.lineage, path=event.path))
+        covered = state.checkpoints[0] if len(state.checkpoints) == keep else 0
+        state.emit(p.PurgePayloads(covered_step=covered))
+
+    def _end_now(self, reason: str) -> None:
+        state = self._state
+        if state.phase is not Phase.OVER:
+            state.phase = Phase.OVER
+            state.emit(p.EndRun(status="failed", reason=reason))
+
+    # ------------------------------------------------------------ consequences
+
+    def _settle(self) -> None:
+        state = self._state
+        for group in state.table.expired(state.now_s):
+            drop_group(state, group, "timeout", f"unfinished after {self.settings.group_timeout_s:g} s")
+        self._drop_overdue()
+        if self._serve_trainer():
+            self._drop_overdue()
+        eval_pins.advance(state)
+        workers.announce(state)
+        leasing.assign(state)
+        finishing.advance(state)
+
+    def _drop_overdue(self) -> None:
+        for group in selection.overdue_groups(self._state):
+            drop_group(self._state, group, "stale", f"older than step {self._state.next_step} may use")
+
+    def _serve_trainer(self) -> bool:
+        """Answer the trainer's request if it can be; True where a new batch was formed."""
+        state, step = self._state, self._state.requested
+        if step is None or (state.phase is Phase.FINISHING and step > state.last_step):
+            return False
+        if step <= state.shipped:
+            self._send_recorded(step)
+            return False
+        if step > state.next_step:
+            state.note("ignored", f"batch {step} was asked for before batch {state.next_step}")
+            state.requested = None
+            return False
+        is_wanted = state.phase is Phase.RUNNING and step <= self.settings.num_steps
+        chosen = selection.choose_batch(state) if is_wanted else None
+        if chosen is None:
+            return False
+        self._ship(step, chosen)
+        return True
+
+    def _ship(self, step: int, chosen: list[Group]) -> None:
+        state = self._state
+        groups = tuple(
+            p.BatchGroup(
+                group_id=group.group_id,
+                sample_indices=tuple(sample.index for sample in group.samples if sample.is_kept),
+                first_version=group.floor,
+            )
+            for group in chosen
+        )
+        for group in chosen:
+            state.forget_group(group)
+        state.num_consumed += len(groups)
+        state.shipped, state.recorded[step] = step, groups
+        state.progress += 1
+        state.emit(p.RecordBatch(step=step, lineage=state.lineage, groups=groups, is_replay=False))
+        self._send(step, groups, is_replay=False)
+
+    def _send_recorded(self, step: int) -> None:
+        """A replay after a resume (law 4), or the same batch again because the trainer asks again."""
+        state = self._state
+        groups = state.recorded.get(step)
+        is_replay = step <= state.replay_until
+        if groups is None or step > max(state.sent, state.base) + 1:
+            state.note("ignored", f"batch {step} was asked for out of turn")
+            state.requested = None
+            return
+        if is_replay and step not in state.replayed:
+            state.replayed.add(step)
+            state.progress += 1
+            state.emit(p.RecordBatch(step=step, lineage=state.lineage, groups=groups, is_replay=True))
+        self._send(step, groups, is_replay=is_replay)
+
+    def _send(self, step: int, groups: tuple[p.BatchGroup, ...], *, is_replay: bool) -> None:
+        state = self._state
+        state.requested = None
+        state.sent = max(state.sent, step)
+        state.emit(p.SendBatch(step=step, lineage=state.lineage, groups=groups, is_replay=is_replay))
+
+
+def _remember(state: RunState, ledger: p.LedgerState) -> None:
+    """Fill the memory of a new life from the ledger."""
+    settings = state.settings
+    for batch in ledger.batches:
+        if len(batch.groups) != settings.groups_per_step:
+            raise _contradiction("groups_per_step", settings.groups_per_step, len(batch.groups))
+        state.recorded[batch.step] = batch.groups
+    state.shipped = len(ledger.batches)
+    assert sorted(state.recorded) == list(range(1, state.shipped + 1)), "recorded batches have holes"
+    state.num_lives, state.num_drawn, state.num_filtered = ledger.num_lives, ledger.num_drawn, ledger.num_filtered
+    state.num_consumed = state.shipped * settings.groups_per_step
+    state.dropped.update(ledger.dropped)
+    state.checkpoints = [checkpoint.version for checkpoint in ledger.checkpoints]
+    state.evals_done = dict.fromkeys(ledger.evals, ())
+    state.has_kept = state.shipped > 0
+    for record in ledger.live:
+        _remember_group(state.table, record, settings.group_size)
+
+
+def _remember_group(table: GroupTable, record: p.GroupRecord, group_size: int) -> None:
+    group = table.add(record.group_id, record.version)
+    for known in record.samples:
+        if known.sample_index >= group_size:
+            raise _contradiction("group_size", group_size, known.sample_index + 1)
+        group.samples[known.sample_index] = Sample(
+            index=known.sample_index,
+            num_tokens=known.num_tokens,
+            first_version=known.first_version if known.num_tokens else NO_VERSION,
+            last_version=known.last_version if known.num_tokens else NO_VERSION,
+            is_finished=known.is_finished,
+            is_kept=known.is_kept,
+            value=known.value,
+        )
+    table.refresh(group)
+    for sample in group.samples:
+        if not sample.is_finished:
+            table.push_pending(group, sample)
+    if group.is_complete:
+        table.mark_ready(group)
+
+
+def _contradiction(key: str, wanted: int, found: int) -> UserError:
+    return UserError(
+        f"the run was recorded with {found}, not {wanted}", where=key, remedy="resume with the run's own config.yaml"
+    )

@@ -1,0 +1,207 @@
+"""What this machine lacks for a config: model, data, folders, port, packages, devices. Looked at before any start.
+
+Owns: the look. Refuses: contradictions inside the config (validate.py), starting anything, importing torch. What
+another machine may well have (a GPU, a free port) stops a start here, and is only a remark to `validate`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from areal_like.errors import UserError
+from controller import model_folder
+from controller.config import RunConfig
+from controller.config_problems import Problem
+from controller.data import Table, load_demonstrations, load_eval, load_train
+from controller.validate import positions_of
+
+Purpose = Literal["train", "sft", "eval", "validate"]
+
+
+@dataclass
+class Preflight:
+    """What was found. `absent` is what only this machine lacks."""
+
+    problems: list[Problem] = field(default_factory=list)
+    absent: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    train: Table | None = None
+    eval: Table | None = None
+    model: dict[str, Any] | None = None
+    """config.json of model.path, where it could be read."""
+
+
+def look(config: RunConfig, purpose: Purpose) -> Preflight:
+    """Check everything `purpose` needs."""
+    found = Preflight()
+    _look_at_model(config, found)
+    if purpose in ("train", "validate"):
+        found.train = _table("data.train", lambda: load_train(config), found)
+    if purpose in ("train", "validate", "eval"):
+        found.eval = _table("data.eval", lambda: load_eval(config), found)
+    if purpose != "eval":
+        _table("warm_start.data", lambda: load_demonstrations(_one_demonstration(config)), found)
+    if purpose == "eval" and config.data.eval is None:
+        found.problems.append(
+            Problem(("data.eval",), "is needed to evaluate", "data.eval.path=... (or dataset, generator)")
+        )
+    if purpose == "sft" and config.warm_start is None:
+        found.problems.append(Problem(("warm_start",), "is needed for supervised steps", "give warm_start.data"))
+    found.problems += _folders(config)
+    found.problems += _packages(config)
+    found.absent += _devices(config)
+    found.absent += _port(config)
+    return found
+
+
+def _one_demonstration(config: RunConfig) -> RunConfig:
+    """The config with one generated demonstration instead of all: enough to see that they can be made."""
+    start = config.warm_start
+    if start is None or start.data.generator is None:
+        return config
+    data = start.data.model_copy(update={"limit": 1})
+    return config.model_copy(update={"warm_start": start.model_copy(update={"data": data})})
+
+
+def _as_problem(key: str, error: UserError) -> Problem:
+    what = error.what if error.where.startswith(key) or not error.where else f"{error.where}: {error.what}"
+    if error.where.startswith(f"{key}: "):
+        what = f"{error.where.removeprefix(f'{key}: ')}: {error.what}"
+    return Problem((key,), what, error.remedy)
+
+
+def _table(key: str, load: Callable[[], Table | None], found: Preflight) -> Table | None:
+    try:
+        table = load()
+    except UserError as error:
+        found.problems.append(_as_problem(key, error))
+        return None
+    if table is not None and table.skipped:
+        found.notes.append(f"{key}: {len(table.skipped)} rows left out, the first because: {table.skipped[0]}")
+    return table
+
+
+def _look_at_model(config: RunConfig, found: Preflight) -> None:
+    path = config.model.path
+    if path is None:
+        tokenizer = config.model.tokenizer
+        if tokenizer not in ("bytes", "from_model") and ":" not in tokenizer:
+            found.problems += _faults_of_tokenizer(tokenizer)
+        return
+    errors, found.model, is_here = model_folder.problems_of(path, config.model.tokenizer)
+    found.problems += [_as_problem("model.path", error) for error in errors]
+    if not is_here:
+        found.notes.append(f"model.path: {path} is not on this machine and will be downloaded from the hub")
+    positions = positions_of(found.model or {})
+    context = config.rollout.engine.max_context
+    if positions is not None and context > positions:
+        found.problems.append(
+            Problem(
+                ("rollout.engine.max_context",),
+                f"{context} is more than the model's max_position_embeddings ({positions})",
+                f"at most {positions}",
+            )
+        )
+
+
+def _faults_of_tokenizer(name: str) -> Iterator[Problem]:
+    try:
+        model_folder.check_tokenizer(Path(name).expanduser())
+    except UserError as error:
+        yield _as_problem("model.tokenizer", error)
+
+
+def _folders(config: RunConfig) -> Iterator[Problem]:
+    for key, name in (("runs_dir", config.runs_dir), ("out", config.out)):
+        if name is None:
+            continue
+        fault = _cannot_write(Path(name).expanduser())
+        if fault:
+            yield Problem(
+                (key,), f"`{name}` cannot be written ({fault})", f"make it writable, or name another: {key}=..."
+            )
+
+
+def _cannot_write(folder: Path) -> str:
+    """Why nothing can be made in a folder that may not exist yet; empty if it can."""
+    folder = folder.absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        return f"{folder} is a file"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".areal_like-", dir=folder):
+            return ""
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+
+
+def _packages(config: RunConfig) -> Iterator[Problem]:
+    if config.model.attention == "flash_attn" and find_spec("flash_attn") is None:
+        yield Problem(
+            ("model.attention",),
+            "flash_attn is not installed",
+            "pip install 'areal-like[flash-attn]', or model.attention: auto (torch's own kernel)",
+        )
+    named = [(f"reward.scorers.{index}.kind", scorer.kind) for index, scorer in enumerate(config.reward.scorers)]
+    named.append(("rollout.workflow", config.rollout.workflow))
+    for key, name in named:
+        module, colon, _ = name.partition(":")
+        if colon and PathFinder.find_spec(module.partition(".")[0], [str(Path.cwd()), *sys.path]) is None:
+            yield Problem((key,), f"there is no module `{module}`", "put it in the current folder, or install it")
+
+
+def _devices(config: RunConfig) -> Iterator[Problem]:
+    keys = {"rollout.engine.device": config.rollout.engine.device, "trainer.device": config.trainer.device}
+    wanted = [key for key, device in keys.items() if device.startswith("cuda")]
+    if not wanted:
+        return
+    try:
+        build = version("torch")
+    except PackageNotFoundError:
+        build = ""
+    if build.endswith("+cpu"):
+        yield Problem(
+            tuple(wanted), f"wants CUDA, and the torch installed here ({build}) is the CPU build", "device: cpu"
+        )
+    num_gpus = _num_gpus()
+    if num_gpus == 0:
+        yield Problem(tuple(wanted), "wants CUDA, and there is no NVIDIA GPU on this machine", "device: cpu")
+        return
+    for device in dict.fromkeys([*config.rollout_devices, config.trainer.device]):
+        index = int(device.partition(":")[2] or 0) if device.startswith("cuda") else 0
+        if index >= num_gpus:
+            what = f"{device} is asked for, and this machine has {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
+            yield Problem(tuple(wanted), what, f"rollout.num_workers: {max(1, num_gpus - 1)}, or device: cuda:N")
+
+
+def _num_gpus() -> int:
+    """NVIDIA GPUs that CUDA would show us, without asking torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = len([path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
+    return present if visible is None else min(present, len([part for part in visible.split(",") if part.strip()]))
+
+
+def _port(config: RunConfig) -> Iterator[Problem]:
+    launch = config.launch
+    family = socket.AF_INET6 if ":" in launch.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((launch.host, launch.port))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        key = "launch.port" if "in use" in reason else "launch.host"
+        remedy = "launch.port: 0 takes any free one" if key == "launch.port" else "launch.host: 127.0.0.1"
+        yield Problem((key,), f"{launch.host}:{launch.port} cannot be bound ({reason})", remedy)

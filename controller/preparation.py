@@ -1,0 +1,136 @@
+"""Brings about the folder of the starting model: loaded, made from a config, or warm-started; cached by its settings.
+
+Owns: the cache, running `python -m trainer.prepare` as a process of its own. Refuses: torch; what preparing means.
+
+A prepared model is a pure function of `wiring.pinned_facts` and the demonstrations' rows; equal ones are prepared once
+and lie in <runs_dir>/.prepared/<digest>. A folder appears there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from areal_like import __version__
+from areal_like.errors import ProcessDied, UserError
+from areal_like.metrics import read_jsonl
+from controller.config import RunConfig
+from controller.data import Table, load_demonstrations
+from controller.display import Display
+from controller.launch.local import LocalLauncher, child_environment, tail_of
+from controller.run_folder import RunFolder
+from controller.supervision import USER_MISTAKE, last_error
+from controller.wiring import pinned_facts, prepare_spec
+
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The starting model's folder, and what it took."""
+
+    model_dir: Path
+    wall_s: float
+    was_cached: bool
+
+
+def needs_preparation(config: RunConfig) -> bool:
+    """False where model.path is a folder on this machine that is used as it is."""
+    is_plain = config.model.path is not None and config.model.tokenizer == "from_model" and config.warm_start is None
+    return not (is_plain and Path(str(config.model.path)).is_dir())
+
+
+async def prepare(
+    config: RunConfig,
+    folder: RunFolder,
+    launcher: LocalLauncher,
+    display: Display,
+    *,
+    publish_to: Path | None = None,
+    out_dir: Path | None = None,
+) -> Prepared:
+    """Make the starting model, or find it in the cache.
+
+    out_dir: put it there instead of the cache. publish_to: also publish it as version 0 in this weight store.
+    Raises UserError (what the preparation refused), ProcessDied.
+    """
+    started_s = time.monotonic()
+    if publish_to is None and out_dir is None and not needs_preparation(config):
+        return Prepared(_plain_folder(config), 0.0, was_cached=True)
+    demonstrations = load_demonstrations(config)
+    target = out_dir or _cache_folder(config, demonstrations)
+    if publish_to is None and out_dir is None and (target / "config.json").is_file():
+        display.note(f"starting model: {target} (prepared before)")
+        return Prepared(target, 0.0, was_cached=True)
+    rows_path = None
+    if demonstrations is not None:
+        rows_path = folder.processes / "demonstrations.jsonl"
+        _write_rows(demonstrations, rows_path)
+    status_path = folder.logs / "prepare.status.jsonl"
+    spec = prepare_spec(config, out_dir=target, sft_rows=rows_path, status_path=status_path, publish_to=publish_to)
+    spec_path = folder.processes / "prepare.json"
+    spec.save(spec_path)
+    display.note("preparing the starting model" + (" (supervised warm start)" if rows_path else ""))
+    try:
+        environment = child_environment(spec.num_threads, user_path=Path.cwd())
+        await launcher.start("prepare", ["-m", "trainer.prepare", "--spec", str(spec_path)], environment)
+        await _follow(launcher, display, status_path)
+    finally:
+        if rows_path is not None:
+            rows_path.unlink(missing_ok=True)
+    return Prepared(target, time.monotonic() - started_s, was_cached=False)
+
+
+def _plain_folder(config: RunConfig) -> Path:
+    return Path(str(config.model.path)).resolve()
+
+
+async def _follow(launcher: LocalLauncher, display: Display, status_path: Path) -> None:
+    """Show progress lines until the process has ended; judge its end."""
+    num_shown = 0
+    while True:
+        ended = next((end for end in launcher.reap() if end.name == "prepare"), None)
+        rows = await asyncio.to_thread(read_jsonl, status_path)
+        for row in rows[num_shown:]:
+            display.progress("  " + "  ".join(f"{key} {_short(value)}" for key, value in row.items()))
+        num_shown = len(rows)
+        if ended is None:
+            await asyncio.sleep(POLL_S)
+            continue
+        if ended.returncode == 0:
+            return
+        tail = tail_of(launcher.log_of("prepare"))
+        if ended.returncode == USER_MISTAKE:
+            raise UserError(last_error(tail) or "the model cannot be prepared")
+        raise ProcessDied("prepare", ended.returncode, tail)
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _cache_folder(config: RunConfig, demonstrations: Table | None) -> Path:
+    facts = {
+        **pinned_facts(config),
+        "rows": demonstrations.fingerprint if demonstrations else None,
+        "code": __version__,
+    }
+    if path := config.model.path:
+        with contextlib.suppress(OSError):
+            facts["folder"] = sorted((entry.name, entry.stat().st_mtime_ns) for entry in Path(path).iterdir())
+    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return (Path(config.runs_dir) / ".prepared" / digest).resolve()
+
+
+def _write_rows(rows: Table, path: Path) -> None:
+    fresh = path.with_suffix(".tmp")
+    with fresh.open("w") as file:
+        for row in rows:
+            file.write(json.dumps(row) + "\n")
+    os.replace(fresh, path)

@@ -1,0 +1,103 @@
+"""Joins what is known of a step when it is shipped with what the trainer measured, for metrics and display.
+
+Owns: the step rows of metrics.jsonl. Refuses: totals of the run (summary.py), layout (display.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from areal_like.metrics import JsonlLog
+from controller.display import Display, StepRow
+from controller.summary import Tally
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """A batch on its way; staleness by group."""
+
+    staleness: list[int]
+    num_samples: int
+    num_tokens: int
+    is_replay: bool
+    sent_s: float
+
+
+class StepReporter:
+    """One line per finished step."""
+
+    def __init__(
+        self,
+        tally: Tally,
+        display: Display,
+        metrics: JsonlLog,
+        *,
+        num_steps: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tally, self._display, self._metrics = tally, display, metrics
+        self._num_steps, self._clock = num_steps, clock
+        self._shipments: dict[int, Shipment] = {}
+        self._first_s: float | None = None
+        self._last = (clock(), 0.0, 0.0, 0.0)
+
+    def shipped(self, step: int, *, staleness: list[int], num_samples: int, num_tokens: int, is_replay: bool) -> None:
+        """The batch of `step` left for the trainer."""
+        self._shipments[step] = Shipment(staleness, num_samples, num_tokens, is_replay, self._clock())
+
+    def starts(self) -> None:
+        """Rollouts begin: throughput is counted from here."""
+        if self._first_s is None:
+            self._first_s = self._clock()
+            self._last = (self._first_s, *self._totals())
+
+    def _totals(self) -> tuple[float, float, float]:
+        total = self._tally.total
+        return total("rollout", "tokens"), total("trainer", "wait_s"), total("trainer", "busy_s")
+
+    def published(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Step `step` is done."""
+        shipment = self._shipments.pop(step, None) or Shipment([], 0, 0, False, self._clock())
+        for old in [key for key in self._shipments if key < step]:
+            del self._shipments[old]
+        now_s = self._clock()
+        self.starts()
+        self._tally.add_step(metrics, shipment.num_samples, shipment.num_tokens, shipment.staleness)
+        assert self._first_s is not None
+        self._tally.train_wall_s = now_s - self._first_s
+        then_s, tokens, wait_s, busy_s = self._last
+        new_tokens, new_wait_s, new_busy_s = self._totals()
+        self._last = (now_s, new_tokens, new_wait_s, new_busy_s)
+        elapsed_s = max(now_s - then_s, 1e-9)
+        waited_s, worked_s = new_wait_s - wait_s, new_busy_s - busy_s
+        row = StepRow(
+            step=step,
+            num_steps=self._num_steps,
+            reward=metrics.get("reward_mean", float("nan")),
+            loss=metrics.get("loss", float("nan")),
+            grad_norm=metrics.get("grad_norm", float("nan")),
+            staleness_mean=sum(shipment.staleness) / len(shipment.staleness) if shipment.staleness else 0.0,
+            staleness_max=max(shipment.staleness, default=0),
+            rollout_tokens_per_s=max(0.0, new_tokens - tokens) / elapsed_s,
+            trainer_tokens_per_s=shipment.num_tokens / elapsed_s,
+            wait_share=waited_s / (waited_s + worked_s) if waited_s + worked_s > 0 else 0.0,
+            is_replay=shipment.is_replay,
+        )
+        self._display.step(row)
+        self._metrics.append(
+            {
+                "kind": "step",
+                "time_s": time.time(),
+                "step": step,
+                "wall_s": self._tally.train_wall_s,
+                "staleness": shipment.staleness,
+                "num_samples": shipment.num_samples,
+                "num_sampled_tokens": shipment.num_tokens,
+                "is_replay": shipment.is_replay,
+                "rollout_tokens_per_s": row.rollout_tokens_per_s,
+                "trainer_wait_share": row.wait_share,
+                **metrics,
+            }
+        )

@@ -1,0 +1,176 @@
+"""The folder of one run: what lies where, who holds it, and how a run is found again.
+
+Owns: names and creation of the folder and its status file. Refuses: the contents of the files in it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from areal_like.errors import UserError
+
+FORMAT = 1
+"""Number of the folder's layout; a higher one than ours is refused."""
+
+Status = Literal["running", "finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        """The run's name, suffix included."""
+        return self.root.name
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.root / "config.yaml"
+
+    @property
+    def ledger(self) -> Path:
+        """SQLite file; token payloads lie in `segments/` beside it."""
+        return self.root / "ledger.sqlite"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line: steps, evaluations, events."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """What the run prints at its end."""
+        return self.root / "summary.json"
+
+    @property
+    def logs(self) -> Path:
+        """One log and one trace file per process."""
+        return self.root / "logs"
+
+    @property
+    def processes(self) -> Path:
+        """What each process was started with."""
+        return self.root / "processes"
+
+    @property
+    def keys(self) -> Path:
+        """CURVE keys of the run, readable by the owner only."""
+        return self.root / "keys"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoint folders."""
+        return self.root / "checkpoints"
+
+    @property
+    def final(self) -> Path:
+        """The final policy in Hugging Face format."""
+        return self.root / "final"
+
+    @property
+    def state(self) -> Path:
+        """Who runs it, since when, and how it ended."""
+        return self.root / "state.json"
+
+    @staticmethod
+    def create(runs_dir: Path, name: str) -> RunFolder:
+        """Make `runs_dir/name`, or `name-2`, `name-3`, ... when taken. Raises UserError when it cannot be written."""
+        if not name or name in (".", "..") or "/" in name or os.sep in name:
+            raise UserError(f"`{name}` cannot be the name of a folder", where="name", remedy="use letters, digits, - _")
+        try:
+            runs_dir.mkdir(parents=True, exist_ok=True)
+            number = 1
+            while True:
+                root = runs_dir / (name if number == 1 else f"{name}-{number}")
+                try:
+                    root.mkdir()
+                    break
+                except FileExistsError:
+                    number += 1
+            folder = RunFolder(root.resolve())
+            for path in (folder.logs, folder.processes, folder.checkpoints):
+                path.mkdir()
+        except OSError as error:
+            raise UserError(
+                f"cannot make the run's folder ({error.strerror})",
+                where=f"runs_dir: {runs_dir}",
+                remedy="make it writable, or name another: runs_dir=/some/where",
+            ) from error
+        return folder
+
+    @staticmethod
+    def find(run: str | Path, runs_dir: Path = Path("runs")) -> RunFolder:
+        """The folder of an existing run, given its path or its name. Raises UserError with the nearest names."""
+        for candidate in (Path(run), runs_dir / str(run)):
+            if (candidate / "state.json").is_file():
+                folder = RunFolder(candidate.resolve())
+                folder.read_state()
+                return folder
+        known = sorted(path.parent.name for path in runs_dir.glob("*/state.json"))
+        near = difflib.get_close_matches(str(run), known, n=3) or known[-3:]
+        raise UserError(
+            "no run lies there", where=str(run), remedy=f"known runs: {', '.join(near)}" if near else "start one first"
+        )
+
+    def read_state(self) -> dict[str, Any]:
+        """The status file. Raises UserError when damaged or from a newer version."""
+        try:
+            state = json.loads(self.state.read_text())
+            found = int(state["format"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"the run's status file is damaged ({error})", where=str(self.state), remedy="start a new run"
+            ) from error
+        if found > FORMAT:
+            raise UserError(
+                f"this run was made by a newer version (layout {found}, ours is {FORMAT})",
+                where=str(self.root),
+                remedy="update areal_like",
+            )
+        return dict(state)
+
+    def write_state(self, status: Status, **more: Any) -> None:
+        """Replace the status file atomically; keys already there stay unless given anew."""
+        old = json.loads(self.state.read_text()) if self.state.is_file() else {"created_s": time.time()}
+        me = psutil.Process()
+        state = {
+            "run_id": uuid.uuid4().hex[:12],
+            **old,
+            "format": FORMAT,
+            "status": status,
+            "controller_pid": me.pid,
+            "controller_started_s": me.create_time(),
+            "updated_s": time.time(),
+            **more,
+        }
+        fresh = self.state.with_suffix(".tmp")
+        fresh.write_text(json.dumps(state, indent=1))
+        fresh.replace(self.state)
+
+    def refuse_if_running(self) -> None:
+        """Raise UserError when the controller of this run is alive."""
+        state = self.read_state()
+        try:
+            process = psutil.Process(int(state["controller_pid"]))
+            is_alive = abs(process.create_time() - float(state["controller_started_s"])) < 1.0
+        except (psutil.Error, KeyError, ValueError):
+            is_alive = False
+        if is_alive and state.get("status") == "running":
+            raise UserError(
+                f"this run is still running (process {state['controller_pid']})",
+                where=str(self.root),
+                remedy="stop it first, or start another run",
+            )

@@ -1,0 +1,68 @@
+"""What the coordinator must know of a run's configuration. Derived from RunConfig by the wiring.
+
+Owns: `CoordinatorSettings` and its checks. Refuses: defaults of the user's configuration (RunConfig has them).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from controller.protocol import Mode, OnFailure, OnStale
+
+
+class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the pure coordinator; times in seconds."""
+
+    groups_per_step: int
+    group_size: int
+    num_steps: int
+    mode: Mode = "async"
+    max_staleness: int | None = 4
+    """None: unbounded. Forced to 0 by mode sync and to 1 by one_step_off (`bound`)."""
+    on_stale: OnStale = "wait"
+    group_timeout_s: float = 1800.0
+    """From a group's first lease (of this process life) to its last verdict; then dropped with reason `timeout`."""
+    on_failure: OnFailure = "drop_sample"
+    """What a non-score does; a number is used as the reward."""
+    filter_zero_signal: bool = False
+    max_filtered_batches: int = 10
+    """That many steps' worth of groups ended in a row without one that is kept: the run ends with advice. 0: never."""
+    max_draws: int | None = None
+    """epochs * rows; None: endless."""
+    num_workers: int = 1
+    """Rollout workers to expect."""
+    num_eval_rows: int = 0
+    """0: no evaluation."""
+    eval_every_steps: int = 0
+    """0: no periodic evaluation."""
+    eval_at_start: bool = True
+    eval_at_end: bool = True
+    keep_checkpoints: int = 2
+    """Payloads are purged only when the oldest of this many newest checkpoints covers them."""
+    max_sample_losses: int = 8
+    """A sample lost with its worker this often drops its group with reason `lost_too_often`."""
+    load_retry_s: float = 5.0
+    """A quarantined worker is told the newest version again after this long ..."""
+    max_load_attempts: int = 4
+    """... at most this often per version."""
+
+    def __post_init__(self) -> None:
+        if self.groups_per_step < 1 or self.group_size < 1 or self.num_steps < 0 or self.num_workers < 1:
+            raise ValueError("groups_per_step, group_size and num_workers must be positive, num_steps not negative")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise ValueError("max_staleness must not be negative")
+
+    @property
+    def bound(self) -> int | None:
+        """Largest allowed staleness: 0 in mode sync, 1 in one_step_off, else max_staleness; None: unbounded."""
+        return {"sync": 0, "one_step_off": 1}.get(self.mode, self.max_staleness)
+
+    @property
+    def is_strict(self) -> bool:
+        """True where no group may be used past its deadline (law 2)."""
+        return self.bound is not None and self.on_stale != "keep"
+
+    @property
+    def min_scored(self) -> int:
+        """Scored samples a complete group needs: 2, or 1 where group_size is 1."""
+        return min(2, self.group_size)

@@ -1,0 +1,204 @@
+"""Everything the coordinator remembers between two events, and the buffer of effects of the running one.
+
+Owns: `RunState`, `Worker`, `Lease` and the book-keeping of leases (who holds what). Refuses: policy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from areal_like.messages import Purpose
+from areal_like.trajectory import NO_VERSION
+from controller import protocol as p
+from controller.groups import Group, GroupTable
+from controller.settings import CoordinatorSettings
+
+if TYPE_CHECKING:
+    from controller.eval_pins import EvalJob
+
+LEASES_PER_LIFE = 1 << 32
+"""Lease ids of one process life start at its number times this, so that none is ever given twice."""
+
+
+class Phase(Enum):
+    """RUNNING: work is handed out. FINISHING: the trainer is sent home, last evaluations run. OVER: EndRun was returned."""
+
+    RUNNING = "running"
+    FINISHING = "finishing"
+    OVER = "over"
+
+
+@dataclass(slots=True)
+class Lease:
+    """One attempt at one sample. A void lease belonged to a lost worker; its result is still welcome."""
+
+    lease_id: int
+    purpose: Purpose
+    group_id: int
+    sample_index: int
+    worker: str
+    min_version: int
+    is_void: bool = False
+
+
+@dataclass(slots=True)
+class Worker:
+    """One rollout worker by name; `incarnation` changes when its process does."""
+
+    name: str
+    incarnation: str = ""
+    capacity: int = 0
+    version: int = NO_VERSION
+    """Loaded."""
+    announced: int = NO_VERSION
+    """Last announced to it."""
+    outstanding: set[int] = field(default_factory=set)
+    voided: set[int] = field(default_factory=set)
+    """Leases it held when it was lost; bounded by its capacity."""
+    is_present: bool = False
+    is_gone: bool = False
+    quarantine: str = ""
+    """Why it gets no new leases; empty: it does."""
+    load_attempts: int = 0
+    unloadable: int = NO_VERSION
+    """Newest version it failed to load for an evaluation."""
+    retry_at_s: float = 0.0
+    pin: EvalJob | None = None
+
+    @property
+    def free(self) -> int:
+        """Credits: samples it can still be leased."""
+        return self.capacity - len(self.outstanding)
+
+    @property
+    def is_usable(self) -> bool:
+        """May get leases."""
+        return self.is_present and not self.quarantine and self.version >= 0
+
+
+class RunState:
+    """The coordinator's memory."""
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self.settings = settings
+        self.now_s = 0.0
+        self.phase = Phase.RUNNING
+        self.progress = 0
+        self._effects: list[p.Effect] = []
+        # the trainer
+        self.lineage = ""
+        self.num_lives = 0
+        self.base = 0
+        """Version the trainer started this life from."""
+        self.version = NO_VERSION
+        self.manifest_path = ""
+        self.shipped = 0
+        self.sent = 0
+        """Highest step given to the trainer in this life."""
+        self.requested: int | None = None
+        self.replay_until = 0
+        """Steps up to here were recorded in earlier lives."""
+        self.recorded: dict[int, tuple[p.BatchGroup, ...]] = {}
+        self.replayed: set[int] = set()
+        self.checkpoints: list[int] = []
+        # groups
+        self.table = GroupTable(settings.group_size)
+        self.num_drawn = 0
+        self.num_consumed = 0
+        self.num_filtered = 0
+        self.dropped: Counter[str] = Counter()
+        self.num_samples_finished = 0
+        self.barren: Counter[str] = Counter()
+        """Fates of the groups that ended in a row without one being kept."""
+        self.has_kept = False
+        self.last_rejection = ""
+        # workers
+        self.workers: dict[str, Worker] = {}
+        self.leases: dict[int, Lease] = {}
+        self._next_lease_id = 0
+        # evaluations
+        self.eval_jobs: list[EvalJob] = []
+        self.evals_done: dict[int, tuple[float | None, ...]] = {}
+        """By version; the values are empty where an earlier life found them."""
+        # the end
+        self.last_step = 0
+        self.end_status: p.EndStatus = "completed"
+        self.end_reason = ""
+        self.is_trainer_told = False
+        self.is_final_eval_made = False
+
+    # ------------------------------------------------------------ effects
+
+    def emit(self, effect: p.Effect) -> None:
+        """Add an effect of the running event."""
+        self._effects.append(effect)
+
+    def note(self, kind: str, text: str) -> None:
+        """Something for the log."""
+        self.emit(p.Note(kind=kind, text=text))
+
+    def take_effects(self) -> list[p.Effect]:
+        """The effects so far, ledger effects first, each kind in the order it arose."""
+        effects, self._effects = self._effects, []
+        effects.sort(key=lambda effect: not effect.is_ledger)
+        return effects
+
+    # ------------------------------------------------------------ numbers
+
+    @property
+    def num_started(self) -> int:
+        """Groups running, waiting or consumed (law 1)."""
+        return self.num_consumed + len(self.table.live)
+
+    @property
+    def next_step(self) -> int:
+        """The step whose batch is formed next."""
+        return self.shipped + 1
+
+    @property
+    def is_trainer_busy(self) -> bool:
+        """A version is still to come from batches the trainer has."""
+        return self.version < max(self.sent, self.base)
+
+    # ------------------------------------------------------------ leases
+
+    def start_lease_ids(self) -> None:
+        """A new life: ids that no earlier life used."""
+        self._next_lease_id = self.num_lives * LEASES_PER_LIFE
+
+    def new_lease(self, worker: Worker, purpose: Purpose, group_id: int, sample_index: int, min_version: int) -> Lease:
+        """Book a lease on a worker's credits."""
+        assert worker.free > 0
+        self._next_lease_id += 1
+        lease = Lease(self._next_lease_id, purpose, group_id, sample_index, worker.name, min_version)
+        self.leases[lease.lease_id] = lease
+        worker.outstanding.add(lease.lease_id)
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """The worker's credit is free again; the lease stays known only if it becomes void."""
+        self.workers[lease.worker].outstanding.discard(lease.lease_id)
+        self.leases.pop(lease.lease_id, None)
+        if lease.purpose == "train" and (group := self.table.live.get(lease.group_id)) is not None:
+            group.lease_ids.discard(lease.lease_id)
+            sample = group.samples[lease.sample_index]
+            if sample.lease_id == lease.lease_id:
+                sample.lease_id = None
+
+    def cancel(self, leases: list[Lease]) -> None:
+        """Release these leases and tell their workers to stop."""
+        by_worker: dict[str, list[int]] = {}
+        for lease in leases:
+            if not lease.is_void:
+                by_worker.setdefault(lease.worker, []).append(lease.lease_id)
+            self.release(lease)
+        for worker, lease_ids in by_worker.items():
+            self.emit(p.SendCancel(worker=worker, lease_ids=tuple(sorted(lease_ids))))
+
+    def forget_group(self, group: Group) -> None:
+        """The group's fate is sealed: its leases end, it leaves the table."""
+        self.cancel([self.leases[lease_id] for lease_id in sorted(group.lease_ids)])
+        self.table.remove(group)

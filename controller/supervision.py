@@ -1,0 +1,164 @@
+"""Keeps the processes of a run alive within their budgets, and says what happened to them.
+
+Owns: start, first sign of life, silence, exit, restart with backoff. Refuses: what a loss means for samples (the
+coordinator's): it returns `Loss`es for the server to report there.
+
+A process ends in one of four ways: as told (no news), by the user's mistake (status 2: the run ends with its words),
+by an accident within its restart budget (started again), by an accident beyond it (permanent).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from areal_like.channel import Hub
+from areal_like.config import ProcessSpec
+from areal_like.errors import ProcessDied, UserError
+from controller.launch.local import Exit, LocalLauncher, child_environment, describe_status, tail_of
+from controller.wiring import MODULES, Role
+
+log = logging.getLogger(__name__)
+
+BACKOFF_S = (0.0, 1.0, 3.0, 10.0)
+"""Wait before the first, second, ... restart of a process; the last value repeats."""
+USER_MISTAKE = 2
+"""Exit status that says: the user must change something."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A process that is gone (for now, or for good)."""
+
+    name: str
+    role: Role
+    reason: str
+    is_permanent: bool
+    returncode: int | None = None
+
+
+@dataclass
+class Ward:
+    """One process under supervision."""
+
+    spec: ProcessSpec
+    spec_path: Path
+    max_restarts: int
+    restarts: int = 0
+    started_s: float = 0.0
+    start_due_s: float | None = None
+    """When to start it (again); None: it runs, or is not wanted."""
+    has_reported: bool = False
+    """It said Hello since its last start."""
+
+
+class Supervisor:
+    """The processes of one run, by name."""
+
+    def __init__(self, launcher: LocalLauncher, hub: Hub, *, startup_timeout_s: float, silence_s: float) -> None:
+        self._launcher, self._hub = launcher, hub
+        self._startup_timeout_s, self._silence_s = startup_timeout_s, silence_s
+        self._wards: dict[str, Ward] = {}
+        self.restarts = 0
+
+    def add(self, spec: ProcessSpec, spec_path: Path, max_restarts: int, now_s: float) -> None:
+        """Put a process under supervision; `tick` starts it."""
+        spec.save(spec_path)
+        self._wards[spec.name] = Ward(spec, spec_path, max_restarts, start_due_s=now_s)
+
+    def reported(self, name: str) -> None:
+        """The process said Hello."""
+        if ward := self._wards.get(name):
+            ward.has_reported = True
+
+    def release(self, name: str) -> None:
+        """The process said Goodbye, or was told to end: its exit is no surprise and it is not started again."""
+        self._launcher.expect_end(name)
+        self._wards.pop(name, None)
+
+    async def tick(self, now_s: float) -> list[Loss]:
+        """Start what is due, and look at who ended or fell silent.
+
+        Raises UserError (a process says the user must change something), ProcessDied (never came up).
+        """
+        losses = [loss for end in self._launcher.reap() if (loss := self._on_exit(end, now_s)) is not None]
+        losses.extend(self._on_silence(self._hub.silent(self._silence_s), now_s))
+        for name, ward in list(self._wards.items()):
+            if ward.start_due_s is not None and ward.start_due_s <= now_s and name not in self._launcher.names:
+                await self._start(ward, now_s)
+            elif ward.start_due_s is None and not ward.has_reported:
+                losses.extend(self._late_starter(ward, now_s))
+        return losses
+
+    async def _start(self, ward: Ward, now_s: float) -> None:
+        ward.start_due_s, ward.started_s, ward.has_reported = None, now_s, False
+        argv = ["-m", MODULES[ward.spec.role], "--spec", str(ward.spec_path)]
+        pid = await self._launcher.start(
+            ward.spec.name, argv, child_environment(ward.spec.num_threads, user_path=Path.cwd())
+        )
+        log.info("started %s (process %d)", ward.spec.name, pid)
+
+    def _on_exit(self, end: Exit, now_s: float) -> Loss | None:
+        ward = self._wards.get(end.name)
+        if ward is None or end.expected:
+            return None
+        tail = tail_of(self._launcher.log_of(end.name))
+        if end.returncode == USER_MISTAKE:
+            raise UserError(last_error(tail) or f"{end.name} refused to start", where=end.name)
+        reason = last_error(tail) or f"ended with {describe_status(end.returncode)}"
+        return self._lose(ward, reason, now_s, end.returncode)
+
+    def _on_silence(self, names: Iterable[str], now_s: float) -> list[Loss]:
+        losses = []
+        for name in names:
+            self._hub.forget(name)
+            ward = self._wards.get(name)
+            if ward is not None and ward.start_due_s is None:
+                self._launcher.kill(name)
+                losses.append(self._lose(ward, f"silent for {self._silence_s:g} s", now_s))
+        return losses
+
+    def _late_starter(self, ward: Ward, now_s: float) -> list[Loss]:
+        if now_s - ward.started_s <= self._startup_timeout_s:
+            return []
+        self._launcher.kill(ward.spec.name)
+        return [self._lose(ward, f"no sign of life within {self._startup_timeout_s:g} s of its start", now_s)]
+
+    def _lose(self, ward: Ward, reason: str, now_s: float, returncode: int | None = None) -> Loss:
+        is_permanent = ward.restarts >= ward.max_restarts
+        if is_permanent:
+            del self._wards[ward.spec.name]
+        else:
+            ward.start_due_s = now_s + BACKOFF_S[min(ward.restarts, len(BACKOFF_S) - 1)]
+            ward.has_reported = False
+            ward.restarts += 1
+            self.restarts += 1
+        return Loss(ward.spec.name, ward.spec.role, reason, is_permanent, returncode)
+
+    def died(self, loss: Loss) -> ProcessDied:
+        """The error that ends a run because of this loss, with the end of the process's own log."""
+        tail = tail_of(self._launcher.log_of(loss.name))
+        return ProcessDied(loss.name, loss.returncode if loss.returncode is not None else -9, tail)
+
+    def states(self) -> Mapping[str, str]:
+        """What each process does now, by name."""
+        found = {}
+        for name, ward in self._wards.items():
+            info = self._hub.peers.get(name)
+            if ward.start_due_s is not None:
+                found[name] = f"restarting ({ward.restarts} of {ward.max_restarts})" if ward.restarts else "starting"
+            elif info is None or info.heartbeat is None:
+                found[name] = "starting"
+            else:
+                found[name] = info.heartbeat.state
+        return found
+
+
+def last_error(tail: str) -> str:
+    """The words of the last `error: ...` line of a log, or nothing."""
+    for line in reversed(tail.splitlines()):
+        if line.startswith("error: "):
+            return line.removeprefix("error: ")
+    return ""

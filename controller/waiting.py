@@ -1,0 +1,83 @@
+"""Who waits for whom right now, in plain words, for the watchdog and the live display (law 7).
+
+Owns: sentences. Refuses: changing anything.
+"""
+
+from __future__ import annotations
+
+from areal_like import staleness
+from controller.admission import has_draws, may_start_group
+from controller.state import Phase, RunState, Worker
+
+
+def waits(state: RunState) -> list[str]:
+    """Sentences, the most important wait first; empty when nothing waits."""
+    lines: list[str] = []
+    if state.phase is Phase.OVER:
+        return lines
+    if state.version < 0:
+        lines.append("everybody waits for the trainer to publish its starting version")
+    if state.phase is Phase.FINISHING:
+        lines.extend(_ending(state))
+    elif state.requested is not None:
+        lines.append(_batch_wait(state))
+    for worker in state.workers.values():
+        if line := _worker_wait(state, worker):
+            lines.append(line)
+    missing = state.settings.num_workers - len(state.workers)
+    if missing > 0:
+        lines.append(f"controller waits for {missing} rollout worker(s) to say hello")
+    for job in state.eval_jobs:
+        where = ", ".join(sorted(job.workers)) or "no worker yet"
+        lines.append(
+            f"{job.kind} evaluation of version {job.version}: {len(job.values)} of {state.settings.num_eval_rows} rows "
+            f"done, on {where}"
+        )
+    return lines
+
+
+def _ending(state: RunState) -> list[str]:
+    if state.version < state.last_step:
+        return [f"the run ends ({state.end_reason}): waits for the trainer to finish step {state.version + 1}"]
+    if state.last_step > state.base and not any(version >= state.last_step for version in state.checkpoints):
+        return [f"the run ends ({state.end_reason}): waits for the trainer's checkpoint of version {state.last_step}"]
+    return []
+
+
+def _batch_wait(state: RunState) -> str:
+    table, count = state.table, state.settings.groups_per_step
+    line = f"trainer waits for batch {state.requested}: {table.num_ready} of {count} groups ready"
+    if table.num_ready >= count and state.settings.bound is not None:
+        limit = state.next_step
+        late = [
+            group.group_id
+            for group in table.live.values()
+            if not group.is_ready and staleness.deadline(group.floor, state.settings.bound) <= limit + 1
+        ]
+        line += f", but unfinished groups must not pass their deadline (soonest: {late[:5] or 'later ones'})"
+    held = [f"{w.name} holds {len(w.outstanding)} samples" for w in state.workers.values() if w.outstanding]
+    if held:
+        line += "; " + ", ".join(held)
+    elif table.num_running:
+        line += f"; samples of {table.num_running} groups wait for a worker that may take them"
+    elif not has_draws(state):
+        line += "; the data is used up"
+    return line
+
+
+def _worker_wait(state: RunState, worker: Worker) -> str:
+    if worker.is_gone:
+        return f"{worker.name} is gone for good"
+    if not worker.is_present:
+        return f"{worker.name} is lost; its restart is awaited"
+    if worker.quarantine:
+        return f"{worker.name} is quarantined, it could not load version {worker.announced}: {worker.quarantine}"
+    if worker.version < worker.announced and not worker.outstanding:
+        return f"{worker.name} loads version {worker.announced}"
+    is_idle = state.phase is Phase.RUNNING and worker.is_usable and not worker.outstanding
+    if is_idle and not may_start_group(state, worker.version):
+        return (
+            f"{worker.name} is idle at version {worker.version}: {state.num_started} groups started, "
+            f"more only after the next version"
+        )
+    return ""

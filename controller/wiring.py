@@ -1,0 +1,178 @@
+"""Turns one RunConfig into what each process is started with and what the coordinator must know.
+
+Owns: the mapping from configuration to processes. Refuses: starting anything (job.py, launch/), reading files.
+This and controller/config.py are the only modules of the controller that import wings, and only their torch-free parts.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from areal_like.config import ModelSettings, ProcessSpec
+from areal_like.errors import WeightError
+from controller.config import RunConfig
+from controller.run_folder import RunFolder
+from controller.settings import CoordinatorSettings
+from trainer.checkpoint import verify
+from trainer.prepare_spec import PrepareSpec
+
+Role = Literal["rollout", "trainer", "reward"]
+MODULES: dict[Role, str] = {"rollout": "rollout", "trainer": "trainer", "reward": "services.reward"}
+"""`python -m` name of each role."""
+
+
+def num_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the processes of a run find each other."""
+
+    hub: str
+    reward: str
+    weight_dir: Path
+    curve_dir: Path | None
+
+
+def coordinator_settings(
+    config: RunConfig, *, max_draws: int | None, num_eval_rows: int, num_periodic_rows: int
+) -> CoordinatorSettings:
+    """What the pure coordinator needs of the configuration."""
+    bound = config.staleness.max_staleness
+    return CoordinatorSettings(
+        groups_per_step=config.groups_per_step,
+        group_size=config.group_size,
+        num_steps=config.num_steps,
+        mode=config.mode,
+        max_staleness=None if bound == "unbounded" else bound,
+        on_stale=config.staleness.on_stale,
+        group_timeout_s=config.staleness.group_timeout_s,
+        on_failure=config.reward.on_failure,
+        filter_zero_signal=config.filter_zero_signal,
+        max_filtered_batches=config.max_filtered_batches,
+        max_draws=max_draws,
+        num_workers=config.rollout.num_workers,
+        num_eval_rows=num_eval_rows,
+        num_periodic_eval_rows=num_periodic_rows,
+        eval_every_steps=config.eval.every_steps if num_periodic_rows else 0,
+        eval_at_start=config.eval.at_start,
+        keep_checkpoints=config.trainer.checkpoint.keep,
+    )
+
+
+def worker_names(config: RunConfig) -> list[str]:
+    """Names of the rollout workers."""
+    return [f"rollout-{index}" for index in range(config.rollout.num_workers)]
+
+
+def threads_for(config: RunConfig, role: Role) -> int:
+    """Compute threads of a process: as told, else one; all cores for engine and trainer in `mode: sync`."""
+    told = {"rollout": config.rollout.threads, "trainer": config.trainer.threads, "reward": 1}[role]
+    if isinstance(told, int):
+        return told
+    return num_cores() if config.mode == "sync" else 1
+
+
+def process_spec(
+    config: RunConfig,
+    folder: RunFolder,
+    addresses: Addresses,
+    *,
+    run_id: str,
+    role: Role,
+    name: str,
+    model_dir: Path,
+    lineage: str,
+    resume_from: Path | None = None,
+) -> ProcessSpec:
+    """What the process `name` is started with."""
+    return ProcessSpec(
+        role=role,
+        name=name,
+        run_id=run_id,
+        run_dir=str(folder.root),
+        hub_address=addresses.hub,
+        reward_addresses=(addresses.reward,),
+        bind_address=addresses.reward if role == "reward" else None,
+        curve_dir=str(addresses.curve_dir) if addresses.curve_dir else None,
+        parent_pid=os.getpid(),
+        seed=config.seed,
+        num_threads=threads_for(config, role),
+        heartbeat_s=config.launch.heartbeat_s,
+        silence_s=config.launch.silence_s,
+        mode=config.mode,
+        model=_prepared(config.model, model_dir),
+        sampling=config.sampling,
+        staleness=config.staleness,
+        groups_per_step=config.groups_per_step,
+        group_size=config.group_size,
+        num_steps=config.num_steps,
+        weight_dir=str(addresses.weight_dir),
+        lineage=lineage,
+        resume_from=str(resume_from) if resume_from else None,
+        settings=_section(config, role, name),
+    )
+
+
+def _prepared(model: ModelSettings, model_dir: Path) -> ModelSettings:
+    return model.model_copy(update={"path": str(model_dir), "init": None, "tokenizer": "from_model"})
+
+
+def _section(config: RunConfig, role: Role, name: str) -> dict[str, object]:
+    if role == "trainer":
+        return config.trainer.model_dump(mode="json")
+    if role == "reward":
+        return config.reward.model_dump(mode="json")
+    section = config.rollout.model_dump(mode="json")
+    section["engine"]["device"] = config.rollout_devices[worker_names(config).index(name)]
+    return section
+
+
+def prepare_spec(
+    config: RunConfig, *, out_dir: Path, sft_rows: Path | None, status_path: Path, publish_to: Path | None = None
+) -> PrepareSpec:
+    """What the preparation of the starting model is started with."""
+    sft = config.warm_start.sft if config.warm_start and sft_rows else None
+    threads = sft.threads if sft and isinstance(sft.threads, int) else num_cores()
+    return PrepareSpec(
+        run_id=f"prepare-{os.getpid()}",
+        parent_pid=os.getpid(),
+        seed=config.seed,
+        model=config.model,
+        out_dir=str(out_dir),
+        sft_rows=str(sft_rows) if sft_rows else None,
+        sft=sft,
+        num_threads=threads,
+        status_path=str(status_path),
+        publish_to=str(publish_to) if publish_to else None,
+        publish_kind=config.trainer.weights.kind,
+        prompt_template=config.rollout.prompt_template,
+        add_bos=config.rollout.add_bos,
+    )
+
+
+def checkpoint_problem(folder: Path) -> str | None:
+    """Why this checkpoint cannot be used, or None where it is whole."""
+    try:
+        verify(folder)
+    except WeightError as error:
+        return str(error)
+    return None
+
+
+def pinned_facts(config: RunConfig) -> dict[str, object]:
+    """The settings that the prepared model depends on; equal facts mean an equal model (the cache key)."""
+    return {
+        "seed": config.seed,
+        "data_seed": config.data_seed,
+        "model": config.model.model_dump(mode="json"),
+        "warm_start": config.warm_start.model_dump(mode="json", exclude={"sft": {"threads", "log_every"}})
+        if config.warm_start
+        else None,
+        "prompt": [config.rollout.prompt_template, config.rollout.add_bos] if config.warm_start else None,
+    }

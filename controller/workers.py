@@ -1,0 +1,115 @@
+"""Rollout workers as they come, go, and load versions.
+
+Owns: joining, losing (leases return, law 4), announcing versions, quarantine (law 9). Refuses: choosing what to lease.
+"""
+
+from __future__ import annotations
+
+from areal_like.trajectory import NO_VERSION
+from controller import eval_pins
+from controller import protocol as p
+from controller.reports import requeue
+from controller.state import RunState, Worker
+
+
+def join(state: RunState, event: p.WorkerJoined) -> None:
+    """A worker says Hello: new, restarted, or back after silence."""
+    worker = state.workers.setdefault(event.worker, Worker(event.worker))
+    if worker.incarnation != event.incarnation:
+        _take_leases_back(state, worker)
+        worker.voided.clear()
+        worker.version = worker.announced = NO_VERSION
+        worker.quarantine, worker.load_attempts, worker.unloadable = "", 0, NO_VERSION
+    else:
+        if worker.voided:  # it may still be busy with what is leased to others by now
+            state.emit(p.SendCancel(worker=worker.name, lease_ids=tuple(sorted(worker.voided))))
+            worker.voided.clear()
+        worker.announced = worker.version  # an announcement may have been lost in the silence
+    worker.incarnation, worker.capacity = event.incarnation, event.capacity
+    worker.is_present, worker.is_gone = True, False
+    state.progress += 1
+
+
+def lose(state: RunState, event: p.WorkerLost) -> None:
+    """A worker is silent or dead: its leases return with the tokens it had reported."""
+    worker = state.workers.setdefault(event.worker, Worker(event.worker))
+    if worker.is_present and event.incarnation not in (None, worker.incarnation):
+        return  # its successor has joined already
+    num_held = len(worker.outstanding)
+    _take_leases_back(state, worker)
+    worker.is_present, worker.is_gone = False, event.is_permanent
+    state.note("worker_lost", f"{worker.name} is lost ({event.reason}); {num_held} samples go back to the queue")
+
+
+def _take_leases_back(state: RunState, worker: Worker) -> None:
+    worker.is_present = False
+    worker.voided |= worker.outstanding
+    eval_pins.unpin(state, worker)
+    for lease_id in sorted(worker.outstanding):
+        lease = state.leases.get(lease_id)
+        if lease is None:
+            continue  # ended together with a group given up just now
+        worker.outstanding.discard(lease_id)
+        lease.is_void = True
+        group = state.table.live[lease.group_id]
+        sample = group.samples[lease.sample_index]
+        sample.lease_id = None
+        requeue(state, group, sample, is_loss=True)
+
+
+def version_loaded(state: RunState, event: p.WorkerVersionLoaded) -> None:
+    """The worker samples with this version from now on; a quarantine ends."""
+    worker = state.workers.get(event.worker)
+    if worker is None or event.lineage != state.lineage:  # a lost worker may come back, and has the version then
+        state.note("ignored", f"{event.worker} loaded version {event.version} of lineage {event.lineage}")
+        return
+    worker.version = max(worker.version, event.version)
+    worker.quarantine, worker.load_attempts, worker.unloadable = "", 0, NO_VERSION
+    state.progress += 1
+
+
+def version_failed(state: RunState, event: p.WorkerVersionFailed) -> None:
+    """The worker keeps its old version: quarantined, unless what failed no longer matters."""
+    worker = state.workers.get(event.worker)
+    if worker is None or not worker.is_present:
+        return
+    if event.version != worker.announced:
+        state.note("ignored", f"{worker.name} could not load version {event.version}, superseded meanwhile")
+        return
+    if worker.pin is not None:
+        eval_pins.unpin(state, worker)
+        worker.unloadable = max(worker.unloadable, event.version)
+        if event.version < state.version:  # an old version may be deleted by now; the newest is what counts
+            state.note("eval_unpinned", f"{worker.name} cannot load version {event.version} for its evaluation")
+            return
+    worker.quarantine = event.reason or "unknown reason"
+    worker.retry_at_s = state.now_s + state.settings.load_retry_s
+    state.note("quarantined", f"{worker.name} cannot load version {event.version}: {worker.quarantine}")
+
+
+def announce(state: RunState) -> None:
+    """Tell every worker the version it should load: the newest, or the one its evaluation is pinned to."""
+    if state.version == NO_VERSION:
+        return
+    for worker in state.workers.values():
+        if not worker.is_present:
+            continue
+        target, path = state.version, state.manifest_path
+        if worker.pin is not None:
+            target, path = worker.pin.version, worker.pin.manifest_path
+        is_due = target > worker.announced
+        if not is_due and worker.quarantine and worker.load_attempts < state.settings.max_load_attempts:
+            is_due = state.now_s >= worker.retry_at_s
+        if is_due:
+            worker.load_attempts = worker.load_attempts + 1 if target == worker.announced else 1
+            worker.announced = target
+            worker.retry_at_s = state.now_s + state.settings.load_retry_s
+            state.emit(p.SendVersion(worker=worker.name, version=target, lineage=state.lineage, manifest_path=path))
+
+
+def is_stuck(state: RunState, worker: Worker) -> bool:
+    """This worker will do nothing more unless a new version comes."""
+    if not worker.is_present:
+        return worker.is_gone
+    has_tries = worker.load_attempts < state.settings.max_load_attempts or state.now_s < worker.retry_at_s
+    return bool(worker.quarantine) and not has_tries and not worker.outstanding

@@ -1,0 +1,132 @@
+"""`python -m rollout --spec FILE`: one rollout worker process.
+
+Owns: putting the parts together from a ProcessSpec. Refuses: everything they do. torch and transformers are imported
+only inside `main`, after `run_process` has limited the threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pydantic
+
+from areal_like.channel import Peer
+from areal_like.config import ProcessSpec
+from areal_like.errors import UserError
+from areal_like.messages import Heartbeat, Hello
+from areal_like.process import run_process
+from areal_like.trace import Tracer
+from rollout import reward_client, worker
+from rollout.config import RolloutSettings
+from rollout.engine.port import Engine
+from rollout.reward_client import RewardClient
+from rollout.tokens import PromptTokens, load_tokenizer, stop_ids
+from rollout.workflow import load_workflow
+
+TRACE_EVENTS = 500_000
+"""Some 100 bytes each on disk: the trace of a worker stays below 50 MB."""
+
+
+async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
+    """Run one worker until told to stop."""
+    settings = settings_of(spec)
+    workflow = load_workflow(settings.workflow)
+    if spec.model.path is None:
+        raise UserError("no model folder", where="model.path", remedy="the launcher prepares one from model.init")
+    model_dir = Path(spec.model.path)
+    tracer = Tracer(Path(spec.run_dir) / "logs" / f"{spec.name}.trace.jsonl", spec.name, max_events=TRACE_EVENTS)
+    try:
+        tokenizer = load_tokenizer(model_dir, spec.model.tokenizer)
+        tokens = PromptTokens(
+            tokenizer,
+            template=settings.prompt_template,
+            add_bos=settings.add_bos,
+            max_context=settings.engine.max_context,
+            stop_ids=stop_ids(model_dir, tokenizer),
+        )
+        connect = Connections(spec)
+        await worker.RolloutWorker(
+            spec,
+            settings,
+            engine=make_engine(spec, settings, model_dir, tracer),
+            tokens=tokens,
+            workflow=workflow,
+            rewards=connect.rewards(settings),
+            make_peer=connect.controller,
+            tracer=tracer,
+        ).run(stop)
+    finally:
+        tracer.close()
+
+
+def settings_of(spec: ProcessSpec) -> RolloutSettings:
+    """The rollout section of the spec. Raises UserError naming the key."""
+    try:
+        return RolloutSettings.model_validate(spec.settings)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(["rollout", *map(str, first["loc"])])
+        raise UserError(first["msg"], where=where, remedy="see areal-like validate") from error
+
+
+def make_engine(spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tracer: Tracer) -> Engine:
+    """The engine the settings name."""
+    from rollout.engine.embedded import EmbeddedEngine  # imports torch
+
+    dtype = settings.engine.dtype or spec.model.dtype
+    return EmbeddedEngine(model_dir, settings.engine, dtype=dtype, num_threads=spec.num_threads, tracer=tracer)
+
+
+class Connections:
+    """Makes this process's sockets: one to the controller, one to each reward service."""
+
+    def __init__(self, spec: ProcessSpec) -> None:
+        self._spec = spec
+        self._incarnation = secrets.token_hex(8)
+
+    def controller(self, capacity: int, status: Callable[[], Heartbeat]) -> Peer:
+        """The connection to the controller's hub."""
+        return self._peer(self._spec.hub_address, capacity, worker.ACCEPT, status)
+
+    def rewards(self, settings: RolloutSettings) -> RewardClient:
+        """The client of the reward services."""
+        peers = [
+            self._peer(address, 0, reward_client.ACCEPT, lambda: Heartbeat(state="score"))
+            for address in self._spec.reward_addresses
+        ]
+        return RewardClient(
+            peers,
+            name=f"{self._spec.name}.{self._incarnation}",
+            deadline_s=settings.score_timeout_s,
+            total_deadline_s=settings.score_timeout_s,
+            silence_s=self._spec.silence_s,
+        )
+
+    def _peer(self, address: str, capacity: int, accept: frozenset[type], status: Callable[[], Heartbeat]) -> Peer:
+        spec = self._spec
+        hello = Hello(
+            role="rollout",
+            name=spec.name,
+            pid=os.getpid(),
+            run_id=spec.run_id,
+            incarnation=self._incarnation,
+            capacity=capacity,
+        )
+        return Peer(
+            address=address,
+            hello=hello,
+            curve_dir=Path(spec.curve_dir) if spec.curve_dir else None,
+            accept=accept,
+            heartbeat_s=spec.heartbeat_s,
+            silence_s=spec.silence_s,
+            status=status,
+        )
+
+
+if __name__ == "__main__":
+    run_process(main, sys.argv[1:])

@@ -1,0 +1,53 @@
+"""Settings of the rollout wing. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from areal_like.config import DType, Settings
+
+
+class EngineSettings(Settings):
+    """Which engine generates, and with how much room."""
+
+    kind: Literal["embedded"] = "embedded"
+    """`embedded`: our own continuous-batching decoder for Hugging Face causal LMs."""
+    num_slots: int = Field(64, gt=0)
+    """Answers generated at once (rows of the preallocated KV cache)."""
+    max_context: int = Field(2048, gt=1)
+    """Longest prompt plus answer, in tokens."""
+    device: str = "cpu"
+    """`cpu`, `cuda` or `cuda:N`."""
+    dtype: DType | None = None
+    """Compute dtype; None: the model's."""
+
+
+class RolloutSettings(Settings):
+    """The pool of rollout workers."""
+
+    num_workers: int = Field(1, gt=0)
+    """Rollout worker processes."""
+    engine: EngineSettings = EngineSettings()
+    """The engine inside each worker."""
+    interruption: Literal["recompute", "keep_kv", "drain"] = "recompute"
+    """What a new version does to running answers (arXiv 2505.24298, section 4.1)."""
+    segment_tokens: int = Field(0, ge=0)
+    """Hand a sample back after this many new tokens, to continue anywhere (partial rollout); 0: never."""
+    queue_samples: int = Field(0, ge=0)
+    """Samples a worker may hold beside its slots, waiting or being scored; 0: as many as slots."""
+    workflow: str = "single_turn"
+    """How one sample is produced: `single_turn`, or `module:Class` of your own."""
+    prompt_template: str | None = None
+    """None: the chat template if the tokenizer has one, else the prompt as it is. Otherwise text with {prompt}."""
+    add_bos: Literal["auto", "always", "never"] = "auto"
+    """`auto`: what the tokenizer does by itself; a BOS is never doubled."""
+    progress_s: float = Field(0.5, gt=0, le=1.0)
+    """Seconds between reports of partial work (law 6: at most one)."""
+    score_timeout_s: float = Field(300.0, gt=0)
+    """Longest wait for a verdict, retries and a restart of the reward service included; past it: `crashed`."""
+    threads: int | Literal["auto"] = "auto"
+    """Compute threads per worker; auto: 1, or all cores in `mode: sync`."""
+    max_restarts: int = Field(3, ge=0)
+    """How often a dead worker is started again."""

@@ -1,0 +1,222 @@
+"""The generation loop's body: admit, step, swap, cancel. One thread, no asyncio, no clock but for timings.
+
+Owns: the order of things at a token boundary, and what an ended answer's outcome says. Refuses: threads and futures
+(embedded.py), the forward pass (the decoder's).
+
+Invariant between calls: for each running answer the cache holds every token but the newest, which the next step feeds.
+So a fresh prompt, a continued answer and a re-prefill after a swap are one thing: prefill all tokens but the last.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from areal_like.errors import EngineError
+from areal_like.trace import Tracer
+from areal_like.trajectory import Segment
+from rollout.engine.decoder import Decoder
+from rollout.engine.port import EndReason, GenerationOutcome, Interruption
+from rollout.engine.sampler import DrawPlan, draw
+from rollout.engine.scheduler import Scheduler
+from rollout.engine.slots import Answer, Slots
+
+Ended = tuple[int, GenerationOutcome | EngineError]
+"""(ticket, how it ended)."""
+
+
+class GenerationCore:
+    """Continuous batching over a decoder. `lock` guards what `progress` reads from another thread."""
+
+    def __init__(
+        self, decoder: Decoder, num_slots: int, max_context: int, device: torch.device, tracer: Tracer | None = None
+    ) -> None:
+        self.decoder, self.device, self._tracer = decoder, device, tracer
+        self.slots, self.scheduler = Slots(num_slots, max_context), Scheduler(num_slots)
+        self.version = -1
+        self.is_admitting = True
+        self.paused_s = 0.0
+        """How long generation has stood still, all in all; its owner adds to it."""
+        self.counts = {"tokens": 0, "prefill_tokens": 0, "shared_prefill_tokens": 0, "steps": 0, "swaps": 0}
+        self._ended: list[Ended] = []
+        self._plan: DrawPlan | None = None
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------ requests
+
+    def submit(self, answer: Answer) -> None:
+        """Queue an answer."""
+        self.scheduler.push(answer)
+
+    def cancel(self, ticket: int) -> None:
+        """Drop an answer, wherever it is; unknown tickets (it has just ended) are ignored."""
+        if self.scheduler.remove(ticket) is None:
+            for answer in self.slots.running():
+                if answer.ticket == ticket:
+                    self._release(answer)
+
+    def cancel_all(self) -> None:
+        """End every answer as `cancelled`, with the tokens it has."""
+        for answer in self.slots.running():
+            self._end(answer, "cancelled")
+        for answer in self.scheduler.drain():
+            self._ended.append((answer.ticket, GenerationOutcome(
+                request_id=answer.request.request_id, segment=Segment.empty(), end_reason="cancelled",
+                queue_s=time.monotonic() - answer.submitted_s,
+            )))  # fmt: skip
+
+    def take_ended(self) -> list[Ended]:
+        """What has ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def progress(self) -> Mapping[int, Segment]:
+        """New tokens of each running answer; may be called from any thread."""
+        with self._lock:
+            return {answer.request.request_id: self.slots.segment(answer) for answer in self.slots.running()}
+
+    # ------------------------------------------------------------------ a token boundary
+
+    def refill(self) -> None:
+        """Admit waiting answers into free rows, then make the active rows a prefix."""
+        slots = self.slots
+        if self.version >= 0 and self.is_admitting and len(self.scheduler):
+            chosen = self.scheduler.take(slots.num_slots - slots.num_running)
+            if chosen:
+                self._admit([answer for answer in chosen if not self._is_ahead(answer)])
+        if slots.num_running < slots.count:
+            with self._lock:
+                sources, targets = slots.compaction()
+            if sources:
+                self.decoder.move_rows(sources, targets, int(slots.positions_B[targets].max()))
+            self._plan = None
+
+    def _is_ahead(self, answer: Answer) -> bool:
+        """Law 5: an answer whose prefix is newer than these weights must not go on under them."""
+        newest = answer.request.prefix.last_version
+        if newest > self.version:
+            error = EngineError(f"the prefix was sampled by version {newest}, the engine has {self.version}")
+            self._ended.append((answer.ticket, error))
+        return newest > self.version
+
+    def _admit(self, answers: list[Answer]) -> None:
+        rows = self.slots.holes()
+        rows += range(self.slots.count, self.slots.count + len(answers) - len(rows))
+        now_s = time.monotonic()
+        with self._lock:
+            for answer, row in zip(answers, rows, strict=False):
+                answer.admitted_s, answer.paused_before_s = now_s, self.paused_s
+                self.slots.place(answer, row, self.version)
+        self._plan = None
+        fresh: list[Answer] = []
+        shared: list[tuple[Answer, Answer]] = []
+        for answer in answers:
+            can_share = self.decoder.can_share and not len(answer.request.prefix)
+            lender = self.scheduler.lender(answer) if can_share else None
+            if lender is None:
+                fresh.append(answer)
+                self.scheduler.lend(answer)
+            else:
+                shared.append((lender, answer))
+        self._prefill(fresh)
+        if shared:
+            lengths = [len(answer.request.prompt_P) - 1 for _, answer in shared]
+            if max(lengths):
+                sources, targets = [lender.row for lender, _ in shared], [answer.row for _, answer in shared]
+                self.decoder.share_rows(sources, targets, max(lengths))
+            self.counts["shared_prefill_tokens"] += sum(lengths)
+            for _, answer in shared:
+                self.scheduler.lend(answer)
+
+    def _prefill(self, answers: list[Answer]) -> None:
+        contexts = [self.slots.context(answer) for answer in answers]
+        self.decoder.prefill([answer.row for answer in answers], contexts)
+        self.counts["prefill_tokens"] += sum(map(len, contexts))
+
+    def step(self) -> None:
+        """Sample one token for every active row."""
+        slots = self.slots
+        if self._plan is None:
+            samplings = [answer.request.sampling for answer in slots.running()]
+            self._plan = DrawPlan.of(samplings, self.decoder.vocab_size, self.device)
+        logits = self.decoder.step(slots.tokens_B, slots.positions_B)
+        random = torch.from_numpy(slots.uniforms_B()).to(self.device, non_blocking=True)
+        tokens_B, logprobs_B = self._fetch(*draw(logits, self._plan, random))
+        if not np.isfinite(logprobs_B).all():
+            bad_rows = np.flatnonzero(~np.isfinite(logprobs_B)).tolist()
+            logprobs_B = np.nan_to_num(logprobs_B, nan=0.0, neginf=0.0, posinf=0.0)
+            self._fail_rows(bad_rows)
+        with self._lock:
+            ended = slots.record(tokens_B, logprobs_B)
+        self.counts["steps"] += 1
+        self.counts["tokens"] += len(tokens_B)
+        if len(ended):
+            for row in ended.tolist():
+                answer = slots.answers[row]
+                if answer is not None:
+                    self._end(answer, slots.end_reason(row))
+
+    def _fetch(self, tokens_B1: torch.Tensor, logprobs_B1: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """To the host, with one wait for the device."""
+        if self.device.type == "cpu":
+            return tokens_B1.numpy()[:, 0], logprobs_B1.numpy()[:, 0]
+        both = torch.cat((tokens_B1.double(), logprobs_B1.double()), 1).cpu().numpy()
+        return both[:, 0].astype(np.int64), both[:, 1].astype(np.float32)
+
+    # ------------------------------------------------------------------ ends
+
+    def _fail_rows(self, rows: list[int]) -> None:
+        self.decoder.clear_rows(rows)
+        for row in rows:
+            answer = self.slots.answers[row]
+            if answer is not None:
+                error = EngineError(f"version {self.version} gave log-probs that are not finite")
+                self._ended.append((answer.ticket, error))
+                self._release(answer)
+
+    def _end(self, answer: Answer, reason: EndReason) -> None:
+        now_s, paused_s = time.monotonic(), self.paused_s - answer.paused_before_s
+        outcome = GenerationOutcome(
+            request_id=answer.request.request_id,
+            segment=self.slots.segment(answer),
+            end_reason=reason,
+            paused_s=paused_s,
+            queue_s=answer.admitted_s - answer.submitted_s,
+            generate_s=max(now_s - answer.admitted_s - paused_s, 0.0),
+        )
+        self._ended.append((answer.ticket, outcome))
+        if self._tracer is not None:
+            end_s = self._tracer.now_s()
+            self._tracer.complete(
+                "generate", end_s - (now_s - answer.admitted_s), end_s, f"slot {answer.slot}",
+                request=answer.request.request_id, tokens=len(outcome.segment), end=reason,
+            )  # fmt: skip
+        self._release(answer)
+
+    def _release(self, answer: Answer) -> None:
+        with self._lock:
+            self.slots.release(answer)
+        self.scheduler.recall(answer)
+        self._plan = None
+
+    # ------------------------------------------------------------------ versions
+
+    def swap(self, version: int, interruption: Interruption) -> None:
+        """Go over to the staged weights. Answers with tokens of a newer version (a rollback) end as `cancelled`."""
+        for answer in self.slots.running():
+            segment = self.slots.segment(answer)
+            if max(segment.last_version, answer.request.prefix.last_version) > version:
+                self._end(answer, "cancelled")
+        self.decoder.swap()
+        self.version = version
+        self.counts["swaps"] += 1
+        with self._lock:
+            self.slots.begin_version(version)
+        if interruption == "keep_kv":
+            self.scheduler.recall_all()
+        else:
+            self._prefill(self.slots.running())

@@ -1,0 +1,231 @@
+"""The port behind which a model computes, and the lean decoder for the Llama, Qwen2 and Qwen3 families.
+
+Owns: the forward pass of one new token per row and of whole prompts, rotary tables, the two sets of weights.
+Refuses: sampling, requests, versions; other architectures (`generic.GenericDecoder`).
+
+A step of a small model on a CPU is bounded by the number of operators as much as by arithmetic: q, k and v are one
+product, so are gate and up; norm and rotation serve q and k together; residuals ride on the output products.
+
+Legend: B rows of a step, N prompts of a prefill, T tokens, H query heads, K key heads, G = H / K, D head size,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from rollout.engine.kv_cache import KVCache
+from rollout.engine.loading import FusedWeights, LayerWeights
+from rollout.engine.shape import ModelShape
+
+PREFILL_TOKENS = 8192
+"""Padded tokens of one prefill pass."""
+ROTARY_CLASSES = {"llama": "LlamaRotaryEmbedding", "qwen2": "Qwen2RotaryEmbedding", "qwen3": "Qwen3RotaryEmbedding"}
+
+Norm = Callable[[Tensor, Tensor], Tensor]
+
+
+class Decoder(Protocol):
+    """A model with room for `num_slots` rows. Rows 0..B-1 are the active ones at every step."""
+
+    vocab_size: int
+    can_share: bool
+    """Whether `share_rows` works: the first tokens of one row may be copied to another."""
+
+    def stage(self, tensors: Mapping[str, Tensor], version: int) -> None:
+        """Load into the spare weights, in any thread, while steps go on. Raises WeightError."""
+        ...
+
+    def swap(self) -> None:
+        """Compute with the staged weights from now on."""
+        ...
+
+    def prefill(self, rows: Sequence[int], contexts: Sequence[np.ndarray]) -> None:
+        """Compute keys and values of `contexts` (token ids from position 0), replacing what the rows held."""
+        ...
+
+    def step(self, tokens_B: np.ndarray, positions_B: np.ndarray) -> Tensor:
+        """Take one token (int64) of each of the rows 0..B-1 at its position; returns next-token logits [B, V]."""
+        ...
+
+    def move_rows(self, sources: Sequence[int], targets: Sequence[int], num_tokens: int) -> None:
+        """Row sources[i] (up to num_tokens long) becomes row targets[i]; the sources are free afterwards."""
+        ...
+
+    def share_rows(self, sources: Sequence[int], targets: Sequence[int], num_tokens: int) -> None:
+        """Rows `targets` begin with the first `num_tokens` tokens of rows `sources`."""
+        ...
+
+    def clear_rows(self, rows: Sequence[int]) -> None:
+        """Forget what non-finite weights may have left in these rows."""
+        ...
+
+
+def _torch_norm(eps: float) -> Norm:
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], None, eps) * weight
+
+    return norm
+
+
+def _length_norm(eps: float, width: int) -> Norm:
+    """x / sqrt(mean(x^2) + eps) = x / hypot(|x|, sqrt(width eps)) * sqrt(width); the last factor is in the weight.
+
+    Half the time of F.rms_norm on a CPU, where that is made of six operators.
+    """
+    floor = torch.tensor((width * eps) ** 0.5)
+
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), floor) * weight
+
+    return norm
+
+
+def rotary_table(config: PreTrainedConfig, max_context: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[C, 2, D]: cosines, and sines signed so that rotate_half(x) * sin = roll(x, D / 2) * signed sines."""
+    family = config.model_type
+    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    rotary = getattr(module, ROTARY_CLASSES[family])(config)
+    cos, sin = rotary(torch.zeros(1, dtype=dtype), torch.arange(max_context)[None])
+    half = cos.shape[-1] // 2
+    signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
+    return torch.stack((cos[0], signed), 1).to(device)
+
+
+def plan_passes(lengths: Sequence[int], max_tokens: int = PREFILL_TOKENS) -> list[list[int]]:
+    """Indices of `lengths` by pass, longest first: each at most `max_tokens` padded tokens, or one item."""
+    passes: list[list[int]] = []
+    longest = 0
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        fits = passes and (len(passes[-1]) + 1) * longest <= max_tokens and 3 * lengths[index] + 32 >= longest
+        if fits:
+            passes[-1].append(index)
+        else:
+            passes.append([index])
+            longest = lengths[index]
+    return passes
+
+
+class LeanDecoder:
+    """Llama-like decoder with fused weights and a slotted key/value cache."""
+
+    can_share = True
+
+    def __init__(
+        self, config: PreTrainedConfig, num_slots: int, max_context: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.shape = shape = ModelShape.of(config)
+        self.vocab_size = shape.vocab_size
+        self.device = device
+        is_cpu_fp32 = device.type == "cpu" and dtype == torch.float32
+        self._norm: Norm = (
+            _length_norm(shape.norm_eps, shape.hidden_size) if is_cpu_fp32 else _torch_norm(shape.norm_eps)
+        )
+        self._head_norm: Norm = _length_norm(shape.norm_eps, shape.head_size) if is_cpu_fp32 else self._norm
+        self.cache = KVCache(shape, num_slots, max_context, dtype, device)
+        self._rotary = rotary_table(config, max_context, dtype, device)
+        self._weights, self._spare = (FusedWeights(shape, dtype, device, norm_scale=is_cpu_fp32) for _ in range(2))
+        self._num_rotated = (shape.num_heads + shape.num_key_heads) * shape.head_size
+
+    def stage(self, tensors: Mapping[str, Tensor], version: int) -> None:
+        self._spare.load(tensors, version)
+
+    def swap(self) -> None:
+        self._weights, self._spare = self._spare, self._weights
+
+    # ------------------------------------------------------------------ forward
+
+    def _project(self, x: Tensor, layer: LayerWeights, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """x [M, hidden] -> normed and rotated q and k [M, K, G + 1, D], and v [M, K, D]."""
+        shape = self.shape
+        x = self._norm(x, layer.attention_norm)
+        fused = x @ layer.qkv if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, x, layer.qkv)
+        heads = fused[:, : self._num_rotated].view(len(x), -1, shape.head_size)
+        if layer.qk_norm is not None:
+            heads = self._head_norm(heads, layer.qk_norm)
+        heads = torch.addcmul(heads * cos, heads.roll(shape.head_size // 2, -1), sin)
+        value = fused[:, self._num_rotated :].view(len(x), shape.num_key_heads, shape.head_size)
+        return heads.view(len(x), shape.num_key_heads, -1, shape.head_size), value
+
+    def _finish_layer(self, x: Tensor, attended: Tensor, layer: LayerWeights) -> Tensor:
+        """Output projection and MLP, with their residuals."""
+        x = torch.addmm(x, attended, layer.out)
+        if layer.out_bias is not None:
+            x = x + layer.out_bias
+        y = self._norm(x, layer.mlp_norm)
+        y = y @ layer.gate_up if layer.gate_up_bias is None else torch.addmm(layer.gate_up_bias, y, layer.gate_up)
+        inner = self.shape.intermediate_size
+        x = torch.addmm(x, F.silu(y[:, :inner]) * y[:, inner:], layer.down)
+        return x if layer.down_bias is None else x + layer.down_bias
+
+    def step(self, tokens_B: np.ndarray, positions_B: np.ndarray) -> Tensor:
+        weights, group = self._weights, self.shape.num_queries_per_key
+        tokens, positions = self._on_device(tokens_B), self._on_device(positions_B)
+        plan = self.cache.plan(positions, int(positions_B.max()) + 1)
+        cos, sin = self._rotary.index_select(0, positions).split(1, 1)
+        x = weights.embedding.index_select(0, tokens)
+        for index, layer in enumerate(weights.layers):
+            heads, value = self._project(x, layer, cos, sin)
+            attended = self.cache.attend(index, plan, heads[:, :, :group], heads[:, :, group], value)
+            x = self._finish_layer(x, attended, layer)
+        return self._norm(x, weights.norm) @ weights.head
+
+    def prefill(self, rows: Sequence[int], contexts: Sequence[np.ndarray]) -> None:
+        used = [index for index, context in enumerate(contexts) if len(context)]
+        for chosen in plan_passes([len(contexts[index]) for index in used]):
+            members = [used[index] for index in chosen]
+            self._prefill_pass([rows[index] for index in members], [contexts[index] for index in members])
+
+    def _prefill_pass(self, rows: Sequence[int], contexts: Sequence[np.ndarray]) -> None:
+        """One right-padded batch. Padding comes after a row's tokens, so causal attention never sees it from them."""
+        shape, group = self.shape, self.shape.num_queries_per_key
+        num_prompts, longest = len(rows), max(map(len, contexts))
+        padded = np.zeros((num_prompts, longest), np.int64)
+        for index, context in enumerate(contexts):
+            padded[index, : len(context)] = context
+        targets = self._on_device(np.asarray(rows, np.int64))
+        rotary = self._rotary[:longest].repeat(num_prompts, 1, 1)
+        cos, sin = rotary.split(1, 1)
+        x = self._weights.embedding.index_select(0, self._on_device(padded.reshape(-1)))
+        for index, layer in enumerate(self._weights.layers):
+            heads, value = self._project(x, layer, cos, sin)
+            heads_NTKGD = heads.view(num_prompts, longest, shape.num_key_heads, group + 1, shape.head_size)
+            key_NTKD = heads_NTKGD[:, :, :, group]
+            value_NTKD = value.view(num_prompts, longest, shape.num_key_heads, shape.head_size)
+            self.cache.write_prompts(index, targets, key_NTKD, value_NTKD)
+            if index + 1 == shape.num_layers:
+                break  # nothing after the last layer's keys and values is needed
+            query = heads_NTKGD[:, :, :, :group].reshape(num_prompts, longest, shape.num_heads, shape.head_size)
+            attended = F.scaled_dot_product_attention(
+                query.transpose(1, 2),
+                key_NTKD.transpose(1, 2),
+                value_NTKD.transpose(1, 2),
+                is_causal=True,
+                enable_gqa=group > 1,
+            )
+            x = self._finish_layer(x, attended.transpose(1, 2).reshape(len(x), -1), layer)
+
+    # ------------------------------------------------------------------ rows
+
+    def move_rows(self, sources: Sequence[int], targets: Sequence[int], num_tokens: int) -> None:
+        self.share_rows(sources, targets, num_tokens)
+
+    def share_rows(self, sources: Sequence[int], targets: Sequence[int], num_tokens: int) -> None:
+        if not num_tokens:
+            return
+        source_rows, target_rows = (self._on_device(np.asarray(rows, np.int64)) for rows in (sources, targets))
+        self.cache.copy_rows(source_rows, target_rows, num_tokens)
+
+    def clear_rows(self, rows: Sequence[int]) -> None:
+        self.cache.clear_rows(self._on_device(np.asarray(rows, np.int64)))
+
+    def _on_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)

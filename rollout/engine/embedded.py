@@ -1,0 +1,389 @@
+"""The embedded engine: the Engine port over a core that runs in a thread of its own.
+
+Owns: that thread, the way in (commands, run at token boundaries) and out (one loop callback per step that ended
+something), staging of versions in a second thread. Refuses: the forward pass, admission, sampling (decoder, scheduler,
+core).
+
+Map of threads
+  caller's asyncio loop   posts commands; awaits futures; `progress` takes a snapshot under the core's lock
+  engine                  loop: commands -> swap if one is ready -> admit -> one token for all rows -> hand over what
+                          ended; with nothing to do it sleeps until a command wakes it (never longer than REST_S)
+  stager                  maps, checks and copies a published version into the spare weights, one version at a time;
+                          a load asked for meanwhile waits for the one before it
+A crash of the engine thread fails every request, present and future, with EngineError, and is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from areal_like.errors import EngineError, UserError
+from areal_like.trace import Tracer
+from areal_like.trajectory import Segment
+from rollout.config import EngineSettings
+from rollout.engine.core import Ended, GenerationCore
+from rollout.engine.decoder import Decoder, LeanDecoder
+from rollout.engine.generic import GenericDecoder
+from rollout.engine.loading import DTYPES, open_verified
+from rollout.engine.port import (
+    EndReason,
+    EngineCapabilities,
+    GenerationOutcome,
+    GenerationRequest,
+    Interruption,
+    LoadReport,
+)
+from rollout.engine.shape import read_config, read_end_ids, why_not_lean
+from rollout.engine.slots import Answer
+
+log = logging.getLogger(__name__)
+
+REST_S = 1.0
+JOIN_S = 30.0
+
+
+@dataclass
+class _Swap:
+    """A staged version that waits for a token boundary."""
+
+    version: int
+    interruption: Interruption
+    future: asyncio.Future[float]
+
+
+class EmbeddedEngine:
+    """Continuous batching inside this process; see rollout/engine/port.py for what the methods promise."""
+
+    def __init__(
+        self, model_dir: Path, settings: EngineSettings, *, dtype: str, num_threads: int, tracer: Tracer | None = None
+    ) -> None:
+        """`dtype` is the model's; `settings.dtype` overrules it. Weights come with the first `load_version`."""
+        self._model_dir, self._settings, self._tracer = model_dir, settings, tracer
+        self._dtype = DTYPES[settings.dtype or dtype]
+        self._num_threads = num_threads
+        self._core: GenerationCore | None = None
+        self._end_ids: tuple[int, ...] = ()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stager = ThreadPoolExecutor(1, thread_name_prefix="stager")
+        self._load_lock = asyncio.Lock()
+        self._futures: dict[int, asyncio.Future[GenerationOutcome]] = {}
+        self._control: set[asyncio.Future[Any]] = set()
+        self._loads: set[asyncio.Task[LoadReport]] = set()
+        self._num_tickets = 0
+        self._swap: _Swap | None = None
+        self._is_paused = False
+        self._is_closing = False
+        self._error: EngineError | None = None
+        self._spent_s = {"busy_s": 0.0, "idle_s": 0.0}
+
+    # ------------------------------------------------------------------ life
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """What this engine can do; the context is the smaller of the setting and the model's (known after `start`)."""
+        return EngineCapabilities(
+            num_slots=self._settings.num_slots,
+            max_context=self._core.slots.max_context if self._core else self._settings.max_context,
+            interruptions=("recompute", "keep_kv", "drain"),
+            per_request_seed=True,
+        )
+
+    @property
+    def version(self) -> int:
+        """Version now used for sampling; -1 before the first load."""
+        return self._core.version if self._core else -1
+
+    async def start(self) -> None:
+        """Read the config, allocate weights and cache, start the engine thread. Raises UserError."""
+        self._loop = asyncio.get_running_loop()
+        self._core = await asyncio.to_thread(self._build)
+        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+        self._thread.start()
+
+    def _build(self) -> GenerationCore:
+        config = read_config(self._model_dir)
+        self._end_ids = read_end_ids(self._model_dir, config)
+        settings = self._settings
+        model_context = getattr(config, "max_position_embeddings", None) or settings.max_context
+        max_context = min(settings.max_context, model_context)
+        if max_context < settings.max_context:
+            log.info("engine.max_context %d: the model has %d positions", settings.max_context, max_context)
+        device = _device(settings.device)
+        torch.set_num_threads(self._num_threads)
+        reason = why_not_lean(config, max_context)
+        try:
+            with torch.inference_mode():
+                decoder: Decoder
+                if reason:
+                    log.warning("no lean decoder (%s): transformers' own modules generate, one row at a time", reason)
+                    decoder = GenericDecoder(config, settings.num_slots, self._dtype, device)
+                else:
+                    decoder = LeanDecoder(config, settings.num_slots, max_context, self._dtype, device)
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "alloc" not in str(error):
+                raise
+            raise UserError(
+                f"no memory for the cache of {settings.num_slots} slots of {max_context} tokens",
+                where="rollout.engine",
+                remedy="lower num_slots or max_context",
+            ) from error
+        return GenerationCore(decoder, settings.num_slots, max_context, device, self._tracer)
+
+    async def close(self) -> None:
+        """End running requests as `cancelled`, stop the threads. Safe to call twice."""
+        self._is_closing = True
+        self._wake.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, JOIN_S)
+        self._stager.shutdown(wait=False, cancel_futures=True)
+        await asyncio.sleep(0)  # lets the last hand-over run
+        self._fail_pending(EngineError("the engine was closed"))
+        for task in self._loads:
+            task.cancel()
+
+    # ------------------------------------------------------------------ requests
+
+    async def generate(self, request: GenerationRequest) -> GenerationOutcome:
+        """See the port. Raises UserError (the request cannot fit), EngineError (the engine failed)."""
+        core = self._check_alive()
+        self._check_request(request, core)
+        stop_ids = np.array(sorted({*request.sampling.stop_token_ids, *self._end_ids}), np.int64)
+        is_stopped = len(request.prefix) > 0 and int(request.prefix.tokens_R[-1]) in stop_ids
+        if is_stopped or len(request.prefix) >= request.sampling.max_new_tokens:
+            reason: EndReason = "stop" if is_stopped else "length"
+            return GenerationOutcome(request_id=request.request_id, segment=Segment.empty(), end_reason=reason)
+        self._num_tickets += 1
+        ticket = self._num_tickets
+        future = self._futures[ticket] = self._loop.create_future()
+        self._post(partial(core.submit, Answer(ticket, request, stop_ids, time.monotonic())))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._post(partial(core.cancel, ticket))
+            raise
+        finally:
+            del self._futures[ticket]
+
+    def _check_request(self, request: GenerationRequest, core: GenerationCore) -> None:
+        num_known, context = len(request.prompt_P) + len(request.prefix), core.slots.max_context
+        if not len(request.prompt_P):
+            raise UserError("an empty prompt", remedy="prompts need at least one token")
+        if num_known + 1 > context:
+            raise UserError(
+                f"a prompt and answer of {num_known} tokens leave no room in a context of {context}",
+                remedy="raise rollout.engine.max_context or drop the row",
+            )
+        vocab_size = core.decoder.vocab_size
+        for tokens in (request.prompt_P, request.prefix.tokens_R):
+            outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+            if len(outside):
+                raise UserError(
+                    f"token {outside[0]} is not in a vocabulary of {vocab_size}",
+                    remedy="model and tokenizer do not belong together",
+                )
+        sampling = request.sampling
+        if sampling.temperature < 0 or sampling.top_p <= 0 or sampling.top_k < 0:
+            raise UserError(f"temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k}")
+
+    def progress(self) -> Mapping[int, Segment]:
+        """For each running request: all newly sampled tokens so far."""
+        return self._core.progress() if self._core else {}
+
+    async def pause(self) -> None:
+        """Stop at the next token boundary."""
+        await self._set_paused(True)
+
+    async def resume(self) -> None:
+        """Go on."""
+        await self._set_paused(False)
+
+    async def _set_paused(self, is_paused: bool) -> None:
+        self._check_alive()
+        future = self._control_future()
+
+        def apply() -> None:
+            self._is_paused = is_paused
+            self._settle(future, None)
+
+        self._post(apply)
+        await future
+
+    def counters(self) -> dict[str, float]:
+        """Monotonic: tokens, prefill_tokens, shared_prefill_tokens, steps, swaps; busy_s, idle_s, paused_s."""
+        core = self._core
+        counts = dict(core.counts) if core else {}
+        return {**counts, **self._spent_s, "paused_s": core.paused_s if core else 0.0}
+
+    # ------------------------------------------------------------------ versions
+
+    async def load_version(self, manifest_path: Path, interruption: Interruption) -> LoadReport:
+        """See the port. Loads are done in the order they are asked for.
+
+        With `drain` a paused engine swaps once it is resumed and empty. Cancelling the caller does not undo a load.
+        """
+        self._check_alive()
+        task = self._loop.create_task(self._load(manifest_path, interruption))
+        self._loads.add(task)
+        task.add_done_callback(self._loads.discard)
+        return await asyncio.shield(task)
+
+    async def _load(self, manifest_path: Path, interruption: Interruption) -> LoadReport:
+        async with self._load_lock:
+            core = self._check_alive()
+            start_s = time.monotonic()
+            version = await self._loop.run_in_executor(self._stager, self._stage, core.decoder, manifest_path)
+            stage_s = time.monotonic() - start_s
+            swap = _Swap(version, interruption, self._control_future())
+
+            def apply() -> None:
+                self._swap = swap
+
+            self._post(apply)
+            return LoadReport(version=version, stage_s=stage_s, pause_s=await swap.future)
+
+    def _stage(self, decoder: Decoder, manifest_path: Path) -> int:
+        start_s = self._tracer.now_s() if self._tracer else 0.0
+        with torch.inference_mode():
+            manifest, tensors = open_verified(manifest_path)
+            decoder.stage(tensors, manifest.version)
+        if self._tracer:
+            self._tracer.complete("stage", start_s, self._tracer.now_s(), "stager", version=manifest.version)
+        return manifest.version
+
+    # ------------------------------------------------------------------ engine thread
+
+    def _serve(self) -> None:
+        assert self._core is not None
+        try:
+            torch.set_num_threads(self._num_threads)
+            with torch.inference_mode():
+                while not self._is_closing:
+                    self._turn(self._core)
+                self._obey()
+                self._core.cancel_all()
+                self._hand_over(self._core)
+        except BaseException as error:
+            log.exception("the engine thread died")
+            self._error = EngineError(f"the engine thread died: {type(error).__name__}: {error}")
+            self._on_loop(partial(self._fail_pending, self._error))
+
+    def _turn(self, core: GenerationCore) -> None:
+        start_s = time.monotonic()
+        self._obey()
+        if self._swap is not None:
+            core.is_admitting = self._swap.interruption != "drain"
+            if core.is_admitting or not core.slots.num_running:
+                self._perform(core, self._swap)
+                start_s = time.monotonic()
+        spent = "idle_s"
+        if not self._is_paused:
+            core.refill()
+            if core.slots.count:
+                core.step()
+                spent = "busy_s"
+        self._hand_over(core)
+        if spent == "idle_s":
+            self._wake.wait(REST_S)
+            self._wake.clear()
+        elapsed_s = time.monotonic() - start_s
+        if self._is_paused:
+            core.paused_s += elapsed_s
+        else:
+            self._spent_s[spent] += elapsed_s
+
+    def _obey(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
+
+    def _perform(self, core: GenerationCore, swap: _Swap) -> None:
+        self._swap = None
+        start_s = time.monotonic()
+        trace_s = self._tracer.now_s() if self._tracer else 0.0
+        num_running = core.slots.num_running
+        core.swap(swap.version, swap.interruption)
+        core.is_admitting = True
+        pause_s = time.monotonic() - start_s
+        core.paused_s += pause_s
+        if self._tracer:
+            args = {"version": swap.version, "interruption": swap.interruption, "running": num_running}
+            self._tracer.complete("swap", trace_s, self._tracer.now_s(), "engine", **args)
+        self._settle(swap.future, pause_s)
+
+    def _hand_over(self, core: GenerationCore) -> None:
+        ended = core.take_ended()
+        if ended:
+            self._on_loop(partial(self._deliver, ended))
+
+    # ------------------------------------------------------------------ between the threads
+
+    def _post(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        self._wake.set()
+
+    def _on_loop(self, callback: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            log.warning("the event loop closed before the engine did")
+
+    def _settle(self, future: asyncio.Future[Any], value: Any) -> None:
+        def settle() -> None:
+            if not future.done():
+                future.set_result(value)
+
+        self._on_loop(settle)
+
+    def _deliver(self, ended: list[Ended]) -> None:
+        for ticket, result in ended:
+            future = self._futures.get(ticket)
+            if future is None or future.done():
+                continue
+            if isinstance(result, EngineError):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+    def _control_future(self) -> asyncio.Future[Any]:
+        future = self._loop.create_future()
+        self._control.add(future)
+        future.add_done_callback(self._control.discard)
+        return future
+
+    def _fail_pending(self, error: EngineError) -> None:
+        for future in (*self._futures.values(), *self._control):
+            if not future.done():
+                future.set_exception(error)
+
+    def _check_alive(self) -> GenerationCore:
+        if self._error is not None:
+            raise self._error
+        if self._core is None or self._is_closing:
+            raise EngineError("the engine is closed" if self._is_closing else "the engine was not started")
+        return self._core
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(
+            f"no such device: {name}", where="rollout.engine.device", remedy="cpu, cuda or cuda:N"
+        ) from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("no CUDA device here", where="rollout.engine.device", remedy="cpu, or a CUDA build of torch")
+    return device

@@ -1,0 +1,83 @@
+"""Any other Hugging Face causal LM, through its own module: one cache and one forward pass per row.
+
+Owns: `GenericDecoder`. Refuses: speed. A step costs one forward call per active row, but whatever a model's cache is
+(sliding windows, recurrent state), it is the one transformers makes for it, so results are right for every
+architecture.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.initialization import no_init_weights
+
+from areal_like.errors import UserError
+from rollout.engine.loading import Place, fill
+
+
+class _Copy:
+    """One instance of the model and where each published tensor goes in it."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        named = dict(model.named_parameters())
+        self.places = {
+            name: Place(tuple(tensor.shape), tuple(tensor.shape), tensor.detach()) for name, tensor in named.items()
+        }
+        self.optional = frozenset(model.state_dict()) - frozenset(named)
+
+
+class GenericDecoder:
+    """transformers' own forward pass, row by row."""
+
+    can_share = False
+
+    def __init__(self, config: PreTrainedConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        try:
+            with no_init_weights():
+                model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        except ValueError as error:
+            raise UserError(f"model type {config.model_type} is not a causal language model ({error})") from error
+        model = model.to(device).eval().requires_grad_(False)
+        self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
+        self.device = device
+        self._active, self._spare = _Copy(model), _Copy(copy.deepcopy(model))
+        self._caches: list[Any] = [None] * num_slots
+
+    def stage(self, tensors: Mapping[str, Tensor], version: int) -> None:
+        fill(self._spare.places, tensors, self._spare.optional, version)
+
+    def swap(self) -> None:
+        self._active, self._spare = self._spare, self._active
+
+    def prefill(self, rows: Sequence[int], contexts: Sequence[np.ndarray]) -> None:
+        for row, context in zip(rows, contexts, strict=True):
+            self._caches[row] = None
+            if len(context):
+                self._forward(row, np.asarray(context, np.int64))
+
+    def step(self, tokens_B: np.ndarray, positions_B: np.ndarray) -> Tensor:
+        return torch.cat([self._forward(row, tokens_B[row : row + 1]) for row in range(len(tokens_B))])
+
+    def _forward(self, row: int, tokens_T: np.ndarray) -> Tensor:
+        ids = torch.from_numpy(tokens_T.copy())[None].to(self.device)
+        result = self._active.model(input_ids=ids, past_key_values=self._caches[row], use_cache=True)
+        self._caches[row] = result.past_key_values
+        return result.logits[:, -1]
+
+    def move_rows(self, sources: Sequence[int], targets: Sequence[int], num_tokens: int) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            self._caches[target], self._caches[source] = self._caches[source], None
+
+    def share_rows(self, sources: Sequence[int], targets: Sequence[int], num_tokens: int) -> None:
+        raise AssertionError("rows of the generic decoder are not shared")
+
+    def clear_rows(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._caches[row] = None

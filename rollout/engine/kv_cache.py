@@ -1,0 +1,93 @@
+"""Keys and values of all slots, preallocated, and attention of one new token per row over them.
+
+Owns: the buffers, writing, copying rows, decode attention. Refuses: knowing which request sits in which row.
+
+Rows 0..B-1 take part in a step: the scheduler keeps the active rows a prefix, so nothing is gathered here.
+
+Legend: B rows, N prompts, K key/value heads, G query heads per key/value head, D head size, C context, T positions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rollout.engine.shape import ModelShape
+
+SPAN_TOKENS = 16
+"""Attention covers the longest active row, rounded up to a multiple of this."""
+
+
+class StepPlan(NamedTuple):
+    """What all layers of one decode step share: where the new token goes and what may be attended."""
+
+    num_rows: int
+    span_T: int
+    places: Tensor
+    bias: Tensor
+
+
+class KVCache:
+    """Buffers [layers, slots, K, C, D] for keys and for values."""
+
+    def __init__(
+        self, shape: ModelShape, num_slots: int, max_context: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_heads, self.head_size, self.max_context = shape.num_key_heads, shape.head_size, max_context
+        dims = (shape.num_layers, num_slots, self.num_heads, max_context, self.head_size)
+        # Zeros, not empty: positions behind a row's end are masked, and 0 * NaN would still be NaN.
+        self._keys = torch.zeros(dims, dtype=dtype, device=device)
+        self._values = torch.zeros(dims, dtype=dtype, device=device)
+        self._layers = list(zip(self._keys.unbind(0), self._values.unbind(0), strict=True))
+        flat = (shape.num_layers, num_slots * self.num_heads * max_context, self.head_size)
+        self._flat_layers = list(zip(self._keys.view(flat).unbind(0), self._values.view(flat).unbind(0), strict=True))
+        self._positions_C = torch.arange(max_context, device=device)
+        heads = torch.arange(num_slots * self.num_heads, device=device)
+        self._head_starts = (heads * max_context).view(num_slots, self.num_heads)
+        self._open = torch.zeros((), dtype=dtype, device=device)
+        self._shut = torch.full((), -math.inf, dtype=dtype, device=device)
+
+    def plan(self, positions_B: Tensor, longest: int) -> StepPlan:
+        """Prepare a step that writes at `positions_B` and attends positions 0..position of each row.
+
+        longest: 1 + the largest of them.
+        """
+        num_rows = len(positions_B)
+        span_T = min(self.max_context, -(-longest // SPAN_TOKENS) * SPAN_TOKENS)
+        places = (self._head_starts[:num_rows] + positions_B[:, None]).view(-1)
+        beyond = self._positions_C[:span_T] > positions_B[:, None]
+        bias = torch.where(beyond, self._shut, self._open).view(num_rows, 1, 1, span_T)
+        return StepPlan(num_rows, span_T, places, bias)
+
+    def attend(self, layer: int, plan: StepPlan, query_BKGD: Tensor, key_BKD: Tensor, value_BKD: Tensor) -> Tensor:
+        """Write the new keys and values, attend; returns [B, K * G * D].
+
+        The G query heads of a key head stand in as G query positions: grouped attention without repeating keys.
+        """
+        flat_keys, flat_values = self._flat_layers[layer]
+        flat_keys.index_copy_(0, plan.places, key_BKD.reshape(-1, self.head_size))
+        flat_values.index_copy_(0, plan.places, value_BKD.reshape(-1, self.head_size))
+        keys, values = self._layers[layer]
+        keys, values = keys[: plan.num_rows, :, : plan.span_T], values[: plan.num_rows, :, : plan.span_T]
+        return F.scaled_dot_product_attention(query_BKGD, keys, values, attn_mask=plan.bias).reshape(plan.num_rows, -1)
+
+    def write_prompts(self, layer: int, rows_N: Tensor, key_NTKD: Tensor, value_NTKD: Tensor) -> None:
+        """Write positions 0..T-1 of N rows."""
+        num_tokens = key_NTKD.shape[1]
+        for buffer, written in zip(self._layers[layer], (key_NTKD, value_NTKD), strict=True):
+            buffer[:, :, :num_tokens].index_copy_(0, rows_N, written.transpose(1, 2))
+
+    def copy_rows(self, sources: Tensor, targets: Tensor, num_tokens: int) -> None:
+        """Copy the first `num_tokens` positions of rows `sources` to rows `targets` (disjoint), all layers at once."""
+        for buffer in (self._keys, self._values):
+            used = buffer[:, :, :, :num_tokens]
+            used.index_copy_(1, targets, used.index_select(1, sources))
+
+    def clear_rows(self, rows: Tensor) -> None:
+        """Zero whole rows (after numbers that are not finite got in)."""
+        self._keys.index_fill_(1, rows, 0.0)
+        self._values.index_fill_(1, rows, 0.0)

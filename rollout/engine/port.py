@@ -1,0 +1,121 @@
+"""The port every generation engine sits behind: the embedded one here, SGLang later.
+
+Owns: the request, the outcome, the protocol. Refuses: leases, groups, rewards (the worker's), sockets.
+
+Threading: all methods are called from one asyncio loop and never block it; an engine computes wherever it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+import numpy as np
+
+from areal_like.messages import Sampling
+from areal_like.trajectory import Segment
+
+Interruption = Literal["recompute", "keep_kv", "drain"]
+EndReason = Literal["stop", "length", "segment", "cancelled"]
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer to generate or to continue.
+
+    prompt_P: int32 prompt tokens. prefix: answer tokens sampled before (they are prefilled, not sampled again).
+    sampling.max_new_tokens bounds the whole answer, prefix included. seed keys the random stream by answer position.
+    segment_tokens: stop with reason "segment" after this many new tokens (0: never).
+    share_key: requests of equal share_key have equal prompts; their prompt may be prefilled once.
+    """
+
+    request_id: int
+    prompt_P: np.ndarray
+    prefix: Segment
+    sampling: Sampling
+    seed: int
+    segment_tokens: int = 0
+    share_key: int = -1
+
+
+class GenerationOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a request ended. `segment` holds the newly sampled tokens only (the prefix is not repeated)."""
+
+    request_id: int
+    segment: Segment
+    end_reason: EndReason
+    paused_s: float = 0.0
+    queue_s: float = 0.0
+    generate_s: float = 0.0
+
+
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What loading a version cost, in seconds."""
+
+    version: int
+    stage_s: float
+    pause_s: float
+
+
+class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine can do, so that the worker need not ask for its type."""
+
+    num_slots: int
+    max_context: int
+    """Longest prompt plus answer, tokens."""
+    interruptions: tuple[Interruption, ...]
+    per_request_seed: bool
+    """The random stream is keyed by (seed, position), so a sample does not depend on its neighbours."""
+
+
+class Engine(Protocol):
+    """Generates token by token and can swap its weights in the middle of answers (law 6)."""
+
+    @property
+    def capabilities(self) -> EngineCapabilities: ...
+
+    @property
+    def version(self) -> int:
+        """Version now used for sampling; -1 before the first load."""
+        ...
+
+    async def start(self) -> None:
+        """Become ready to accept `load_version` and `generate`. Raises UserError or EngineError."""
+        ...
+
+    async def generate(self, request: GenerationRequest) -> GenerationOutcome:
+        """Generate until an end. Cancelling the task frees the slot at the next token boundary.
+
+        Raises UserError when prompt plus one token does not fit the context.
+        """
+        ...
+
+    def progress(self) -> Mapping[int, Segment]:
+        """For each running request: all newly sampled tokens so far (a prefix of the later outcome's segment)."""
+        ...
+
+    async def pause(self) -> None:
+        """Stop at the next token boundary; running requests stay where they are."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        ...
+
+    async def load_version(self, manifest_path: Path, interruption: Interruption) -> LoadReport:
+        """Stage and verify the payload while generation goes on, then swap it in at a token boundary.
+
+        `recompute`: running requests are prefilled again (prompt plus partial answer) under the new weights.
+        `keep_kv`: they go on with the old keys and values. `drain`: they finish first, no new one starts meanwhile.
+        Raises WeightError (checksum, shape, missing file); the old version then stays in use.
+        """
+        ...
+
+    def counters(self) -> dict[str, float]:
+        """Monotonic: tokens, prefill_tokens, busy_s (a slot was active), idle_s, paused_s, steps."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel everything and free resources."""
+        ...

@@ -1,0 +1,112 @@
+"""Which decoder a model gets, read from its config: the dimensions of the lean one, or the reason it does not fit.
+
+Owns: `ModelShape`, the rule of what the lean decoder covers, the end-of-sequence ids of a model folder.
+Refuses: weights, tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from areal_like.errors import UserError
+
+LEAN_FAMILIES = ("llama", "qwen2", "qwen3")
+FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Rotary variants whose frequencies do not depend on the length of the sequence."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Dimensions of a Llama-like decoder. Query heads of one key/value head form a group of `num_queries_per_key`."""
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_key_heads: int
+    head_size: int
+    intermediate_size: int
+    vocab_size: int
+    norm_eps: float
+    is_head_tied: bool
+    has_qkv_bias: bool
+    has_out_bias: bool
+    has_mlp_bias: bool
+    has_qk_norm: bool
+
+    @property
+    def num_queries_per_key(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.num_heads // self.num_key_heads
+
+    @staticmethod
+    def of(config: PreTrainedConfig) -> ModelShape:
+        """Read a config of one of LEAN_FAMILIES."""
+        family = config.model_type
+        attention_bias = bool(getattr(config, "attention_bias", False))
+        return ModelShape(
+            family=family,
+            num_layers=config.num_hidden_layers,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            num_key_heads=config.num_key_value_heads,
+            head_size=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            intermediate_size=config.intermediate_size,
+            vocab_size=config.vocab_size,
+            norm_eps=config.rms_norm_eps,
+            is_head_tied=bool(config.tie_word_embeddings),
+            has_qkv_bias=True if family == "qwen2" else attention_bias,
+            has_out_bias=False if family == "qwen2" else attention_bias,
+            has_mlp_bias=bool(getattr(config, "mlp_bias", False)),
+            has_qk_norm=family == "qwen3",
+        )
+
+
+def why_not_lean(config: PreTrainedConfig, max_context: int) -> str:
+    """The first reason why the lean decoder cannot run this model; empty when it can."""
+    if config.model_type not in LEAN_FAMILIES:
+        return f"model type {config.model_type} is not one of {', '.join(LEAN_FAMILIES)}"
+    if config.hidden_act != "silu":
+        return f"activation {config.hidden_act}"
+    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+        return "sliding-window layers"
+    rope: dict[str, Any] = config.rope_parameters or {}
+    kind = rope.get("rope_type", "default")
+    trained_context = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+    if kind not in FIXED_ROPE_TYPES and not (kind in ("dynamic", "longrope") and max_context <= trained_context):
+        return f"rotary variant {kind} beyond {trained_context} positions"
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return "partial rotary embedding"
+    return ""
+
+
+def read_config(model_dir: Path) -> PreTrainedConfig:
+    """The transformers config of a model folder. Raises UserError when there is none, or an unknown one."""
+    if not (model_dir / "config.json").is_file():
+        raise UserError(
+            "no config.json here", where=str(model_dir), remedy="model.path must be a Hugging Face model folder"
+        )
+    try:
+        return AutoConfig.from_pretrained(str(model_dir))
+    except (ValueError, OSError, TypeError) as error:
+        raise UserError(f"config.json cannot be read ({error})", where=str(model_dir)) from error
+
+
+def read_end_ids(model_dir: Path, config: PreTrainedConfig) -> tuple[int, ...]:
+    """End-of-sequence ids: generation_config.json (a number or a list), else the config; empty when neither says."""
+    path = model_dir / "generation_config.json"
+    found = getattr(config, "eos_token_id", None)
+    if path.is_file():
+        try:
+            listed = json.loads(path.read_text()).get("eos_token_id")
+        except (ValueError, AttributeError) as error:
+            raise UserError(f"not a generation config ({error})", where=str(path)) from error
+        found = found if listed is None else listed
+    if found is None:
+        return ()
+    return tuple(int(token) for token in (found if isinstance(found, list | tuple) else [found]))

@@ -1,0 +1,184 @@
+"""The host's record of every running answer: tokens, log-probs, versions, limits, as arrays over rows.
+
+Owns: which answer sits in which row, recording a step, finding finished rows, handing out segments. Refuses: torch, the
+queue, weights.
+
+A *row* is a place in the decoder's cache; active rows are always 0..count-1 after `compaction`, so rows change when
+others end. A *slot* is where an answer's own record lies; it stays for the answer's whole life, so moving a row copies
+no record. Everything about a token is stored at its absolute position (prompt first), which is also its place in the
+cache.
+
+Legend: S slots, C context, B active rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from areal_like.trajectory import Segment
+from rollout.engine.port import EndReason, GenerationRequest
+from rollout.engine.sampler import uniforms
+
+
+@dataclass(eq=False)
+class Answer:
+    """One request from submission to its end. `ticket` names it inside the engine; positions are absolute."""
+
+    ticket: int
+    request: GenerationRequest
+    stop_ids: np.ndarray
+    submitted_s: float
+    row: int = -1
+    slot: int = -1
+    admitted_s: float = 0.0
+    paused_before_s: float = 0.0
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """(first position, version): tokens from there on were sampled under that version."""
+
+    @property
+    def start(self) -> int:
+        """Position of the first new token."""
+        return len(self.request.prompt_P) + len(self.request.prefix)
+
+    def known_tokens(self) -> np.ndarray:
+        """int32: prompt and prefix."""
+        return np.concatenate((self.request.prompt_P, self.request.prefix.tokens_R))
+
+
+class Slots:
+    """Records of up to `num_slots` running answers."""
+
+    def __init__(self, num_slots: int, max_context: int) -> None:
+        self.num_slots, self.max_context = num_slots, max_context
+        self.count = 0
+        self.answers: list[Answer | None] = [None] * num_slots
+        # Per slot. Untouched pages of these cost no memory.
+        self._tokens = np.empty((num_slots, max_context), np.int32)
+        self._logprobs = np.empty((num_slots, max_context), np.float32)
+        self._uniforms = np.empty((num_slots, max_context), np.float64)
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+        # Per row.
+        self._slot_of_row = np.zeros(num_slots, np.int64)
+        self._next_token = np.zeros(num_slots, np.int64)
+        self._position = np.zeros(num_slots, np.int64)
+        self._last_position = np.zeros(num_slots, np.int64)
+        self._stop_ids = np.full((num_slots, 1), -1, np.int64)
+
+    @property
+    def num_running(self) -> int:
+        """Answers in rows."""
+        return self.num_slots - len(self._free_slots)
+
+    @property
+    def tokens_B(self) -> np.ndarray:
+        """int64: the newest token of each row, which the next step feeds."""
+        return self._next_token[: self.count]
+
+    @property
+    def positions_B(self) -> np.ndarray:
+        """int64: position of that token."""
+        return self._position[: self.count]
+
+    def uniforms_B(self) -> np.ndarray:
+        """float64: the random number of the token each row samples next."""
+        return self._uniforms[self._slot_of_row[: self.count], self.positions_B + 1]
+
+    def running(self) -> list[Answer]:
+        """Answers by row."""
+        return [answer for answer in self.answers[: self.count] if answer is not None]
+
+    def holes(self) -> list[int]:
+        """Rows below `count` whose answer ended."""
+        return [row for row in range(self.count) if self.answers[row] is None]
+
+    def place(self, answer: Answer, row: int, version: int) -> None:
+        """Put an answer into a free row; it is about to sample its first new token under `version`."""
+        request, start = answer.request, answer.start
+        answer.row, answer.slot = row, self._free_slots.pop()
+        answer.spans = [(start, version)]
+        self.answers[row] = answer
+        self.count = max(self.count, row + 1)
+        slot = answer.slot
+        self._tokens[slot, :start] = answer.known_tokens()
+        last = min(len(request.prompt_P) + request.sampling.max_new_tokens, self.max_context) - 1
+        if request.segment_tokens:
+            last = min(last, start + request.segment_tokens - 1)
+        if request.sampling.temperature > 0:
+            stream = uniforms(request.seed, len(request.prefix), last + 1 - start)
+            self._uniforms[slot, start : last + 1] = stream
+        else:
+            self._uniforms[slot, start : last + 1] = 0.5
+        self._slot_of_row[row] = slot
+        self._next_token[row] = self._tokens[slot, start - 1]
+        self._position[row], self._last_position[row] = start - 1, last
+        missing = len(answer.stop_ids) - self._stop_ids.shape[1]
+        if missing > 0:
+            self._stop_ids = np.pad(self._stop_ids, ((0, 0), (0, missing)), constant_values=-1)
+        self._stop_ids[row] = -1
+        self._stop_ids[row, : len(answer.stop_ids)] = answer.stop_ids
+
+    def record(self, tokens_B: np.ndarray, logprobs_B: np.ndarray) -> np.ndarray:
+        """Append one token to every row; returns the rows that have ended."""
+        count = self.count
+        position = self._position[:count]
+        position += 1
+        slots = self._slot_of_row[:count]
+        self._tokens[slots, position] = tokens_B
+        self._logprobs[slots, position] = logprobs_B
+        self._next_token[:count] = tokens_B
+        has_ended = (tokens_B[:, None] == self._stop_ids[:count]).any(1)
+        has_ended |= position >= self._last_position[:count]
+        return np.flatnonzero(has_ended)
+
+    def end_reason(self, row: int) -> EndReason:
+        """Why a row that `record` returned has ended."""
+        answer = self.answers[row]
+        assert answer is not None
+        if self._next_token[row] in answer.stop_ids:
+            return "stop"
+        num_answer = int(self._position[row]) + 1 - len(answer.request.prompt_P)
+        is_full = int(self._position[row]) + 1 >= self.max_context
+        return "length" if is_full or num_answer >= answer.request.sampling.max_new_tokens else "segment"
+
+    def segment(self, answer: Answer) -> Segment:
+        """All new tokens of a running answer so far."""
+        stop = int(self._position[answer.row]) + 1
+        starts = [start for start, _ in answer.spans] + [stop]
+        versions = np.repeat([version for _, version in answer.spans], np.diff(starts)).astype(np.int32)
+        return Segment(
+            self._tokens[answer.slot, answer.start : stop].copy(),
+            self._logprobs[answer.slot, answer.start : stop].copy(),
+            versions,
+        )
+
+    def context(self, answer: Answer) -> np.ndarray:
+        """int32: what the cache must hold of a running answer before its next step (all tokens but the newest)."""
+        return self._tokens[answer.slot, : int(self._position[answer.row])].copy()
+
+    def begin_version(self, version: int) -> None:
+        """Tokens from now on are sampled under `version`."""
+        for answer in self.running():
+            answer.spans.append((int(self._position[answer.row]) + 1, version))
+
+    def release(self, answer: Answer) -> None:
+        """Free the row and the slot of an ended answer; the row is a hole until filled or compacted."""
+        self.answers[answer.row] = None
+        self._free_slots.append(answer.slot)
+
+    def compaction(self) -> tuple[list[int], list[int]]:
+        """Close the holes: moves records of the last rows into them; returns (rows moved, their new rows)."""
+        holes = self.holes()
+        count = self.count - len(holes)
+        sources = [row for row in range(count, self.count) if self.answers[row] is not None]
+        targets = [row for row in holes if row < count]
+        for array in (self._slot_of_row, self._next_token, self._position, self._last_position, self._stop_ids):
+            array[targets] = array[sources]
+        for source, target in zip(sources, targets, strict=True):
+            answer = self.answers[source]
+            assert answer is not None
+            answer.row = target
+            self.answers[target], self.answers[source] = answer, None
+        self.count = count
+        return sources, targets

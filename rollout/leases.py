@@ -1,0 +1,115 @@
+"""What this worker holds: leases it works on, and finished samples the controller has not acknowledged yet.
+
+Owns: `LeaseBook`, its bound and its bookkeeping of reports. Refuses: I/O, clocks (time is passed in), generating.
+
+A lease is in one of two places: `running` (until its sample is finished, handed back or cancelled) or `unacked` (until
+SampleAck). The controller leases at most `capacity` samples to a worker, so both together stay within it, unless
+it once took us for lost and leased anew: then they stay within twice that, and what exceeds it is handed back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from areal_like.messages import SampleFinished, SampleProgress, SampleReturned
+from areal_like.trajectory import Segment
+from rollout.sample import SampleRun
+
+Admission = Literal["new", "running", "finished", "full"]
+
+
+class LeaseBook:
+    """The leases of one worker."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.running: dict[int, SampleRun] = {}
+        self.unacked: dict[int, SampleFinished] = {}
+        self._sent_s: dict[int, float] = {}
+        self._free_lanes: list[int] = []
+        self._num_lanes = 0
+
+    def admission(self, lease_id: int) -> Admission:
+        """What a lease that just came is to us: `running` and `finished` are repetitions, `full` is to be refused."""
+        if lease_id in self.running:
+            return "running"
+        if lease_id in self.unacked:
+            return "finished"
+        return "new" if len(self.running) + len(self.unacked) < 2 * self.capacity else "full"
+
+    # ------------------------------------------------------------ lanes of the trace
+
+    def take_lane(self) -> int:
+        """The lowest free lane: few lanes, each a row in the trace."""
+        if self._free_lanes:
+            return heapq.heappop(self._free_lanes)
+        self._num_lanes += 1
+        return self._num_lanes - 1
+
+    def give_lane(self, lane: int) -> None:
+        """A sample ended."""
+        heapq.heappush(self._free_lanes, lane)
+
+    # ------------------------------------------------------------ reports
+
+    def progress(self, live: Mapping[int, Segment]) -> tuple[SampleProgress, ...]:
+        """New tokens of every running lease since its last report. `live` is `engine.progress()`.
+
+        Nothing is marked as reported: call `mark` with the result once it was sent.
+        """
+        items = []
+        for lease_id, run in self.running.items():
+            fresh = run.all_new(live).tail(run.reported)
+            if len(fresh):
+                items.append(SampleProgress(lease_id=lease_id, start=run.base + run.reported, segment=fresh))
+        return tuple(items)
+
+    def mark(self, items: Iterable[SampleProgress]) -> None:
+        """These reports were sent."""
+        for item in items:
+            run = self.running.get(item.lease_id)
+            if run is not None:
+                run.reported = max(run.reported, item.start + len(item.segment) - run.base)
+
+    def returned(self, run: SampleRun, live: Mapping[int, Segment], reason: str) -> SampleReturned:
+        """The message that hands a lease back, with the tokens not reported yet."""
+        rest = run.all_new(live).tail(run.reported)
+        return SampleReturned(lease_id=run.task.lease_id, start=run.base + run.reported, segment=rest, reason=reason)
+
+    # ------------------------------------------------------------ finished samples
+
+    def finish(self, message: SampleFinished) -> None:
+        """A sample is finished: from running to unacked."""
+        self.running.pop(message.lease_id, None)
+        self.unacked[message.lease_id] = message
+
+    def ack(self, lease_ids: Iterable[int]) -> int:
+        """These are in the ledger; forget them. Returns how many we still held."""
+        num_held = 0
+        for lease_id in lease_ids:
+            self._sent_s.pop(lease_id, None)
+            num_held += self.unacked.pop(lease_id, None) is not None
+        return num_held
+
+    def due(self, now_s: float, resend_s: float) -> list[SampleFinished]:
+        """Finished samples never sent, or sent longer than `resend_s` ago and not acknowledged."""
+        return [
+            message
+            for lease_id, message in self.unacked.items()
+            if lease_id not in self._sent_s or now_s - self._sent_s[lease_id] >= resend_s
+        ]
+
+    def send_again(self) -> None:
+        """All finished samples are due again: what was sent may not have arrived."""
+        self._sent_s.clear()
+
+    def was_sent(self, lease_id: int) -> bool:
+        """Whether a finished sample was sent at least once."""
+        return lease_id in self._sent_s
+
+    def sent(self, lease_id: int, now_s: float) -> None:
+        """A finished sample was sent."""
+        if lease_id in self.unacked:
+            self._sent_s[lease_id] = now_s

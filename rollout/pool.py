@@ -1,0 +1,188 @@
+"""The samples this worker makes: from a lease to a finished sample, or to the message that hands it back.
+
+Owns: one task per lease, the fault boundary around the workflow, handing back, parking, counting all of it.
+Refuses: sockets (messages go through `post`), acknowledgement (the book's), waiting for versions (`sample`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from areal_like.errors import DeadlineExceeded, UserError
+from areal_like.messages import Message, SampleFinished, SampleReturned, SampleTask
+from areal_like.trajectory import Segment, Trajectory
+from areal_like.verdict import Verdict
+from rollout.leases import LeaseBook
+from rollout.sample import Bench, SampleRun, printable
+from rollout.workflow import Sample, SampleCut, Workflow
+
+log = logging.getLogger(__name__)
+
+
+class SamplePool:
+    """Makes the samples of all leases in `book`, one task each, in the given task group.
+
+    `post(message)` queues a message; `on_finished()` says that the book has a new finished sample. An EngineError
+    leaves the sample's task and so ends the group. `report_lock` is held while a report is composed and sent.
+    """
+
+    def __init__(
+        self,
+        book: LeaseBook,
+        bench: Bench,
+        workflow: Workflow,
+        *,
+        group: asyncio.TaskGroup,
+        post: Callable[[Message], None],
+        on_finished: Callable[[], None],
+        counters: dict[str, float],
+    ) -> None:
+        self._book, self._bench, self._workflow, self._group = book, bench, workflow, group
+        self._post, self._on_finished, self._counters = post, on_finished, counters
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self.report_lock = asyncio.Lock()
+        self.is_closed = False
+        """True once the worker leaves: new leases are handed back."""
+
+    def take(self, task: SampleTask) -> None:
+        """A lease came. A repeated one is harmless; one too many goes back."""
+        admission = "full" if self.is_closed else self._book.admission(task.lease_id)
+        if admission in ("running", "finished"):
+            self._count("duplicate_leases")
+        elif admission == "full":
+            self._count("refused_leases")
+            empty = Segment.empty()
+            self._post(SampleReturned(lease_id=task.lease_id, start=len(task.prefix), segment=empty, reason="drain"))
+        else:
+            lane = self._book.take_lane()
+            run = SampleRun(task, self._bench, is_resumable=self._workflow.is_resumable, lane=f"sample-{lane:03d}")
+            self._book.running[task.lease_id] = run
+            produced = self._group.create_task(self._produce(run), name=f"lease-{task.lease_id}")
+            self._tasks[task.lease_id] = produced
+            produced.add_done_callback(lambda _: self._ended(task.lease_id, lane))
+
+    def cancel(self, lease_ids: tuple[int, ...]) -> None:
+        """No answer is owed for these any more, finished or not."""
+        for lease_id in lease_ids:
+            run = self._book.running.pop(lease_id, None)
+            if run is not None:
+                self._count("cancelled")
+                self._tasks[lease_id].cancel()
+        self._book.ack(lease_ids)
+
+    def abandon_unfinished(self) -> None:
+        """These leases are not ours any more, except those that only wait for their verdict."""
+        for lease_id, run in list(self._book.running.items()):
+            if run.phase != "score":
+                self._count("abandoned")
+                del self._book.running[lease_id]
+                self._tasks[lease_id].cancel()
+
+    def park_all(self) -> None:
+        """Stop all generations, keeping their tokens; each goes on once its version may be sampled with."""
+        live = self._bench.engine.progress()
+        for run in self._book.running.values():
+            run.park(live)
+
+    async def hand_back_all(self, *, scoring_too: bool) -> None:
+        """The worker leaves: its leases go back with their tokens so far, and their tasks end."""
+        for run in list(self._book.running.values()):
+            if scoring_too or run.phase != "score":
+                task = self._tasks[run.task.lease_id]
+                await self._hand_back(run, "drain")
+                task.cancel()
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until the tasks have ended, at most `timeout_s`."""
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=timeout_s)
+
+    def cancel_all(self) -> None:
+        """End what is left."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    # ------------------------------------------------------------ one sample
+
+    def _ended(self, lease_id: int, lane: int) -> None:
+        self._tasks.pop(lease_id, None)
+        self._book.give_lane(lane)
+
+    async def _produce(self, run: SampleRun) -> None:
+        """The fault boundary of one sample: the workflow's failures become data, the engine's end the process."""
+        lease_id = run.task.lease_id
+        try:
+            sample = _checked(await self._workflow.run(run.task, run))
+            if run.cut_reason is None:
+                self._finish(run, sample)
+        except SampleCut:
+            run.cut_reason = run.cut_reason or "cancelled"
+        except UserError as error:
+            run.cut_reason = run.cut_reason or f"rejected: {error}"
+        except DeadlineExceeded as error:
+            log.warning("lease %d goes back: %s", lease_id, error)
+            run.cut_reason = run.cut_reason or "drain"
+        except Exception as error:  # the user's own code may raise anything; an engine failure is raised again below
+            self._crashed(run, error)
+        if run.cut_reason is not None:
+            await self._hand_back(run, run.cut_reason)
+
+    def _crashed(self, run: SampleRun, error: Exception) -> None:
+        """The workflow raised: a `crashed` verdict where an answer exists, else the lease is rejected."""
+        if run.engine_error is not None or run.cut_reason is not None:
+            return
+        self._count("workflow_crashes")
+        what = printable(f"the workflow raised {type(error).__name__}: {error}")
+        log.warning("lease %d: %s", run.task.lease_id, what, exc_info=error)
+        if not run.is_resumable or run.answer is None or run.prompt_P is None:
+            run.cut_reason = f"rejected: {what}"
+            return
+        trajectory = Trajectory.from_prompt(run.prompt_P, run.answer.segment, run.answer.finish_reason)
+        self._finish(run, Sample(trajectory=trajectory, verdict=Verdict(kind="crashed", reason=what), response_text=""))
+
+    def _finish(self, run: SampleRun, sample: Sample) -> None:
+        task = run.task
+        if self._book.running.get(task.lease_id) is not run:  # cancelled or handed back in this very moment
+            return
+        self._count("samples")
+        self._count(f"verdict_{sample.verdict.kind}")
+        self._book.finish(
+            SampleFinished(
+                lease_id=task.lease_id,
+                group_id=task.group_id,
+                sample_index=task.sample_index,
+                trajectory=sample.trajectory,
+                verdict=sample.verdict,
+                response_text=printable(sample.response_text),
+                timings=dict(run.timings),
+            )
+        )
+        self._on_finished()
+
+    async def _hand_back(self, run: SampleRun, reason: str) -> None:
+        async with self.report_lock:
+            if self._book.running.get(run.task.lease_id) is not run:
+                return
+            self._post(self._book.returned(run, self._bench.engine.progress(), reason))
+            del self._book.running[run.task.lease_id]
+        self._count("returned_" + reason.partition(":")[0])
+
+    def _count(self, name: str, amount: float = 1.0) -> None:
+        self._counters[name] = self._counters.get(name, 0.0) + amount
+
+
+def _checked(sample: object) -> Sample:
+    """What a workflow returned, if it is a sample. Raises TypeError: a mistake in the user's workflow."""
+    if not isinstance(sample, Sample):
+        raise TypeError(f"a workflow must return a Sample, not {type(sample).__name__}")
+    if not isinstance(sample.trajectory, Trajectory) or not isinstance(sample.verdict, Verdict):
+        raise TypeError("a Sample needs a Trajectory and a Verdict")
+    try:
+        msgspec.convert(msgspec.to_builtins(sample.verdict), Verdict)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise TypeError(f"a Sample with a verdict that cannot travel: {error}") from error
+    return sample

@@ -1,0 +1,257 @@
+"""One lease's life in this worker: wait for the version, generate, score; and how it ends.
+
+Owns: `SampleRun` (the tools a workflow works with, and all that is known of its lease), its counters and timings.
+Refuses: sockets and the lease book (the worker's), how a sample is made (the workflow's).
+
+Positions: `base` tokens of the answer came with the lease; new tokens follow; `reported` of the new ones are known to
+the controller. A report therefore starts at answer position base + reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import msgspec
+import numpy as np
+
+from areal_like.clock import Clock
+from areal_like.errors import EngineError, UserError
+from areal_like.messages import SampleTask, Sampling
+from areal_like.trace import Tracer
+from areal_like.trajectory import FinishReason, Segment
+from areal_like.verdict import Verdict
+from rollout.engine.port import Engine, GenerationOutcome, GenerationRequest
+from rollout.tokens import PromptTokens
+from rollout.versions import VersionGate
+from rollout.workflow import Answer, SampleCut
+
+Phase = Literal["start", "version", "generate", "score"]
+
+_TURN_SEED_STEP = 0x9E3779B97F4A7C15
+"""Odd 64-bit constant (golden ratio): turns of one sample draw from streams of their own."""
+
+
+def printable(text: str) -> str:
+    """`text` without lone surrogates, which no wire carries. Raises TypeError for anything but text."""
+    if not isinstance(text, str):
+        raise TypeError(f"a response must be text, not {type(text).__name__}")
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+class Rewards(Protocol):
+    """Where verdicts come from (`reward_client.RewardClient`)."""
+
+    async def score(self, task: SampleTask, response: str, finish_reason: str, num_tokens: int) -> Verdict: ...
+
+
+class Bench:
+    """What all samples of a worker share."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        gate: VersionGate,
+        tokens: PromptTokens,
+        rewards: Rewards,
+        version_deadline_s: float,
+        clock: Clock,
+        tracer: Tracer,
+    ) -> None:
+        self.engine, self.gate, self.tokens, self.rewards = engine, gate, tokens, rewards
+        self.version_deadline_s, self.clock, self.tracer = version_deadline_s, clock, tracer
+        self.request_ids = itertools.count(1)
+        self.version_waits = 0
+        """How many samples had to wait for their version."""
+        self.version_wait_s = 0.0
+        self.score_wait_s = 0.0
+        """Summed over samples, so both may grow faster than the clock."""
+
+
+class SampleRun:
+    """The tools of one sample, bound to its lease. Implements `workflow.SampleTools`."""
+
+    def __init__(self, task: SampleTask, bench: Bench, *, is_resumable: bool, lane: str) -> None:
+        self.task, self.is_resumable, self.lane = task, is_resumable, lane
+        self._bench = bench
+        self.phase: Phase = "start"
+        self.base = len(task.prefix) if is_resumable else 0
+        self.reported = 0
+        """New tokens the controller already has."""
+        self.new_tokens = Segment.empty()
+        """New tokens of ended generations; those of a running one are asked from the engine (`all_new`)."""
+        self.answer: Answer | None = None
+        """The last complete answer."""
+        self.prompt_P: np.ndarray | None = None
+        self.cut_reason: str | None = None
+        """Why the lease is handed back, once it is."""
+        self.engine_error: EngineError | None = None
+        self.request_id = 0
+        self.timings = {"queue_s": 0.0, "generate_s": 0.0, "paused_s": 0.0, "score_s": 0.0, "version_wait_s": 0.0}
+        self._num_turns = 0
+        self._generation: asyncio.Task[GenerationOutcome] | None = None
+        self._is_parked = False
+
+    # ------------------------------------------------------------ for the workflow
+
+    @property
+    def tokens(self) -> PromptTokens:
+        """The tokenizer side."""
+        return self._bench.tokens
+
+    async def generate(self, prompt_P: np.ndarray, *, max_new_tokens: int | None = None) -> Answer:
+        """See `SampleTools.generate`. Raises EngineError when the engine broke: the worker ends then."""
+        turn, self._num_turns = self._num_turns, self._num_turns + 1
+        if turn and self.is_resumable:
+            raise UserError("a resumable workflow generates once", remedy="set is_resumable = False on the workflow")
+        prefix = self.task.prefix if self.is_resumable else Segment.empty()
+        if not self.is_resumable:
+            self.new_tokens = Segment.empty()
+        sampling = self._sampling(max_new_tokens)
+        self.prompt_P = prompt_P
+        while True:
+            answer = prefix.joined(self.new_tokens)
+            reason = self._end_of(answer, sampling, len(prompt_P))
+            if reason is not None:
+                break
+            await self._wait_version(max(self.task.min_version, answer.last_version))
+            outcome = await self._generate_once(prompt_P, answer, sampling, turn)
+            if outcome is None:  # parked: its tokens are in new_tokens, the version has to come again
+                continue
+            self._take(outcome)
+            if outcome.end_reason in ("segment", "cancelled"):
+                self.cut_reason = outcome.end_reason
+                raise SampleCut(outcome.end_reason)
+            answer = prefix.joined(self.new_tokens)
+            reason = "stop" if outcome.end_reason == "stop" else "length"
+            break
+        self.answer = Answer(segment=answer, finish_reason=reason)
+        return self.answer
+
+    async def score(self, response: str, answer: Answer) -> Verdict:
+        """See `SampleTools.score`. Text that is not valid Unicode travels with replacement characters."""
+        response = printable(response)
+        self.phase = "score"
+        started_s, wall_s = self._bench.clock.monotonic_s(), self._bench.clock.wall_s()
+        verdict = await self._bench.rewards.score(self.task, response, answer.finish_reason, len(answer.segment))
+        waited_s = self._bench.clock.monotonic_s() - started_s
+        self.timings["score_s"] += waited_s
+        self._bench.score_wait_s += waited_s
+        self._trace("score", wall_s, verdict=verdict.kind)
+        return verdict
+
+    # ------------------------------------------------------------ for the worker
+
+    def all_new(self, running: Mapping[int, Segment]) -> Segment:
+        """All new tokens so far; `running` is `engine.progress()`. Empty when the workflow is not resumable."""
+        if not self.is_resumable:
+            return Segment.empty()
+        generation = self._generation
+        if generation is None or self._is_parked:
+            return self.new_tokens
+        if generation.done():  # ended, but its owner had no turn yet
+            has_outcome = not generation.cancelled() and generation.exception() is None
+            return self.new_tokens.joined(generation.result().segment) if has_outcome else self.new_tokens
+        return self.new_tokens.joined(running.get(self.request_id, Segment.empty()))
+
+    def park(self, running: Mapping[int, Segment]) -> None:
+        """Stop generating but keep the tokens in `running`; `generate` goes on once the version may be sampled with.
+
+        Never waits: nothing may be reported between the look at `running` and this.
+        """
+        generation = self._generation
+        if generation is None or generation.done() or self._is_parked:
+            return
+        if self.is_resumable:
+            self.new_tokens = self.all_new(running)
+        self._is_parked = True
+        generation.cancel()
+
+    # ------------------------------------------------------------ inside
+
+    def _sampling(self, max_new_tokens: int | None) -> Sampling:
+        """The task's sampling with the model's end-of-sequence ids among the stop ids."""
+        given = self.task.sampling
+        stop = tuple(dict.fromkeys((*given.stop_token_ids, *self._bench.tokens.stop_ids)))
+        bound = given.max_new_tokens if max_new_tokens is None else max_new_tokens
+        return msgspec.structs.replace(given, stop_token_ids=stop, max_new_tokens=bound)
+
+    def _end_of(self, answer: Segment, sampling: Sampling, num_prompt: int) -> FinishReason | None:
+        """Whether an answer handed to us is complete already: its worker was lost between generating and scoring."""
+        if not len(answer):
+            return None
+        if int(answer.tokens_R[-1]) in sampling.stop_token_ids:
+            return "stop"
+        is_full = num_prompt + len(answer) >= self._bench.engine.capabilities.max_context
+        return "length" if is_full or len(answer) >= sampling.max_new_tokens else None
+
+    async def _wait_version(self, min_version: int) -> None:
+        self.phase = "version"
+        if self._bench.gate.version >= max(min_version, 0):
+            return
+        started_s, wall_s = self._bench.clock.monotonic_s(), self._bench.clock.wall_s()
+        self._bench.version_waits += 1
+        try:
+            await self._bench.gate.wait(min_version, self._bench.version_deadline_s)
+        finally:
+            waited_s = self._bench.clock.monotonic_s() - started_s
+            self.timings["version_wait_s"] += waited_s
+            self._bench.version_wait_s += waited_s
+            self._trace("wait:version", wall_s, version=min_version)
+
+    async def _generate_once(
+        self, prompt_P: np.ndarray, answer: Segment, sampling: Sampling, turn: int
+    ) -> GenerationOutcome | None:
+        """One engine request; None when it was parked. Its segment_tokens counts all new tokens of this lease."""
+        task = self.task
+        left = task.segment_tokens - len(self.new_tokens) if task.segment_tokens and self.is_resumable else 0
+        if task.segment_tokens and self.is_resumable and left <= 0:
+            self.cut_reason = "segment"
+            raise SampleCut("segment")
+        self.request_id = next(self._bench.request_ids)
+        request = GenerationRequest(
+            request_id=self.request_id,
+            prompt_P=prompt_P,
+            prefix=answer,
+            sampling=sampling,
+            seed=(task.seed + turn * _TURN_SEED_STEP) % 2**63 if turn else task.seed,
+            segment_tokens=left,
+            share_key=self._share_key() if turn == 0 else -1,
+        )
+        self.phase = "generate"
+        wall_s = self._bench.clock.wall_s()
+        self._generation = asyncio.ensure_future(self._bench.engine.generate(request))
+        try:
+            return await self._generation
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if self._is_parked and current is not None and not current.cancelling():
+                return None
+            raise
+        except (UserError, EngineError) as error:
+            if isinstance(error, EngineError):
+                self.engine_error = error
+            raise
+        except Exception as error:  # whatever else an engine raises, it is broken: the process restarts
+            self.engine_error = EngineError(f"{type(error).__name__}: {error}")
+            raise self.engine_error from error
+        finally:
+            self._generation, self._is_parked = None, False
+            self._trace("generate", wall_s, turn=turn)
+
+    def _take(self, outcome: GenerationOutcome) -> None:
+        self.new_tokens = self.new_tokens.joined(outcome.segment)
+        for name in ("queue_s", "generate_s", "paused_s"):
+            self.timings[name] += getattr(outcome, name)
+
+    def _share_key(self) -> int:
+        """One key per prompt: group ids of training and evaluation count separately and may be equal. A workflow that
+        is not resumable may make another prompt for each sample of a group, so it shares nothing."""
+        return 2 * self.task.group_id + (self.task.purpose == "eval") if self.is_resumable else -1
+
+    def _trace(self, name: str, started_s: float, **args: object) -> None:
+        where = {"group": self.task.group_id, "sample": self.task.sample_index}
+        self._bench.tracer.complete(name, started_s, self._bench.clock.wall_s(), self.lane, **where, **args)

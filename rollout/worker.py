@@ -1,0 +1,357 @@
+"""The rollout worker: takes leases from the controller, has each sample made by the workflow, and answers for it.
+
+Owns: the connection to the controller, the loops below, heartbeat, orderly and disorderly end.
+Refuses: the samples' tasks (`pool`), how a sample is made (`workflow`), which version when (`versions`), generating.
+
+Loops, all tasks of one TaskGroup on one asyncio loop; any of them failing ends the process:
+
+    loop        waits for                          woken by                     produces
+    receive     a message of the controller        the socket                   sample tasks, announcements, acks
+    samples     (pool: one task per lease)         versions loop                SampleFinished into the book,
+                the version, then the engine,      engine                       or SampleReturned into the outbox
+                then the verdict                   rewards loop
+    versions    an announcement                    receive                      swaps, VersionLoaded or VersionFailed
+    progress    `progress_s` to pass               the clock                    Progress: new tokens of running leases
+    send        work to send, or `RESEND_S`        samples, versions, acks      outbox, and finished samples until acked
+    rewards     replies of the reward service      the sockets                  verdicts (`reward_client`)
+    watch       `heartbeat_s` to pass              the clock                    the end, when the controller is silent
+    (body)      Shutdown, SIGTERM                  receive, the process         leaving: hand back, flush, Goodbye
+
+No token of a lease is told twice or left out: reports carry absolute answer positions, and composing a report and
+sending it happens under one lock, so that a lease handed back starts where its last report ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+
+from areal_like.clock import Clock, SystemClock
+from areal_like.config import ProcessSpec
+from areal_like.errors import DeadlineExceeded, OperationError, UserError
+from areal_like.messages import (
+    AnnounceVersion,
+    CancelLeases,
+    Goodbye,
+    Heartbeat,
+    Lease,
+    Message,
+    Progress,
+    Refused,
+    SampleAck,
+    Shutdown,
+    Welcome,
+)
+from areal_like.trace import Tracer
+from rollout.config import RolloutSettings
+from rollout.engine.port import Engine, Interruption
+from rollout.leases import LeaseBook
+from rollout.pool import SamplePool
+from rollout.reward_client import HubPeer, RewardClient
+from rollout.sample import Bench
+from rollout.tokens import PromptTokens
+from rollout.versions import VersionGate, VersionLoader
+from rollout.workflow import Workflow
+
+log = logging.getLogger(__name__)
+
+ACCEPT: frozenset[type] = frozenset(
+    {Welcome, Refused, Shutdown, Goodbye, Lease, SampleAck, CancelLeases, AnnounceVersion}
+)
+"""What the controller may say to us (heartbeats are the channel's own)."""
+
+RESEND_S = 10.0
+"""A finished sample not acknowledged for this long is sent again."""
+TICK_S = 0.5
+CONNECT_S = 60.0
+CLOSE_S = 5.0
+SIGTERM_DEADLINE_S = 10.0
+"""Time to leave after SIGTERM; a Shutdown message brings its own."""
+
+PeerFactory = Callable[[int, Callable[[], Heartbeat]], HubPeer]
+"""Makes the connection to the controller from our capacity and our heartbeat."""
+
+
+def interruption_of(spec: ProcessSpec, settings: RolloutSettings) -> Interruption:
+    """What a new version does to running answers: one-step-off finishes a batch under the version it began with."""
+    return "drain" if spec.mode == "one_step_off" else settings.interruption
+
+
+class RolloutWorker:
+    """One rollout worker over an engine, a workflow and two connections. Call `run` once."""
+
+    def __init__(
+        self,
+        spec: ProcessSpec,
+        settings: RolloutSettings,
+        *,
+        engine: Engine,
+        tokens: PromptTokens,
+        workflow: Workflow,
+        rewards: RewardClient,
+        make_peer: PeerFactory,
+        tracer: Tracer,
+        clock: Clock | None = None,
+        resend_s: float = RESEND_S,
+    ) -> None:
+        self._spec, self._settings = spec, settings
+        self._engine, self._workflow, self._rewards = engine, workflow, rewards
+        self._make_peer, self._resend_s = make_peer, resend_s
+        self._clock = clock or SystemClock()
+        gate = VersionGate()
+        self._bench = Bench(
+            engine=engine,
+            gate=gate,
+            tokens=tokens,
+            rewards=rewards,
+            version_deadline_s=spec.staleness.group_timeout_s,
+            clock=self._clock,
+            tracer=tracer,
+        )
+        self._loader = VersionLoader(
+            engine=engine,
+            gate=gate,
+            interruption=interruption_of(spec, settings),
+            report=self._post,
+            park_all=self._park_all,
+            clock=self._clock,
+            tracer=tracer,
+        )
+        self._outbox: deque[Message] = deque()
+        self._send_wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._told = asyncio.Event()
+        self._farewell = ("asked to stop", SIGTERM_DEADLINE_S)
+        self._is_leaving = False
+        self._counters: dict[str, float] = {"samples": 0.0}
+        self._last_paused_s = 0.0
+        self._book = LeaseBook(0)
+
+    # ------------------------------------------------------------ life
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until told to leave. Raises what ended it otherwise: EngineError, ChannelError, DeadlineExceeded."""
+        await self._engine.start()
+        can = self._engine.capabilities
+        interruption = interruption_of(self._spec, self._settings)
+        if interruption not in can.interruptions:
+            remedy = f"choose one of {', '.join(can.interruptions)}"
+            raise UserError(f"this engine cannot {interruption}", where="rollout.interruption", remedy=remedy)
+        self._bench.tokens.limit_context(can.max_context)
+        self._book = LeaseBook(can.num_slots + (self._settings.queue_samples or can.num_slots))
+        self._peer = self._make_peer(self._book.capacity, self.status)
+        closings = {"rewards": self._rewards.close, "engine": self._engine.close}
+        try:
+            await self._peer.connect(timeout_s=CONNECT_S)
+            log.info("connected; room for %d samples", self._book.capacity)
+            await self._work(stop)
+            closings = {"peer": lambda: self._peer.close(self._farewell[0]), **closings}
+        except BaseExceptionGroup as group:
+            raise _first_cause(group) from None
+        finally:
+            await _close(closings)
+
+    async def _work(self, stop: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as group:
+            self._pool = SamplePool(
+                self._book,
+                self._bench,
+                self._workflow,
+                group=group,
+                post=self._post,
+                on_finished=self._send_wake.set,
+                counters=self._counters,
+            )
+            loops = [
+                group.create_task(loop(), name=f"worker:{loop.__qualname__}")
+                for loop in (
+                    self._receive_loop,
+                    self._loader.run,
+                    self._progress_loop,
+                    self._send_loop,
+                    self._rewards.run,
+                    self._watch_loop,
+                )
+            ]
+            await _first_of(stop, self._told)
+            await self._leave(*self._farewell)
+            self._pool.cancel_all()
+            for loop in loops:
+                loop.cancel()
+
+    async def _leave(self, reason: str, deadline_s: float) -> None:
+        """Hand back what is unfinished, wait a little for verdicts due, send what is finished until acknowledged."""
+        log.info("leaving (%s) within %.0f s", reason, deadline_s)
+        self._is_leaving = self._pool.is_closed = True
+        await self._pool.hand_back_all(scoring_too=False)
+        await self._pool.settle(0.4 * deadline_s)
+        await self._pool.hand_back_all(scoring_too=True)
+        self._send_wake.set()
+        try:
+            async with asyncio.timeout(0.4 * deadline_s):
+                while self._outbox or self._book.unacked:
+                    self._settled.clear()
+                    await self._settled.wait()
+        except TimeoutError:
+            log.warning("left with %d finished samples unacknowledged", len(self._book.unacked))
+
+    # ------------------------------------------------------------ loops
+
+    async def _receive_loop(self) -> None:
+        while True:
+            message = await self._peer.receive(TICK_S)
+            if message is not None:
+                await self._handle(message)
+
+    async def _handle(self, message: Message) -> None:
+        match message:
+            case Lease():
+                for task in message.tasks:
+                    self._pool.take(task)
+                self._send_wake.set()
+            case SampleAck():
+                self._book.ack(message.lease_ids)
+                self._settled.set()
+            case CancelLeases():
+                self._pool.cancel(message.lease_ids)
+                self._settled.set()
+            case AnnounceVersion():
+                self._loader.announce(message)
+            case Shutdown():
+                self._farewell = (message.reason, message.deadline_s)
+                self._told.set()
+            case Goodbye():
+                self._farewell = (f"the controller left ({message.reason})", SIGTERM_DEADLINE_S)
+                self._told.set()
+            case Welcome():
+                await self._introduce_anew()
+            case _:
+                log.warning("a %s is nothing for a rollout worker", type(message).__name__)
+
+    async def _introduce_anew(self) -> None:
+        """The controller had given us up: what ran here goes on elsewhere from the tokens we had reported.
+
+        Answers that only wait for their verdict are kept, and finished ones sent again: late ones are welcome there.
+        """
+        log.warning("the controller had given this worker up; it starts afresh")
+        self._count("given_up")
+        self._pool.abandon_unfinished()
+        self._book.send_again()
+        self._loader.report_again()
+        self._send_wake.set()
+
+    async def _progress_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.progress_s)
+            async with self._pool.report_lock:
+                items = self._book.progress(self._engine.progress())
+                if items and await self._sent(Progress(items=items)):
+                    self._book.mark(items)
+
+    async def _send_loop(self) -> None:
+        """The outbox in order, then finished samples; what cannot be sent now stays for the next round."""
+        while True:
+            try:
+                async with asyncio.timeout(min(TICK_S, self._resend_s)):
+                    await self._send_wake.wait()
+            except TimeoutError:
+                pass
+            self._send_wake.clear()
+            while self._outbox and await self._sent(self._outbox[0]):
+                self._outbox.popleft()
+            for message in self._book.due(self._clock.monotonic_s(), self._resend_s):
+                if message.lease_id not in self._book.unacked:  # acknowledged or cancelled while others were sent
+                    continue
+                is_again = self._book.was_sent(message.lease_id)
+                if not await self._sent(message):
+                    break
+                self._book.sent(message.lease_id, self._clock.monotonic_s())
+                self._count("resent" if is_again else "sent_finished")
+            self._settled.set()
+
+    async def _watch_loop(self) -> None:
+        """Ends the worker when the controller is gone. Its silence counts only while we listened (channel.Peer)."""
+        while True:
+            await asyncio.sleep(self._spec.heartbeat_s)
+            if not self._is_leaving and self._peer.hub_silence_s > self._spec.silence_s:
+                raise DeadlineExceeded("a sign of life", "the controller", self._spec.silence_s)
+
+    # ------------------------------------------------------------ small parts
+
+    def _park_all(self) -> None:
+        self._pool.park_all()
+
+    def _post(self, message: Message) -> None:
+        """Into the outbox; bounded by the leases held and by one report per announced version."""
+        self._outbox.append(message)
+        self._send_wake.set()
+
+    async def _sent(self, message: Message) -> bool:
+        """Whether it was sent. A controller that does not take it now is the watch loop's business."""
+        try:
+            await self._peer.send(message, timeout_s=self._spec.silence_s)
+        except OperationError as error:
+            self._count("send_failures")
+            log.warning("%s not sent: %s", type(message).__name__, error)
+            return False
+        return True
+
+    def _count(self, name: str) -> None:
+        self._counters[name] = self._counters.get(name, 0.0) + 1.0
+
+    # ------------------------------------------------------------ heartbeat
+
+    def status(self) -> Heartbeat:
+        """What we do now, and counters that only grow."""
+        counters = {
+            **self._engine.counters(),
+            **self._counters,
+            "version_waits": float(self._bench.version_waits),
+            "version_wait_s": self._bench.version_wait_s,
+            "score_wait_s": self._bench.score_wait_s,
+            **self._loader.counters(),
+            **{f"reward_{name}": value for name, value in self._rewards.counters.items()},
+        }
+        return Heartbeat(state=self._state(counters.get("paused_s", 0.0)), counters=counters)
+
+    def _state(self, paused_s: float) -> str:
+        is_pausing, self._last_paused_s = paused_s > self._last_paused_s, paused_s
+        if self._loader.is_loading and is_pausing:
+            return "paused"
+        phases = {run.phase for run in self._book.running.values()}
+        for phase, state in (("generate", "generate"), ("version", "wait:version"), ("score", "wait:score")):
+            if phase in phases:
+                return state
+        return "wait:lease"
+
+
+async def _close(closings: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
+    """Free everything; a failure here must not hide what ended us. A worker that failed leaves without a Goodbye, which
+    would say that it ended in good order and need not be started again.
+    """
+    for name, closing in closings.items():
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await closing()
+        except Exception as error:  # the end is near; what matters was raised before
+            log.warning("closing the %s: %s: %s", name, type(error).__name__, error)
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    """Return when any of the events is set. No deadline: serving until told is what a worker is for."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first real exception in a group of groups."""
+    cause: BaseException = group
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
+    return cause

@@ -1,0 +1,97 @@
+"""What crosses the pipe between the reward service and one scoring process: length-prefixed msgpack, no pickle.
+
+Owns: the message types and the framing. Refuses: processes, sockets of the run.
+
+    service -> process    Setup once, then Job, one at a time; the end of the stream means: end
+    process -> service    Ready or Refusal once, then for each job: Began per scorer, and one Outcome
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+
+from services.config import ScorerSettings
+
+PREFIX = struct.Struct(">I")
+MAX_ANSWER_BYTES = 1 << 20
+"""Longest message a scoring process may send."""
+MAX_REASON_CHARS = 500
+
+
+class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """First message to a scoring process. scorers: `ScorerSettings` as dicts."""
+
+    scorers: list[dict[str, Any]]
+    service_pid: int
+
+
+class Job(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """One answer to score. scorer: empty for the weighted sum, else the name of one of its parts."""
+
+    job_id: int
+    scorer: str
+    row: dict[str, Any]
+    response: str
+    finish_reason: str
+    num_tokens: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """All scorers are loaded and warm. names: one per scorer, in order; label: name and version of the sum."""
+
+    names: list[str]
+    label: str
+
+
+class Refusal(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A scorer cannot be used as configured: the user's mistake, in one sentence."""
+
+    sentence: str
+
+
+class Began(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """This scorer starts now; if the process dies, it died in it."""
+
+    job_id: int
+    scorer: str
+
+
+class Outcome(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """How one job ended. kind: scored, crashed or invalid. scorer_s: seconds in each scorer."""
+
+    job_id: int
+    kind: str
+    value: float | None = None
+    components: dict[str, float] = {}
+    reason: str = ""
+    scorer: str = ""
+    scorer_s: dict[str, float] = {}
+
+
+_to_process = msgspec.msgpack.Decoder(Setup | Job)
+_to_service = msgspec.msgpack.Decoder(Ready | Refusal | Began | Outcome)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """A message as bytes, its length in front."""
+    body = _encoder.encode(message)
+    return PREFIX.pack(len(body)) + body
+
+
+def decode_for_process(body: bytes) -> Setup | Job:
+    """Raises msgspec.MsgspecError."""
+    return _to_process.decode(body)
+
+
+def decode_for_service(body: bytes) -> Ready | Refusal | Began | Outcome:
+    """Raises msgspec.MsgspecError."""
+    return _to_service.decode(body)
+
+
+def make_setup(scorers: tuple[ScorerSettings, ...], service_pid: int) -> Setup:
+    """The first message to a scoring process."""
+    return Setup(scorers=[scorer.model_dump(mode="json") for scorer in scorers], service_pid=service_pid)

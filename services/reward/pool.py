@@ -1,0 +1,250 @@
+"""The pool: a fixed number of warm scoring processes, each used for one answer at a time, replaced when one is lost.
+
+Owns: how many there are, who is idle, when one must go (overdue, dead, too much memory, children left behind, enough
+served), starting successors. Refuses: queues, retries, verdicts (desk); what a scorer says is passed on as it came.
+
+Loops.  `_refill` waits for a lack of processes, woken by every loss; starts successors, one task each.
+        `_watch` sleeps WATCH_S; it finds processes that died idle, wakes the exchange of one that died busy, and kills
+        those that hold too much memory.
+        `attempt` waits for an idle process (woken by `_refill` or another attempt's end), then for its answer at most
+        `limit_s`.
+Stop: cancelled by the server, then `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections import Counter, deque
+
+from areal_like.errors import DeadlineExceeded, OperationError, UserError
+from services.config import RewardSettings
+from services.reward import process_tree
+from services.reward.job import Outcome, Ready, make_setup
+from services.reward.process_handle import Died, Overdue, ScoringProcess
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 0.1
+LOOK_AGAIN_S = 5.0
+MEMORY_EVERY = 3
+"""Memory is looked at every so many rounds of the watch."""
+START_TIMEOUT_S = 120.0
+MAX_FAILED_STARTS = 8
+"""So many starts in a row without one success end the service."""
+IDLE_WAIT_S = START_TIMEOUT_S * 2
+
+
+class Pool:
+    """`start`, then `run` as a task, then `attempt` from at most `num_workers` tasks at once, then `close`."""
+
+    def __init__(self, settings: RewardSettings) -> None:
+        self._settings = settings
+        self._setup = make_setup(settings.scorers, os.getpid())
+        self._target = settings.num_workers + settings.num_spares
+        self._max_bytes = settings.max_memory_mb << 20
+        self._processes: dict[int, ScoringProcess] = {}
+        """All that were spawned and not yet buried, by process id."""
+        self._idle: deque[ScoringProcess] = deque()
+        self._busy: set[ScoringProcess] = set()
+        self._idle_came = asyncio.Condition()
+        self._lost = asyncio.Event()
+        self._num_failed_starts = 0
+        self._others = frozenset(process_tree.children_of(os.getpid()))
+        """Children of ours that are none of the pool's business."""
+        self.counters: Counter[str] = Counter()
+        self.names: list[str] = []
+        self.label = ""
+
+    @property
+    def num_ready(self) -> int:
+        """Processes that are loaded, idle or busy."""
+        return len(self._idle) + len(self._busy)
+
+    @property
+    def num_busy(self) -> int:
+        """Processes that score right now."""
+        return len(self._busy)
+
+    async def start(self) -> None:
+        """Load the scorers in a child first (the user's mistakes show there), then fill the pool.
+
+        Raises UserError when a scorer refuses, or when its loading kills or outlasts the child.
+        """
+        try:
+            ready = await self._start_one()
+        except Died as error:
+            kinds = ", ".join(scorer.kind for scorer in self._settings.scorers)
+            raise UserError(f"cannot be loaded: {error.reason}", where=f"reward scorer {kinds}") from error
+        self.names, self.label = ready.names, ready.label
+        self._lost.set()
+
+    async def run(self) -> None:
+        """Keep the pool full and watched until cancelled. Raises OperationError when it cannot be filled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._refill(), name="pool refill")
+            tasks.create_task(self._watch(), name="pool watch")
+
+    async def attempt(self, job: bytes, job_id: int, limit_s: float) -> Outcome:
+        """Score one framed job. Always an Outcome; `timed_out` and `crashed` come after the whole tree was ended."""
+        process = await self._take_idle()
+        started_s = time.monotonic()
+        try:
+            outcome = await process.score(job, job_id, limit_s)
+        except Overdue as overdue:
+            self.counters["killed_overdue"] += 1
+            reason = f"{overdue.scorer or 'the scoring process'} ran past {limit_s:g} s"
+            outcome = self._failure(job_id, "timed_out", reason, overdue.scorer, started_s)
+            await self._bury(process)
+        except Died as death:
+            self.counters["died_busy"] += 1
+            reason = f"{death.reason} in {death.scorer}" if death.scorer else death.reason
+            outcome = self._failure(job_id, "crashed", reason, death.scorer, started_s)
+            await self._bury(process)
+        except BaseException:  # cancelled: the answer nobody waits for must not go to the next job
+            process.kill_now()
+            self._strike_off(process)
+            raise
+        else:
+            await self._give_back(process)
+        return outcome
+
+    async def close(self) -> None:
+        """End every process and everything below them."""
+        for process in list(self._processes.values()):
+            process.kill_now()
+            self._strike_off(process)
+        await process_tree.kill_orphans(self._others)
+
+    # ------------------------------------------------------------ one process
+
+    @staticmethod
+    def _failure(job_id: int, kind: str, reason: str, scorer: str, started_s: float) -> Outcome:
+        spent = {scorer: time.monotonic() - started_s} if scorer else {}
+        return Outcome(job_id=job_id, kind=kind, reason=reason, scorer=scorer, scorer_s=spent)
+
+    async def _start_one(self) -> Ready:
+        process = ScoringProcess.spawn()
+        self._processes[process.pid] = process
+        try:
+            ready = await process.prepare(self._setup, START_TIMEOUT_S)
+        except asyncio.CancelledError:
+            process.kill_now()
+            self._processes.pop(process.pid, None)
+            raise
+        except (Died, UserError):
+            await self._bury(process)
+            raise
+        self.counters["started"] += 1
+        self._num_failed_starts = 0
+        await self._offer(process)
+        return ready
+
+    async def _offer(self, process: ScoringProcess) -> None:
+        self._busy.discard(process)
+        async with self._idle_came:
+            self._idle.append(process)
+            self._idle_came.notify()
+
+    async def _take_idle(self) -> ScoringProcess:
+        try:
+            async with asyncio.timeout(IDLE_WAIT_S), self._idle_came:
+                while True:
+                    await self._idle_came.wait_for(lambda: bool(self._idle))
+                    process = self._idle.popleft()
+                    self._busy.add(process)
+                    if process.check():
+                        return process
+                    self.counters["died_idle"] += 1
+                    await self._bury(process)
+        except TimeoutError:
+            raise DeadlineExceeded("an idle scoring process", "the pool's refill", IDLE_WAIT_S) from None
+
+    async def _give_back(self, process: ScoringProcess) -> None:
+        if process.left_behind():
+            self.counters["left_children"] += 1
+            log.warning("a scorer left processes behind; they are killed with scoring process %d", process.pid)
+            await self._bury(process)
+        elif process.num_scored >= self._settings.recycle_after:
+            self.counters["recycled"] += 1
+            await self._bury(process)
+        elif not process.check() or process.killed_because:
+            await self._bury(process)
+        else:
+            await self._offer(process)
+
+    def _strike_off(self, process: ScoringProcess) -> None:
+        self._busy.discard(process)
+        if process in self._idle:
+            self._idle.remove(process)
+        self._processes.pop(process.pid, None)
+        self._lost.set()
+
+    async def _bury(self, process: ScoringProcess) -> None:
+        """Kill it and its tree, orphans included, and let the refill know."""
+        self._busy.discard(process)
+        if process in self._idle:
+            self._idle.remove(process)
+        self._lost.set()  # a successor starts while this one is being killed
+        await process.kill()
+        self._processes.pop(process.pid, None)
+        await process_tree.kill_orphans(self._others | self._processes.keys())
+
+    # ------------------------------------------------------------ loops
+
+    async def _refill(self) -> None:
+        starting: set[asyncio.Task[None]] = set()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                for _ in range(self._target - self.num_ready - len(starting)):
+                    task = tasks.create_task(self._start_again(), name="scoring process start")
+                    starting.add(task)
+                    task.add_done_callback(starting.discard)
+                    task.add_done_callback(lambda _: self._lost.set())
+                self._lost.clear()
+                with contextlib.suppress(TimeoutError):  # nothing is owed while the pool is full; look again anyway
+                    async with asyncio.timeout(LOOK_AGAIN_S):
+                        await self._lost.wait()
+
+    async def _start_again(self) -> None:
+        if self._num_failed_starts:
+            await asyncio.sleep(min(5.0, 0.1 * 2**self._num_failed_starts))
+        try:
+            await self._start_one()
+        except (Died, UserError) as error:
+            self.counters["failed_starts"] += 1
+            self._num_failed_starts += 1
+            log.error("a scoring process did not start (%d in a row): %s", self._num_failed_starts, error)
+            if self._num_failed_starts >= MAX_FAILED_STARTS:
+                raise OperationError(f"scoring processes do not start any more: {error}") from error
+
+    async def _watch(self) -> None:
+        turn = 0
+        while True:
+            await asyncio.sleep(WATCH_S)
+            turn += 1
+            for process in list(self._processes.values()):
+                is_idle = process in self._idle
+                if not process.check():
+                    if is_idle:
+                        self.counters["died_idle"] += 1
+                        log.warning("scoring process %d died idle", process.pid)
+                        await self._bury(process)
+                elif turn % MEMORY_EVERY == 0 and not process.killed_because:
+                    await self._check_memory(process, is_idle)
+
+    async def _check_memory(self, process: ScoringProcess, is_idle: bool) -> None:
+        used_bytes = process_tree.tree_rss_bytes(process.pid)
+        if used_bytes <= self._max_bytes:
+            return
+        self.counters["killed_memory"] += 1
+        limit_mb = self._settings.max_memory_mb
+        process.killed_because = f"the scoring process held {used_bytes >> 20} MB, more than max_memory_mb {limit_mb}"
+        log.warning("%s; it is killed", process.killed_because)
+        if is_idle and process in self._idle:
+            await self._bury(process)
+        else:
+            process_tree.kill_tree_now(process.pid)  # its exchange sees the death and buries it

@@ -1,0 +1,122 @@
+"""Finding and ending whole process trees, so that nothing a scorer started stays behind.
+
+Owns: subreaping, listing, stop-then-kill. Refuses: deciding who has to go.
+
+Why nothing escapes (Linux): the service and each scoring process are subreapers, so an orphan, daemonised or not,
+becomes a child of the scoring process, or of the service when that is dead, and is found there. A tree is stopped
+before it is killed: a stopped process cannot fork, so the listing comes to an end even against a fork bomb. Elsewhere
+only what is still connected to the tree is found (psutil).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36
+_MAX_ROUNDS = 200
+_POLL_S = 0.005
+
+
+def become_subreaper() -> None:
+    """Orphans among our descendants become our children. Does nothing off Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the children of all threads of a process, zombies included; empty when it is gone."""
+    children: list[int] = []
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # a thread that ended meanwhile
+                children += [int(child) for child in (task / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        if Path("/proc/self/task").exists():
+            return []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = [child.pid for child in psutil.Process(pid).children()]
+    return children
+
+
+def descendants_of(pid: int) -> list[int]:
+    """All process ids below `pid`, parents before children."""
+    found, waiting = [], children_of(pid)
+    while waiting:
+        child = waiting.pop()
+        found.append(child)
+        waiting += children_of(child)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """False for a process that is gone or a zombie."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def living(pids: Iterable[int]) -> set[int]:
+    """Those that run."""
+    return {pid for pid in pids if is_alive(pid)}
+
+
+def tree_rss_bytes(pid: int) -> int:
+    """Resident memory of a process and all below it; shared pages count several times."""
+    total = 0
+    for member in (pid, *descendants_of(pid)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += psutil.Process(member).memory_info().rss
+    return total
+
+
+def kill_tree_now(root: int) -> set[int]:
+    """SIGKILL to `root` and everything below it, stopped first. Returns whom it was sent to. Does not wait or reap."""
+    members: set[int] = set()
+    for _ in range(_MAX_ROUNDS):
+        new = {root, *descendants_of(root)} - members
+        if not new:
+            break
+        for pid in new:
+            _signal(pid, signal.SIGSTOP)
+        members |= new
+    for pid in members:
+        _signal(pid, signal.SIGKILL)
+    return members
+
+
+async def kill_tree(root: int, deadline_s: float = 2.0) -> set[int]:
+    """As `kill_tree_now`, then waits until all of them run no more. Returns those that still do (normally none)."""
+    members = kill_tree_now(root)
+    give_up_s = time.monotonic() + deadline_s
+    while (members := living(members)) and time.monotonic() < give_up_s:  # noqa: ASYNC110  (nobody tells us)
+        await asyncio.sleep(_POLL_S)
+    return members
+
+
+async def kill_orphans(known: Iterable[int]) -> int:
+    """End every child of ours that is not `known`, with its tree, and reap it. Returns how many ran still."""
+    orphans = set(children_of(os.getpid())) - set(known)
+    num_running = 0
+    for pid in orphans:
+        if is_alive(pid):
+            num_running += 1
+            await kill_tree(pid)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222  (does not block)
+    return num_running
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # gone; or it changed its user
+        os.kill(pid, number)

@@ -1,0 +1,108 @@
+r"""Where the final answer stands: in a model's response, and in the columns of the usual data sets.
+
+Owns: the extraction rules, in their order. Refuses: equivalence of answers (maths).
+
+A response is read from its end: the last complete `\boxed{...}`; else the text after the last `####` or `answer is`;
+else the last number. Only the first rule that finds something counts, so a right number among other candidates is no
+answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Rule = Literal["boxed", "marker", "last_number"]
+ALL_RULES: tuple[Rule, ...] = ("boxed", "marker", "last_number")
+GOLD_FIELDS = ("answer", "final_answer", "gold", "solution")
+"""Columns looked at for the gold answer, in this order."""
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_MAX_BOXES = 20
+_BARE_BOX = re.compile(r"\\boxed\s+([^\s{}$\\]+)")
+_MARKER = re.compile(r"####|answer\s*(?:is|:|=)\s*:?", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s*/\s*\d+)?|(?<![\w.])-?\.\d+")
+_FORMULA = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)")
+_LEADING_NUMBER = re.compile(rf"[$€£]?\s*({_NUMBER.pattern})(?=\s|$)")
+_END_OF_SENTENCE = re.compile(r"\.(?:\s|$)")
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Content of the last complete `\boxed{...}`, braces balanced; None where there is none."""
+    for match in reversed(list(_BOX.finditer(text))[-_MAX_BOXES:]):
+        depth = 1
+        position = match.end()
+        while position < len(text):
+            character = text[position]
+            if character == "\\":  # an escaped brace is no brace
+                position += 2
+                continue
+            depth += (character == "{") - (character == "}")
+            if depth == 0:
+                return text[match.end() : position].strip()
+            position += 1
+    bare = _BARE_BOX.findall(text)
+    return bare[-1] if bare else None
+
+
+def after_marker(text: str) -> str | None:
+    """The rest of the line (and sentence) after the last `####`, `answer is` or `answer:`; None where there is none."""
+    last = None
+    for last in _MARKER.finditer(text):  # noqa: B007  (the last one is wanted)
+        pass
+    if last is None:
+        return None
+    rest = text[last.end() :].strip()
+    line = rest.splitlines()[0].strip() if rest else ""
+    formula = _FORMULA.search(line)
+    if formula is not None:
+        return (formula.group(1) or formula.group(2)).strip() or None
+    if "\\" not in line:  # a full stop inside a formula ends nothing
+        line = _END_OF_SENTENCE.split(line, maxsplit=1)[0].strip(" .*:_`,")
+        number = _LEADING_NUMBER.match(line)
+        if number is not None and "percent" not in line and not re.match(r"\s*[-+*/^=]", line[number.end() :]):
+            return line if len(line.split()) <= 3 else number.group(1)
+    return line.strip(" .*:_`") or None
+
+
+def last_number(text: str) -> str | None:
+    """The last number of the text (thousands commas, decimals and simple fractions included), or None."""
+    found = None
+    for found in _NUMBER.finditer(text):  # noqa: B007  (the last one is wanted)
+        pass
+    return found.group() if found is not None else None
+
+
+_RULES = {"boxed": last_boxed, "marker": after_marker, "last_number": last_number}
+
+
+def of_response(response: str, rules: tuple[Rule, ...] = ALL_RULES) -> str | None:
+    """The final answer of a response, or None where no rule finds one."""
+    for rule in rules:
+        if found := _RULES[rule](response):
+            return found
+    return None
+
+
+def of_row(row: Mapping[str, Any], field: str | None = None) -> str | None:
+    r"""The gold answer of a data row: GSM8K's `answer` with `####`, MATH's `answer` or `solution` with `\boxed`.
+
+    None where no field has one. field: look at this one only.
+    """
+    for name in (field,) if field else GOLD_FIELDS:
+        value = row.get(name)
+        if isinstance(value, bool) or value is None:
+            continue
+        if isinstance(value, int | float):
+            return str(value)
+        if not isinstance(value, str) or not value.strip():
+            continue
+        if "####" in value:
+            return after_marker(value)
+        boxed = last_boxed(value)
+        if boxed:
+            return boxed
+        if name != "solution":
+            return value.strip()
+    return None

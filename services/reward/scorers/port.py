@@ -1,0 +1,41 @@
+"""The port every scorer sits behind.
+
+Owns: the sample a scorer sees, what it gives back, the error for a sample it cannot judge. Refuses: processes, time
+limits (a scorer may hang or die: it is killed from outside), weights and sums (composition).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+
+class ScorerInput(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer and what is known of it. row: the data row; num_tokens: length of the answer in tokens."""
+
+    row: dict[str, Any]
+    response: str
+    finish_reason: str
+    num_tokens: int
+
+
+class CannotJudge(Exception):
+    """This sample cannot be judged by this scorer (no gold answer in the row, ...): the verdict is `invalid`."""
+
+
+class Scorer(Protocol):
+    """Judges one answer at a time, in a process of its own pool.
+
+    `score` gives the value under the key "value" and may add named components; `correct` (0 or 1) is what evaluation
+    averages. It may raise CannotJudge; any other exception is a crash of this one sample.
+    """
+
+    version: str
+
+    def warm_up(self) -> None:
+        """Load and compile what the first sample would otherwise wait for."""
+        ...
+
+    def score(self, sample: ScorerInput) -> Mapping[str, Any]: ...

@@ -1,0 +1,24 @@
+"""Scorer of the quickstart's task. Owns: its port. Refuses: the rule itself (areal_like/running_sum.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from areal_like import running_sum
+from services.reward.scorers.port import CannotJudge, ScorerInput
+
+
+class RunningSumScorer:
+    """1.0 where the text after the last `#` is the answer and the model ended by itself, else 0.0."""
+
+    version = "1"
+
+    def warm_up(self) -> None:
+        """Nothing to load."""
+
+    def score(self, sample: ScorerInput) -> Mapping[str, Any]:
+        if "answer" not in sample.row:
+            raise CannotJudge("the row has no `answer`")
+        value = 1.0 if running_sum.is_correct(sample.row, sample.response, sample.finish_reason) else 0.0
+        return {"value": value, "correct": value}

@@ -1,0 +1,20 @@
+"""Reward components that give a gradient where right answers are too rare to: shape, not truth.
+
+Owns: small pure functions to be named as `services.reward.scorers.shaping:<function>`. Refuses: right or wrong (none
+gives `correct`, so evaluation never counts them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+DIGITS = frozenset("0123456789")
+
+
+def digit_share(row: Mapping[str, Any], response: str, **info: Any) -> float:
+    """Share of the response's characters that are the digits 0 to 9, in [0, 1]; 0 for an empty response.
+
+    A randomly initialised model never solves a word problem, but some of its answers have more digits than others.
+    """
+    return sum(character in DIGITS for character in response) / len(response) if response else 0.0

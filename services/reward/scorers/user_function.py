@@ -1,0 +1,106 @@
+"""Scorer `module:function`: the user's own code, sync or async.
+
+    def score(row: dict, response: str, *, finish_reason: str, num_tokens: int, **options) -> float | dict[str, float]
+
+Owns: finding the function, checking its signature, calling it. Refuses: protecting the service from it (it runs in a
+scoring process, which may be killed). A dict needs the key `value` or `reward`; its other keys become components.
+Processes that a sample leaves behind are killed after it; helpers that should live on are started at import.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from areal_like.errors import UserError
+from services.reward.scorers.port import ScorerInput
+
+EXPECTED = "def score(row, response, **info) -> float or dict"
+_INFO = ("finish_reason", "num_tokens")
+
+
+class UserFunctionScorer:
+    """Calls the user's function."""
+
+    version = "user"
+
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+        self._name = name
+        self._options = dict(options)
+        if clash := sorted(set(options) & {"row", "response", *_INFO}):
+            raise UserError(f"option {clash[0]} is taken", where=f"reward scorer {name}", remedy="rename the option")
+        self._function = find_function(name, self._options)
+        self._runner: asyncio.Runner | None = None
+
+    def warm_up(self) -> None:
+        """The import was the warm-up."""
+
+    def score(self, sample: ScorerInput) -> Mapping[str, Any]:
+        result = self._function(
+            sample.row,
+            sample.response,
+            finish_reason=sample.finish_reason,
+            num_tokens=sample.num_tokens,
+            **self._options,
+        )
+        if inspect.isawaitable(result):
+            result = self._wait_for(result)
+        return as_components(result)
+
+    def _wait_for(self, awaitable: Any) -> Any:
+        if self._runner is None:
+            self._runner = asyncio.Runner()  # one loop for all samples, so that a user's client sessions live on
+
+        async def wait() -> Any:
+            return await awaitable  # no deadline here: the whole process is killed at the request's
+
+        return self._runner.run(wait())
+
+
+def as_components(result: Any) -> Mapping[str, Any]:
+    """What a function gave, with the value under `value`. Anything odd is left for composition to refuse."""
+    if not isinstance(result, Mapping):
+        return {"value": result}
+    if "value" in result:
+        return result
+    if "reward" in result:
+        return {"value" if key == "reward" else key: part for key, part in result.items()}
+    return {"value": None, **result}
+
+
+def find_function(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function `module:function` names. Raises UserError saying what is missing or wrong with it."""
+    where = f"reward scorer {name}"
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise UserError("is neither a scorer nor module:function", where=where)
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
+        reason = f"{type(error).__name__}: {error}"
+        remedy = "is it installed, or in the folder the job is started from?" if isinstance(error, ImportError) else ""
+        raise UserError(f"module {module_name} cannot be imported ({reason})", where=where, remedy=remedy) from error
+    function: Any = module
+    for part in function_name.split("."):
+        function = getattr(function, part, None)
+        if function is None:
+            raise UserError(f"module {module_name} has no function {function_name}", where=where)
+    if not callable(function):
+        raise UserError(f"{function_name} of module {module_name} cannot be called", where=where, remedy=EXPECTED)
+    _check_signature(function, where, options)
+    return function
+
+
+def _check_signature(function: Callable[..., Any], where: str, options: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in callables have none; the first sample will tell
+        return
+    try:
+        signature.bind({}, "", finish_reason="stop", num_tokens=0, **options)
+    except TypeError as error:
+        reason = f"does not take what it is called with ({error}); its signature is {signature}"
+        raise UserError(reason, where=where, remedy=EXPECTED) from error

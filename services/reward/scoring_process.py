@@ -1,0 +1,119 @@
+"""One process of the pool: loads the scorers, then scores one answer after the other until its stream ends.
+
+    python -m services.reward.scoring_process --fd N
+
+Owns: the child's side of the pipe. Refuses: deadlines, retries, cleaning up after itself: it may hang or die at any
+point, and the pool kills its whole tree from outside. The stream is a socket pair of its own, never stdin or stdout, so
+nothing a scorer prints can damage it; stdout and stderr are one pipe that the service drains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import os
+import socket
+import sys
+import traceback
+
+import msgspec
+
+from areal_like.errors import UserError
+from areal_like.process import die_with_parent
+from services.config import ScorerSettings
+from services.reward.composition import WeightedSum
+from services.reward.job import PREFIX, Began, Job, Ready, Refusal, Setup, decode_for_process, frame
+from services.reward.process_tree import become_subreaper
+
+
+class Stream:
+    """Blocking, length-prefixed messages over the inherited socket."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(True)
+        os.set_inheritable(fd, False)
+
+    def receive(self) -> Setup | Job | None:
+        """The next message; None at the end of the stream."""
+        prefix = self._exactly(PREFIX.size)
+        body = self._exactly(PREFIX.unpack(prefix)[0]) if prefix is not None else None
+        return decode_for_process(body) if body is not None else None
+
+    def send(self, message: msgspec.Struct) -> None:
+        self._socket.sendall(frame(message))
+
+    def _exactly(self, num_bytes: int) -> bytes | None:
+        chunks = bytearray()
+        while len(chunks) < num_bytes:
+            chunk = self._socket.recv(min(num_bytes - len(chunks), 1 << 20))
+            if not chunk:
+                return None
+            chunks += chunk
+        return bytes(chunks)
+
+
+def flush_output() -> None:
+    """Push out what scorers printed; they may have closed or replaced the streams."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+def load(setup: Setup) -> WeightedSum | Refusal:
+    """Load and warm the scorers; a mistake of the user's becomes a sentence."""
+    try:
+        scorers = tuple(ScorerSettings.model_validate(settings) for settings in setup.scorers)
+        weighted_sum = WeightedSum.from_settings(scorers)
+        weighted_sum.warm_up()
+    except UserError as error:
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        return Refusal(sentence=str(error))
+    except (Exception, SystemExit) as error:  # a scorer's warm-up may raise anything; told, then the process ends
+        traceback.print_exc()
+        return Refusal(sentence=f"the scorers cannot be loaded ({type(error).__name__}: {error})")
+    return weighted_sum
+
+
+def serve(stream: Stream) -> int:
+    """Answer jobs until the stream ends. Returns the exit status."""
+    setup = stream.receive()
+    if not isinstance(setup, Setup):
+        return 1
+    die_with_parent(setup.service_pid)
+    loaded = load(setup)
+    if isinstance(loaded, Refusal):
+        stream.send(loaded)
+        return 2
+    stream.send(Ready(names=loaded.names, label=loaded.label))
+    while (job := stream.receive()) is not None:
+        assert isinstance(job, Job)
+        job_id = job.job_id
+
+        def began(name: str, job_id: int = job_id) -> None:
+            stream.send(Began(job_id=job_id, scorer=name))
+
+        outcome = loaded.score(job, began)
+        flush_output()
+        stream.send(outcome)
+    return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="services.reward.scoring_process")
+    parser.add_argument("--fd", type=int, required=True)
+    stream = Stream(parser.parse_args().fd)
+    become_subreaper()
+    faulthandler.enable()
+    try:
+        status = serve(stream)
+    except (ConnectionError, msgspec.MsgspecError):  # the service is gone
+        status = 1
+    flush_output()
+    os._exit(status)  # the user's threads and exit handlers must not keep a finished process
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""The reward service: joins its clients and the controller to the desk and the pool.
+
+Owns: sockets, start-up order, draining, heartbeats. Refuses: scoring (pool), retries and duplicates (desk).
+
+Loops.  `_intake`      waits for a client's message, woken by the socket; waits for room in the desk (back-pressure).
+        `_controller`  waits for the controller's Shutdown, woken by the socket.
+        `desk.work`    one per scoring process of `num_workers`; waits for a request, then for its verdict.
+        `pool.run`     keeps the processes.
+Stop: `stop` (SIGTERM, or a Shutdown of the controller). Then no message is read any more, what was taken is scored and
+answered within the drain's deadline, and everything is closed.
+
+Start-up: the scorers are loaded in a child first, so that a user's mistake ends the process before anything is bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from areal_like.channel import Hub, Peer
+from areal_like.config import ProcessSpec
+from areal_like.errors import UserError
+from areal_like.messages import Goodbye, Heartbeat, Hello, ScoreRequest, Shutdown
+from areal_like.trace import Tracer
+from areal_like.verdict import Verdict
+from services.config import RewardSettings
+from services.reward import process_tree
+from services.reward.desk import Desk, Entry
+from services.reward.pool import Pool
+
+log = logging.getLogger(__name__)
+
+LISTEN_S = 1.0
+CONNECT_TIMEOUT_S = 60.0
+DRAIN_S = 5.0
+"""How long SIGTERM leaves for what was taken; a Shutdown says its own."""
+DRAIN_POLL_S = 0.02
+MAX_TRACE_EVENTS = 200_000
+
+
+class RewardServer:
+    """One service process. `run` once."""
+
+    def __init__(self, spec: ProcessSpec, settings: RewardSettings) -> None:
+        assert spec.bind_address, "the launcher gives a reward service its address"
+        curve_dir = Path(spec.curve_dir) if spec.curve_dir else None
+        self._spec, self._settings = spec, settings
+        self._state, self._drain_s = "start", DRAIN_S
+        self._pool = Pool(settings)
+        self._hub = Hub(
+            run_id=spec.run_id,
+            role="reward",
+            bind=spec.bind_address,
+            curve_dir=curve_dir,
+            accept=frozenset({ScoreRequest}),
+        )
+        self._desk = Desk(self._pool, settings, self._hub.send)
+        self._peer = self._make_peer(curve_dir) if spec.hub_address else None
+        self._tracer: Tracer | None = None
+        self._stop = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop`, then drain. Raises UserError for scorers that cannot be used and ports in use."""
+        self._stop = stop
+        process_tree.become_subreaper()
+        try:
+            if not await self._before_stop(self._pool.start()):
+                return
+            await self._announce(await self._hub.start())
+            trace_path = Path(self._spec.run_dir) / "logs" / f"{self._spec.name}.trace.jsonl"
+            self._tracer = Tracer(trace_path, self._spec.name, max_events=MAX_TRACE_EVENTS)
+            await self._serve()
+        finally:
+            await self._pool.close()
+            if self._peer is not None:
+                await self._peer.close("service ends")
+            await self._hub.close()
+            if self._tracer is not None:
+                self._tracer.close()
+        log.info("ended: %s", self.counters())
+
+    async def _serve(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            intake = tasks.create_task(self._intake(), name="intake")
+            others = [tasks.create_task(self._pool.run(), name="pool")]
+            for lane in range(self._settings.num_workers):
+                others.append(tasks.create_task(self._work(lane), name=f"lane {lane}"))
+            if self._peer is not None:
+                others.append(tasks.create_task(self._controller(self._peer), name="controller"))
+            self._state = "serve"
+            await self._stop.wait()  # the owner is the signal handler, or _controller
+            intake.cancel()
+            await self._drain()
+            for task in others:
+                task.cancel()
+
+    async def _before_stop(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Run `work` to its end; False when `stop` came first, and it was cancelled."""
+        task, stopped = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)  # `work` has its own deadline
+            if task.done():
+                await task
+                return True
+            return False
+        finally:
+            stopped.cancel()
+            task.cancel()
+            await asyncio.wait({task, stopped}, timeout=LISTEN_S)
+
+    async def _announce(self, address: str) -> None:
+        """Say where we listen: in the log, and in a file for whoever bound port 0."""
+        log.info("scoring %s at %s with %d processes", self._pool.label, address, self._settings.num_workers)
+        path = Path(self._spec.run_dir) / "processes" / f"{self._spec.name}.address"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half = path.with_suffix(".half")
+        half.write_text(address)
+        half.replace(path)
+
+    # ------------------------------------------------------------ loops
+
+    async def _intake(self) -> None:
+        checked_s = time.monotonic()
+        while True:
+            taken = await self._hub.receive(LISTEN_S)
+            if taken is not None:
+                name, message = taken
+                if isinstance(message, ScoreRequest):
+                    await self._desk.take(name, message)
+                elif isinstance(message, Hello):
+                    self._desk.welcome(name, message.incarnation)
+                elif isinstance(message, Goodbye):
+                    self._desk.dismiss(name)
+            if time.monotonic() - checked_s > LISTEN_S:
+                checked_s = time.monotonic()
+                for name in self._hub.silent(self._spec.silence_s):
+                    log.warning("%s is silent; it has to say Hello again", name)
+                    self._hub.forget(name)
+
+    async def _controller(self, peer: Peer) -> None:
+        await peer.connect(CONNECT_TIMEOUT_S)
+        while True:
+            message = await peer.receive(LISTEN_S)
+            if isinstance(message, Shutdown):
+                log.info("the controller says: %s", message.reason)
+                self._drain_s = message.deadline_s
+                self._stop.set()
+
+    async def _work(self, lane: int) -> None:
+        def on_scored(entry: Entry, verdict: Verdict, began_s: float) -> None:
+            if self._tracer is not None:
+                end_s = self._tracer.now_s()
+                start_s = end_s - (time.monotonic() - began_s)
+                self._tracer.complete("score", start_s, end_s, f"lane {lane}", kind=verdict.kind)
+            if not verdict.is_scored:
+                log.warning("%s: %s (%s)", verdict.kind, verdict.reason, entry.request.request_id)
+
+        await self._desk.work(on_scored)
+
+    async def _drain(self) -> None:
+        self._state = "drain"
+        give_up_s = time.monotonic() + max(self._drain_s - 0.5, 0.0)  # the rest is for closing
+        while not self._desk.is_idle and time.monotonic() < give_up_s:  # noqa: ASYNC110  (a deadline is what matters)
+            await asyncio.sleep(DRAIN_POLL_S)
+        if not self._desk.is_idle:
+            log.warning("ending with %d requests unanswered", self._desk.num_waiting + self._pool.num_busy)
+
+    # ------------------------------------------------------------ towards the controller
+
+    def counters(self) -> dict[str, float]:
+        """Queue and pool now, and everything counted so far."""
+        flat: dict[str, float] = {
+            "queue": self._desk.num_waiting,
+            "running": self._pool.num_busy,
+            "processes": self._pool.num_ready,
+            **self._desk.tally.counters(),
+        }
+        flat |= {f"pool.{name}": value for name, value in self._pool.counters.items()}
+        flat |= {f"hub.{name}": value for name, value in self._hub.counters.items()}
+        return flat
+
+    def _heartbeat(self) -> Heartbeat:
+        state = self._state
+        if state == "serve":
+            state = "full" if self._desk.is_full else "score" if not self._desk.is_idle else "wait:request"
+        return Heartbeat(state=state, counters=self.counters())
+
+    def _make_peer(self, curve_dir: Path | None) -> Peer:
+        hello = Hello(
+            role="reward",
+            name=self._spec.name,
+            pid=os.getpid(),
+            run_id=self._spec.run_id,
+            incarnation=secrets.token_hex(8),
+            capacity=self._settings.num_workers,
+        )
+        return Peer(
+            address=self._spec.hub_address,
+            hello=hello,
+            curve_dir=curve_dir,
+            accept=frozenset({Shutdown}),
+            heartbeat_s=self._spec.heartbeat_s,
+            silence_s=self._spec.silence_s,
+            status=self._heartbeat,
+        )
+
+
+async def serve(spec: ProcessSpec, stop: asyncio.Event) -> None:
+    """The main of the service process. Raises UserError and OperationError."""
+    try:
+        settings = RewardSettings.model_validate(spec.settings)
+    except pydantic.ValidationError as error:
+        raise UserError(str(error), where="reward settings") from error
+    if spec.bind_address is None:
+        raise UserError("a reward service needs bind_address", where=spec.name)
+    await RewardServer(spec, settings).run(stop)

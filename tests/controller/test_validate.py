@@ -1,0 +1,295 @@
+"""Contradictions, derived numbers, and what a machine may lack."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_like.errors import UserError
+from controller import model_folder, preflight
+from controller.config import RunConfig
+from controller.derived import advise, derive, kv_cache_bytes, size_text
+from controller.overrides import build
+from controller.validate import cross_check, is_loopback
+
+QWEN = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+
+
+def config_of(changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A config without contradictions, with some keys changed: {"a.b": value}."""
+    data: dict[str, Any] = {
+        "model": {"init": {**QWEN, "max_position_embeddings": 4096}, "tokenizer": "bytes"},
+        "data": {"train": {"generator": "running_sum", "limit": 50}, "eval": {"generator": "running_sum", "limit": 5}},
+    }
+    for path, value in (changes or {}).items():
+        section = data
+        *parents, leaf = path.split(".")
+        for part in parents:
+            section = section.setdefault(part, {})
+        section[leaf] = value
+    return data
+
+
+def make(**changes: Any) -> RunConfig:
+    return RunConfig.model_validate(config_of({key.replace("__", "."): value for key, value in changes.items()}))
+
+
+def test_the_ground_the_cases_change_has_no_contradiction() -> None:
+    assert cross_check(make()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "words"),
+    [
+        ({"sampling.top_p": 0.9}, "sampling.top_p", "eval.top_p"),
+        ({"sampling.top_k": 5}, "sampling.top_k", "eval.top_k"),
+        ({"group_size": 1}, "group_size", "standard deviation"),
+        ({"group_size": 1, "trainer.advantage.kind": "rloo"}, "group_size", "no other sample"),
+        ({"group_size": 1, "trainer.advantage.kind": "grpo_no_std"}, "group_size", "its own mean"),
+        (
+            {"group_size": 1, "trainer.advantage.kind": "global_norm", "filter_zero_signal": True},
+            "filter_zero_signal",
+            "every group would be filtered",
+        ),
+        ({"staleness.max_staleness": -1}, "staleness.max_staleness", "0 is synchronous"),
+        ({"staleness.max_staleness": "unbounded"}, "staleness.on_stale", "on_stale: keep"),
+        (
+            {"staleness.max_staleness": "unbounded", "staleness.on_stale": "drop"},
+            "staleness.on_stale",
+            "past the bound",
+        ),
+        ({"mode": "sync", "staleness.max_staleness": 1}, "staleness.max_staleness", "mode: async"),
+        ({"mode": "one_step_off", "staleness.max_staleness": "unbounded"}, "staleness.max_staleness", "of 1"),
+        ({"mode": "one_step_off", "rollout.interruption": "recompute"}, "rollout.interruption", "drain"),
+        ({"trainer.loss.weight.mode": "off"}, "trainer.loss.weight.mode", "in name only"),
+        ({"trainer.loss.proximal": "behaviour"}, "trainer.loss.weight.mode", "weight.mode: off"),
+        (
+            {"trainer.loss.weight.mode": "mask", "trainer.loss.weight.low": 6.0},
+            "trainer.loss.weight.low",
+            "keeps no token",
+        ),
+        ({"trainer.loss.weight.mode": "mask", "trainer.loss.weight.max": 0.5}, "trainer.loss.weight.low", "on-policy"),
+        ({"trainer.mini_batches": 33}, "trainer.mini_batches", "at most 32"),
+        ({"model.path": "x"}, "model", "exclude each other"),
+        ({"model.init": None}, "model", "neither"),
+        ({"model.init": {"hidden_size": 3}}, "model.init", "model_type"),
+        ({"model.tokenizer": "from_model"}, "model.tokenizer", "brings no tokenizer"),
+        ({"model.tokenizer": "characters:poem"}, "model.tokenizer", "characters:running_sum"),
+        ({"model.attention": "flash_attn"}, "model.attention", "CUDA only"),
+        ({"sampling.max_new_tokens": 2048}, "sampling.max_new_tokens", "at most 2047"),
+        ({"eval.max_new_tokens": 9999}, "eval.max_new_tokens", "no room"),
+        ({"trainer.micro_batch_tokens": 2000}, "trainer.micro_batch_tokens", "at least 2048"),
+        ({"rollout.engine.max_context": 5000}, "rollout.engine.max_context", "max_position_embeddings (4096)"),
+        (
+            {"warm_start.data": {"generator": "running_sum"}, "warm_start.sft": {"micro_batch_tokens": 5}},
+            "warm_start.sft.micro_batch_tokens",
+            "at least 2048",
+        ),
+        ({"data.train": {}}, "data.train", "no source"),
+        ({"data.train": {"path": "x", "dataset": "y"}}, "data.train", "exclude"),
+        ({"data.train": {"path": "x", "split": "train"}}, "data.train.split", "take it away"),
+        ({"data.train": {"path": "x", "columns": {"id": "y"}}}, "data.train.columns.id", "own names"),
+        ({"data.train": {"path": "x", "columns": {"prompt": None}}}, "data.train.columns.prompt", "name a column"),
+        ({"data.train": {"generator": "runing_sum"}}, "data.train.generator", "module:function"),
+        ({"data.eval": None, "eval.every_steps": 5}, "eval.every_steps", "no data.eval"),
+        ({"reward.scorers": [{"kind": "maths"}]}, "reward.scorers.0.kind", "did you mean math"),
+        ({"reward.scorers": [{"kind": "math", "weight": 0}]}, "reward.scorers", "weight 0"),
+        ({"reward.on_failure": float("nan")}, "reward.on_failure", "finite"),
+        ({"trainer.device": "gpu"}, "trainer.device", "cuda:N"),
+        ({"trainer.threads": 0}, "trainer.threads", "auto"),
+        ({"rollout.workflow": "two turns"}, "rollout.workflow", "module:Class"),
+        ({"rollout.prompt_template": "solve this"}, "rollout.prompt_template", "{prompt}"),
+        ({"launch.curve": "off", "launch.host": "10.0.0.1"}, "launch.curve", "127.0.0.1"),
+        ({"launch.silence_s": 1.0}, "launch.silence_s", "at least 2"),
+        ({"name": "../x"}, "name", "folder"),
+    ],
+)
+def test_contradiction_is_refused_with_its_key_and_a_remedy(changes: dict[str, Any], key: str, words: str) -> None:
+    config, problems = build(config_of(changes))
+    assert config is None
+    assert [problem.keys[0] for problem in problems] == [key]
+    assert words in str(problems[0])
+    assert problems[0].remedy or "finite" in words or "weight 0" in words
+
+
+def test_ordinary_ppo_and_unbounded_are_allowed_when_said_wholly() -> None:
+    assert cross_check(make(trainer__loss={"proximal": "behaviour", "weight": {"mode": "off"}})) == []
+    assert cross_check(make(staleness={"max_staleness": "unbounded", "on_stale": "keep"})) == []
+    assert cross_check(make(group_size=1, trainer__advantage={"kind": "global_norm"})) == []
+
+
+def test_loopback_is_recognised() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "localhost", "::1")))
+    assert not any(map(is_loopback, ("0.0.0.0", "10.0.0.1", "example.org", "1270.0.0.1")))
+
+
+class TestDerived:
+    def test_numbers_of_a_config(self) -> None:
+        config = make(groups_per_step=4, group_size=2, num_steps=5, staleness__max_staleness=2)
+        shown = {number.name: number.value for number in derive(config, num_rows=10)}
+        assert shown["samples per step"] == "8"
+        assert shown["groups in flight"] == "<= 12"
+        assert shown["samples in flight"] == "<= 24"
+        assert shown["epochs needed"] == "2.00"
+
+    def test_unbounded_is_called_so(self) -> None:
+        config = make(staleness={"max_staleness": "unbounded", "on_stale": "keep"})
+        assert {n.name: n.value for n in derive(config)}["samples in flight"] == "unbounded"
+
+    def test_kv_cache_counts_grouped_heads_and_dtype(self) -> None:
+        config = make(rollout__engine={"num_slots": 10, "max_context": 100})
+        model = {**QWEN, "num_key_value_heads": 2}
+        assert kv_cache_bytes(model, config) == 2 * 2 * 2 * 16 * 4 * 10 * 100
+        half = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
+        assert kv_cache_bytes(model, half) == 2 * 2 * 2 * 16 * 2 * 10 * 100
+        assert kv_cache_bytes({}, config) is None
+        assert size_text(1234) == "1.23 kB"
+
+    def test_waste_is_remarked_upon(self) -> None:
+        text = "\n".join(
+            advise(make(groups_per_step=3, group_size=2, staleness__max_staleness=0, trainer__mini_batches=2))
+        )
+        assert "stay empty" in text
+        assert "unequal" in text
+        assert "ends after about 3 steps" in "\n".join(advise(make(data__epochs=1), num_rows=100))
+        assert "no accuracy" in "\n".join(advise(make(data__eval=None)))
+
+
+def write_model(folder: Path, **config: Any) -> Path:
+    """A model folder that passes: config, one tensor, tokenizer."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({**QWEN, **config}))
+    (folder / "tokenizer.json").write_text("{}")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    return folder
+
+
+class TestModelFolder:
+    def faults(self, path: Path | str, tokenizer: str = "from_model") -> list[str]:
+        return [str(error) for error in model_folder.problems_of(str(path), tokenizer)[0]]
+
+    def test_a_whole_one_passes(self, tmp_path: Path) -> None:
+        assert self.faults(write_model(tmp_path / "m")) == []
+
+    def test_a_missing_one_names_the_nearest(self, tmp_path: Path) -> None:
+        write_model(tmp_path / "qwen-small")
+        assert "qwen-small" in self.faults(tmp_path / "qwen-smal")[0]
+
+    def test_an_empty_one_and_a_file_are_refused(self, tmp_path: Path) -> None:
+        assert "empty" in self.faults(tmp_path)[0]
+        (tmp_path / "f").write_text("x")
+        assert "is a file" in self.faults(tmp_path / "f")[0]
+
+    def test_everything_that_is_missing_is_said_at_once(self, tmp_path: Path) -> None:
+        (tmp_path / "readme.md").write_text("x")
+        text = "\n".join(self.faults(tmp_path))
+        assert "config.json" in text
+        assert "no weights" in text
+        assert "no tokenizer" in text
+
+    @pytest.mark.parametrize("content", [b"", b"abc", bytes(100), struct.pack("<Q", 10) + b"not json.." + bytes(9)])
+    def test_corrupt_weights_are_refused(self, tmp_path: Path, content: bytes) -> None:
+        folder = write_model(tmp_path / "m")
+        (folder / "model.safetensors").write_bytes(content)
+        assert "not a whole safetensors file" in self.faults(folder)[0]
+
+    def test_weights_cut_short_are_refused(self, tmp_path: Path) -> None:
+        file = write_model(tmp_path / "m") / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-3])
+        assert "8 bytes and 5 are there" in self.faults(file.parent)[0]
+
+    def test_an_index_that_names_a_missing_file_is_refused(self, tmp_path: Path) -> None:
+        folder = write_model(tmp_path / "m")
+        (folder / "model.safetensors.index.json").write_text('{"weight_map": {"w": "model-1-of-2.safetensors"}}')
+        assert "model-1-of-2.safetensors is missing" in self.faults(folder)[0]
+
+    @pytest.mark.parametrize("content", ["", "[]", "{}", "{"])
+    def test_a_config_that_is_none_is_refused(self, tmp_path: Path, content: str) -> None:
+        folder = write_model(tmp_path / "m")
+        (folder / "config.json").write_text(content)
+        assert "config.json" in self.faults(folder)[0]
+
+    def test_a_hub_name_may_be_elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        assert model_folder.problems_of("Qwen/Qwen3-8B", "from_model") == ([], None, False)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        assert "HF_HUB_OFFLINE" in self.faults("Qwen/Qwen3-8B")[0]
+
+    def test_a_hub_name_is_found_in_the_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+        snapshot = write_model(tmp_path / "hub" / "models--Qwen--Tiny" / "snapshots" / "abc")
+        assert model_folder.find_model("Qwen/Tiny") == snapshot
+
+    def test_context_beyond_the_models_positions_is_refused(self, tmp_path: Path) -> None:
+        folder = write_model(tmp_path / "m", max_position_embeddings=100)
+        found = preflight.look(make(model={"path": str(folder)}), "validate")
+        assert [problem.keys[0] for problem in found.problems] == ["rollout.engine.max_context"]
+
+    def test_a_tokenizer_folder_is_looked_at(self, tmp_path: Path) -> None:
+        found = preflight.look(make(model__tokenizer=str(tmp_path)), "validate")
+        assert "no tokenizer" in str(found.problems[0])
+        with pytest.raises(UserError, match="no such tokenizer"):
+            model_folder.check_tokenizer(tmp_path / "none")
+
+
+class TestMachine:
+    def test_a_whole_config_has_nothing_missing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        found = preflight.look(make(), "train")
+        assert (found.problems, found.absent) == ([], [])
+        assert found.eval is not None
+        assert len(found.eval) == 5
+        assert list(tmp_path.iterdir()) == []
+
+    def test_runs_dir_that_cannot_be_written_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        found = preflight.look(make(runs_dir=str(tmp_path / "file" / "runs")), "train")
+        assert "is a file" in str(found.problems[0])
+        found = preflight.look(make(runs_dir="/proc/areal_like/runs"), "train")
+        assert "runs_dir" in str(found.problems[0])
+
+    def test_a_port_in_use_stops_a_start_and_is_a_remark_to_validate(self) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            found = preflight.look(make(launch__port=taken.getsockname()[1]), "validate")
+        assert found.problems == []
+        assert [problem.keys[0] for problem in found.absent] == ["launch.port"]
+
+    def test_a_host_that_is_not_this_machines_is_named(self) -> None:
+        found = preflight.look(make(launch__host="192.0.2.77"), "validate")
+        assert [problem.keys[0] for problem in found.absent] == ["launch.host"]
+
+    def test_a_named_kernel_that_is_not_installed_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+        config = make(model__attention="flash_attn", trainer__device="cuda")
+        assert "flash-attn" in str(preflight.look(config, "validate").problems[0])
+
+    def test_cuda_without_a_gpu_is_absent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(preflight, "_num_gpus", lambda: 0)
+        assert "no NVIDIA GPU" in str(preflight.look(make(trainer__device="cuda"), "validate").absent[-1])
+
+    def test_more_gpus_than_there_are_is_absent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(preflight, "_num_gpus", lambda: 2)
+        config = make(trainer__device="cuda:1", rollout={"num_workers": 2, "engine": {"device": "cuda"}})
+        assert "cuda:2 is asked for, and this machine has 2 GPUs" in str(preflight.look(config, "train").absent[-1])
+
+    def test_a_scorers_module_that_is_not_there_is_named(self) -> None:
+        found = preflight.look(make(reward__scorers=[{"kind": "no_such_module_here:score"}]), "train")
+        assert [problem.keys[0] for problem in found.problems] == ["reward.scorers.0.kind"]
+
+    def test_each_command_needs_its_own_part(self) -> None:
+        config = make(data={"train": {"path": "/nowhere/x.jsonl"}})
+        assert [p.keys[0] for p in preflight.look(config, "train").problems] == ["data.train"]
+        assert [p.keys[0] for p in preflight.look(config, "eval").problems] == ["data.eval"]
+        assert [p.keys[0] for p in preflight.look(config, "sft").problems] == ["warm_start"]

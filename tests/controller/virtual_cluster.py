@@ -1,0 +1,517 @@
+"""A whole run under a virtual clock: simulated workers, trainer, network and crashes around the real coordinator.
+
+Owns: the actions that a schedule is made of (`ACTIONS`), faults included, and the checks after every event.
+Refuses: choosing the schedule (a seeded sweep or hypothesis does). Tokens are represented by their versions.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ledger_model import LedgerModel
+
+from controller import protocol as p
+from controller.coordinator import Coordinator
+from controller.settings import CoordinatorSettings
+
+
+@dataclass
+class Task:
+    order: p.LeaseOrder
+    versions: list[int]
+    length: int
+    num_reported: int
+
+
+@dataclass
+class VirtualWorker:
+    name: str
+    incarnation: int = 0
+    capacity: int = 4
+    version: int = -1
+    announced: int = -1
+    is_alive: bool = True
+    is_known: bool = False
+    """The controller counts it as present."""
+    tasks: dict[int, Task] = field(default_factory=dict)
+    unacked: dict[int, tuple[p.SampleReported, list[int]]] = field(default_factory=dict)
+
+
+@dataclass
+class VirtualTrainer:
+    version: int = -1
+    batches: dict[int, p.SendBatch] = field(default_factory=dict)
+    asked: int | None = None
+    last_step: int | None = None
+    is_done: bool = False
+
+
+Letter = tuple[str, p.Event, dict[int, list[int]]]
+"""Sender, event, and the tokens' versions of each lease in it."""
+
+
+class VirtualCluster:
+    """One run. `rng` decides lengths, verdicts and which of several things an action hits."""
+
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        rng: random.Random,
+        *,
+        num_workers: int = 2,
+        capacity: int = 4,
+        segment_tokens: int = 0,
+        failure_rate: float = 0.1,
+        equal_rate: float = 0.3,
+        checkpoint_every: int = 2,
+        mirror: Callable[[list[tuple[p.Effect, list[int] | None]]], None] | None = None,
+    ) -> None:
+        self.settings, self.rng = settings, rng
+        self.segment_tokens, self.failure_rate, self.equal_rate = segment_tokens, failure_rate, equal_rate
+        self.checkpoint_every = checkpoint_every
+        self.mirror = mirror
+        self.ledger = LedgerModel(settings.groups_per_step, settings.group_size, settings.bound, settings.on_stale)
+        self.coordinator = Coordinator(settings)
+        self.workers = {
+            f"rollout-{i}": VirtualWorker(f"rollout-{i}", capacity=capacity) for i in range(num_workers)
+        }
+        self.trainer = VirtualTrainer()
+        self.letters: list[Letter] = []
+        self.now_s = 0.0
+        self.life = 0
+        self.end: p.EndRun | None = None
+        self.evals: list[p.EvalDone | p.EvalDropped] = []
+        self.num_events = 0
+        self.lineage = "l0"
+        self.joined: dict[str, str] = {}
+        """Incarnation by worker, as the controller knows it."""
+        self.handle(p.RunStarted(lineage="l0"))
+        self.post("trainer", p.Published(version=0, lineage="l0", manifest_path="v0"))
+        self.trainer.version = 0
+        for worker in self.workers.values():
+            self.hello(worker)
+
+    # ------------------------------------------------------------ network
+
+    def post(self, sender: str, event: p.Event, tokens: dict[int, list[int]] | None = None) -> None:
+        self.letters.append((sender, event, tokens or {}))
+
+    def hello(self, worker: VirtualWorker) -> None:
+        worker.is_known = True
+        self.post(
+            worker.name,
+            p.WorkerJoined(worker=worker.name, incarnation=str(worker.incarnation), capacity=worker.capacity),
+        )
+
+    def deliver(self) -> None:
+        """One letter arrives: the first of a random sender, or out of order if it is a finished sample."""
+        if not self.letters:
+            return
+        index = self.rng.randrange(len(self.letters))
+        sender, event, _ = self.letters[index]
+        if not isinstance(event, p.SampleReported):
+            index = next(i for i, letter in enumerate(self.letters) if letter[0] == sender)
+        sender, event, tokens = self.letters.pop(index)
+        self.handle(event, tokens)
+
+    def deliver_all(self) -> None:
+        while self.letters:
+            _, event, tokens = self.letters.pop(0)
+            self.handle(event, tokens)
+
+    def duplicate(self) -> None:
+        """A report arrives twice."""
+        doubles = [x for x in self.letters if isinstance(x[1], p.SampleReported | p.ProgressReported)]
+        if doubles:
+            self.letters.append(self.rng.choice(doubles))
+
+    # ------------------------------------------------------------ controller
+
+    def handle(
+        self, event: p.Event, tokens: dict[int, list[int]] | None = None, *, is_committed: bool = True, is_sent: bool = True
+    ) -> None:
+        self.num_events += 1
+        if isinstance(event, p.WorkerJoined):
+            self.joined[event.worker] = event.incarnation
+        effects = self.coordinator.handle(event, self.now_s)
+        if not is_committed:
+            return
+        is_after_ledger = False
+        entries: list[tuple[p.Effect, list[int] | None]] = []
+        for effect in effects:
+            is_after_ledger |= not effect.is_ledger
+            assert effect.is_ledger != is_after_ledger, "ledger effects come first"
+            if effect.is_ledger:
+                lease_id = getattr(effect, "lease_id", None)
+                versions = (tokens or {}).get(lease_id) if lease_id is not None else None
+                entries.append((effect, versions))
+                self.ledger.apply(effect, versions)
+        if self.mirror is not None and entries:
+            self.mirror(entries)
+        self.ledger.check_counts(self.coordinator.counts())
+        if entries:
+            self.ledger.check_invariant()
+        if is_sent:
+            for effect in effects[len(entries) :]:
+                self._carry_out(effect)
+
+    def _carry_out(self, effect: p.Effect) -> None:
+        name = getattr(effect, "worker", None)
+        if name is not None and self.joined.get(name) != str(self.workers[name].incarnation):
+            return  # meant for a process that is dead
+        match effect:
+            case p.SendLeases():
+                self._take_leases(self.workers[effect.worker], effect)
+            case p.SendAck():
+                for lease_id in effect.lease_ids:
+                    self.workers[effect.worker].unacked.pop(lease_id, None)
+            case p.SendCancel():
+                for lease_id in effect.lease_ids:
+                    self.workers[effect.worker].tasks.pop(lease_id, None)
+                    self.workers[effect.worker].unacked.pop(lease_id, None)
+            case p.SendVersion():
+                worker = self.workers[effect.worker]
+                assert effect.version >= worker.version or not worker.is_alive, "a worker was told to go back"
+                worker.announced = max(worker.announced, effect.version)
+            case p.SendBatch():
+                if self.trainer.last_step is None or effect.step <= self.trainer.last_step:
+                    self.trainer.batches[effect.step] = effect
+                self.trainer.asked = None
+            case p.SendNoMoreBatches():
+                self.trainer.last_step = effect.last_step
+                self.trainer.asked = None
+            case p.EvalDone() | p.EvalDropped():
+                self.evals.append(effect)
+            case p.EndRun():
+                assert self.end is None
+                self.end = effect
+            case p.Note() | p.PurgePayloads():
+                pass
+
+    def _take_leases(self, worker: VirtualWorker, effect: p.SendLeases) -> None:
+        if not worker.is_alive:
+            return
+        for order in effect.leases:
+            assert order.lease_id not in worker.tasks
+            prefix: list[int] = []
+            if order.purpose == "train":
+                group = self.ledger._live(order.group_id)
+                facts = group.samples.get(order.sample_index)
+                prefix = list(facts.partial) if facts else []
+                assert facts is None or not facts.is_finished, "a finished sample was leased"
+                assert order.min_version >= max([group.version, *prefix[-1:]])
+            assert len(prefix) == order.prefix_tokens, "law 6: reported tokens were lost"
+            length = max(len(prefix), 1 + min(int(self.rng.expovariate(self.rng.choice([0.1, 0.5]))), 30))
+            worker.tasks[order.lease_id] = Task(order, prefix, length, len(prefix))
+        assert len(worker.tasks) + len(worker.unacked) <= worker.capacity, "credits were exceeded"
+
+    # ------------------------------------------------------------ workers
+
+    def _alive(self) -> VirtualWorker | None:
+        alive = [worker for worker in self.workers.values() if worker.is_alive]
+        return self.rng.choice(alive) if alive else None
+
+    def generate(self) -> None:
+        """Some tokens on one worker; finished samples are scored and reported."""
+        if (worker := self._alive()) is not None:
+            self._generate(worker, self.rng.choice([1, 2, 4, 16]))
+
+    def _generate(self, worker: VirtualWorker, num_tokens: int) -> None:
+        for lease_id, task in list(worker.tasks.items()):
+            if worker.version < task.order.min_version:
+                continue
+            fresh = min(num_tokens, task.length - len(task.versions))
+            task.versions.extend([worker.version] * fresh)
+            if len(task.versions) >= task.length:
+                if task.versions:
+                    self._finish(worker, lease_id, task)
+            elif self.segment_tokens and len(task.versions) - task.order.prefix_tokens >= self.segment_tokens:
+                if task.order.purpose == "train":
+                    self._give_back(worker, lease_id, task, "segment")
+
+    def _finish(self, worker: VirtualWorker, lease_id: int, task: Task) -> None:
+        del worker.tasks[lease_id]
+        is_scored = self.rng.random() >= self.failure_rate
+        kind = "scored" if is_scored else self.rng.choice(["timed_out", "crashed", "invalid"])
+        value = None
+        if is_scored:
+            value = 1.0 if self.rng.random() < self.equal_rate else self.rng.random()
+        event = p.SampleReported(
+            worker=worker.name,
+            lease_id=lease_id,
+            group_id=task.order.group_id,
+            sample_index=task.order.sample_index,
+            num_tokens=len(task.versions),
+            first_version=task.versions[0],
+            last_version=task.versions[-1],
+            verdict_kind=kind,
+            value=value,
+        )
+        worker.unacked[lease_id] = (event, list(task.versions))
+        self.post(worker.name, event, {lease_id: list(task.versions)})
+
+    def _part(self, lease_id: int, task: Task) -> tuple[p.PartialReport, list[int]]:
+        fresh = task.versions[task.num_reported :]
+        part = p.PartialReport(
+            lease_id=lease_id,
+            start=task.num_reported,
+            num_tokens=len(fresh),
+            first_version=fresh[0] if fresh else -1,
+            last_version=fresh[-1] if fresh else -1,
+        )
+        task.num_reported = len(task.versions)
+        return part, fresh
+
+    def report_progress(self) -> None:
+        if (worker := self._alive()) is not None:
+            self._report(worker)
+
+    def _report(self, worker: VirtualWorker) -> None:
+        parts = {i: self._part(i, task) for i, task in worker.tasks.items() if len(task.versions) > task.num_reported}
+        if parts:
+            items = tuple(part for part, _ in parts.values())
+            self.post(
+                worker.name, p.ProgressReported(worker=worker.name, items=items), {i: f for i, (_, f) in parts.items()}
+            )
+
+    def _give_back(self, worker: VirtualWorker, lease_id: int, task: Task, reason: str) -> None:
+        part, fresh = self._part(lease_id, task)
+        del worker.tasks[lease_id]
+        self.post(worker.name, p.LeaseReturned(worker=worker.name, part=part, reason=reason), {lease_id: fresh})
+
+    def drain_one(self) -> None:
+        """A worker gives one sample back in good order."""
+        worker = self._alive()
+        if worker is not None and worker.tasks:
+            lease_id = self.rng.choice(list(worker.tasks))
+            self._give_back(worker, lease_id, worker.tasks[lease_id], "drain")
+
+    def reject_one(self) -> None:
+        """A prompt turns out to be too long."""
+        worker = self._alive()
+        if worker is not None and worker.tasks:
+            lease_id = self.rng.choice(list(worker.tasks))
+            self._give_back(worker, lease_id, worker.tasks[lease_id], "rejected: too long")
+
+    def load_version(self) -> None:
+        if (worker := self._alive()) is not None:
+            self._load(worker)
+
+    def _load(self, worker: VirtualWorker) -> None:
+        if worker.announced > worker.version:
+            worker.version = worker.announced
+            self.post(
+                worker.name,
+                p.WorkerVersionLoaded(worker=worker.name, version=worker.version, lineage=self.lineage),
+            )
+
+    def fail_to_load(self) -> None:
+        worker = self._alive()
+        if worker is not None and worker.announced > worker.version:
+            event = p.WorkerVersionFailed(
+                worker=worker.name, version=worker.announced, lineage=self.lineage, reason="checksum"
+            )
+            worker.announced = worker.version
+            self.post(worker.name, event)
+
+    def resend(self) -> None:
+        if (worker := self._alive()) is not None:
+            for lease_id, (event, versions) in list(worker.unacked.items()):
+                self.post(worker.name, event, {lease_id: versions})
+
+    def kill_worker(self) -> None:
+        """kill -9: what it had sent may still arrive, its finished but unsent work is gone."""
+        if (worker := self._alive()) is not None:
+            worker.is_alive, worker.is_known = False, False
+            worker.tasks.clear()
+            worker.unacked.clear()
+            worker.version = worker.announced = -1
+            lost = p.WorkerLost(worker=worker.name, reason="killed", incarnation=str(worker.incarnation))
+            self.post("shell", lost)
+
+    def restart_worker(self) -> None:
+        dead = [worker for worker in self.workers.values() if not worker.is_alive]
+        if dead:
+            worker = self.rng.choice(dead)
+            worker.is_alive = True
+            worker.incarnation += 1
+            self.hello(worker)
+
+    def silence(self) -> None:
+        """The controller believes a worker lost that goes on working."""
+        worker = self._alive()
+        if worker is not None and worker.is_known:
+            worker.is_known = False
+            self.handle(p.WorkerLost(worker=worker.name, reason="silent"))
+
+    def come_back(self) -> None:
+        lost = [worker for worker in self.workers.values() if worker.is_alive and not worker.is_known]
+        if lost:
+            self.hello(self.rng.choice(lost))
+
+    # ------------------------------------------------------------ trainer
+
+    def request_batch(self) -> None:
+        """The trainer asks for its next batch, at most one step ahead."""
+        trainer = self.trainer
+        step = max([trainer.version, *trainer.batches]) + 1
+        if trainer.version >= 0 and trainer.asked is None and step <= trainer.version + 2 and not trainer.is_done:
+            if trainer.last_step is None or step <= trainer.last_step:
+                trainer.asked = step
+                self.post("trainer", p.BatchRequested(step=step))
+
+    def finish_step(self) -> None:
+        trainer = self.trainer
+        step = trainer.version + 1
+        if step in trainer.batches and (trainer.last_step is None or step <= trainer.last_step):
+            del trainer.batches[step]
+            trainer.version = step
+            self.post("trainer", p.Published(version=step, lineage=self.lineage, manifest_path=f"v{step}"))
+            if step % self.checkpoint_every == 0:
+                self.post("trainer", p.CheckpointTaken(version=step, path=f"c{step}"))
+        if trainer.last_step is not None and trainer.version >= trainer.last_step and not trainer.is_done:
+            trainer.is_done = True
+            self.post("trainer", p.CheckpointTaken(version=trainer.version, path=f"c{trainer.version}"))
+
+    # ------------------------------------------------------------ time and the end of lives
+
+    def tick(self) -> None:
+        self.now_s += self.rng.choice([0.5, 1.0, 3.0])
+        self.handle(p.Tick())
+
+    def crash(self) -> None:
+        """kill -9 of the controller in the middle of an event; every process of the run dies with it, then a resume."""
+        if self.letters and self.end is None:
+            _, event, tokens = self.letters.pop(0)
+            is_committed = self.rng.random() < 0.7
+            self.handle(event, tokens, is_committed=is_committed, is_sent=False)
+        self.restart()
+
+    def restart(self, load: Callable[[], p.LedgerState] | None = None) -> None:
+        self.life += 1
+        self.lineage = f"l{self.life}"
+        self.letters.clear()
+        state = (load or self.ledger.load)()
+        saved = [checkpoint.version for checkpoint in state.checkpoints]
+        base = self.rng.choice(saved[-2:]) if saved else 0
+        self.end = None
+        self.coordinator = self.restored(state)
+        self.now_s = self.rng.uniform(0, 5)
+        self.handle(p.RunStarted(lineage=self.lineage, checkpoint_version=base))
+        self.trainer = VirtualTrainer(version=base)
+        self.post("trainer", p.Published(version=base, lineage=self.lineage, manifest_path=f"v{base}"))
+        for worker in self.workers.values():
+            worker.incarnation += 1
+            worker.version = worker.announced = -1
+            worker.is_alive = True
+            worker.tasks.clear()
+            worker.unacked.clear()
+            self.hello(worker)
+
+    def restored(self, state: p.LedgerState) -> Coordinator:
+        return Coordinator.restore(self.settings, state)
+
+    # ------------------------------------------------------------ liveness
+
+    def run_to_end(self, max_rounds: int = 600) -> p.EndRun:
+        """Faults stop; the run must finish."""
+        for _ in range(max_rounds):
+            if self.end is not None:
+                break
+            for worker in self.workers.values():
+                if not worker.is_alive:
+                    worker.is_alive = True
+                    worker.incarnation += 1
+                    self.hello(worker)
+                elif not worker.is_known:
+                    self.hello(worker)
+                self._load(worker)
+                self._generate(worker, 3)
+                self._report(worker)
+            self.resend()
+            self.request_batch()
+            self.deliver_all()
+            self.finish_step()
+            self.deliver_all()
+            self.now_s += 1.0
+            self.handle(p.Tick())
+        assert self.end is not None, "deadlock: " + " | ".join(self.coordinator.waits())
+        return self.end
+
+    def check_end(self) -> None:
+        """After a completed run: every step was shipped once, nothing acknowledged is missing, nobody waits for an ack."""
+        assert self.end is not None
+        if self.end.status == "completed":
+            assert self.coordinator.shipped == self.settings.num_steps
+            assert sorted(self.ledger.batches) == list(range(1, self.settings.num_steps + 1))
+        if self.settings.on_stale == "wait":
+            assert self.ledger.fates["stale"] == self.ledger.fates["surplus"] == 0, "law 2: wait must lose nothing"
+        self.resend()
+        self.deliver_all()
+        for worker in self.workers.values():
+            self.deliver_all()
+            for lease_id, (event, versions) in list(worker.unacked.items()):
+                self.handle(event, {lease_id: versions})
+            assert not worker.unacked, "law 4: a finished sample was never acknowledged"
+
+
+STEADY = ("deliver", "deliver", "deliver", "deliver", "generate", "generate", "load_version", "request_batch")
+FAULTLESS = (*STEADY, "finish_step", "report_progress", "tick", "restart_worker", "come_back", "resend")
+FAULTS = ("kill_worker", "silence", "duplicate", "fail_to_load", "drain_one", "reject_one", "crash")
+ACTIONS = (*FAULTLESS, *FAULTS)
+
+
+def random_settings(rng: random.Random) -> CoordinatorSettings:
+    """Small runs over all modes and policies."""
+    mode = rng.choice(["async", "async", "async", "one_step_off", "sync"])
+    return CoordinatorSettings(
+        groups_per_step=rng.randint(1, 3),
+        group_size=rng.randint(1, 3),
+        num_steps=rng.randint(2, 5),
+        mode=mode,
+        max_staleness=rng.choice([0, 0, 1, 2, 4, None]),
+        on_stale=rng.choice(["wait", "wait", "wait", "drop", "keep"]),
+        group_timeout_s=rng.choice([20.0, 1e6, 1e6]),
+        on_failure=rng.choice(["drop_sample", "drop_group", 0.0]),
+        filter_zero_signal=rng.random() < 0.3,
+        max_filtered_batches=0,
+        num_workers=2,
+        num_eval_rows=rng.choice([0, 0, 2]),
+        eval_every_steps=rng.choice([0, 1, 2]),
+        max_sample_losses=20,
+        load_retry_s=2.0,
+    )
+
+
+def run_schedule(
+    seed: int,
+    *,
+    settings: CoordinatorSettings | None = None,
+    num_actions: int = 150,
+    make: Callable[..., VirtualCluster] = VirtualCluster,
+    mirror: Callable[[list[tuple[p.Effect, list[int] | None]]], None] | None = None,
+) -> VirtualCluster:
+    """One seeded random schedule with faults, then calm until the end."""
+    rng = random.Random(seed)
+    settings = settings or random_settings(rng)
+    fault, crash, reject = rng.choice([(0.0, 0.0, 0.0), (0.15, 0.05, 0.05), (0.4, 0.2, 0.05), (0.8, 0.05, 0.0)])
+    cluster = make(
+        settings,
+        rng,
+        num_workers=rng.randint(1, 3),
+        capacity=rng.choice([1, 2, 4, 9]),
+        segment_tokens=rng.choice([0, 0, 2]),
+        failure_rate=rng.choice([0.0, 0.1]),
+        equal_rate=rng.choice([0.0, 0.3]),
+        mirror=mirror,
+    )
+    weights = [1.0] * len(FAULTLESS) + [fault] * (len(FAULTS) - 2) + [reject, crash]
+    for action in rng.choices(ACTIONS, weights, k=num_actions):
+        if cluster.end is not None:
+            break
+        getattr(cluster, action)()
+    cluster.run_to_end()
+    cluster.check_end()
+    return cluster

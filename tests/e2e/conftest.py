@@ -1,0 +1,158 @@
+"""Real processes, started as a user starts them. One warm start is shared by the suite (cached in runs_dir)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 420.0
+"""Deadline for anything a run does; generous, because it only bounds a hang."""
+
+SHORT = ["num_steps=6", "groups_per_step=12", "group_size=4", "eval.every_steps=0", "data.eval.limit=64"]
+"""A run of the quickstart's model that takes seconds."""
+
+
+class Run:
+    """One `areal-like` command as a process."""
+
+    def __init__(self, arguments: list[str], cwd: Path, runs_dir: Path) -> None:
+        environment = dict(os.environ, PYTHONPATH=str(REPOSITORY), PYTHONUNBUFFERED="1", COLUMNS="160")
+        self.runs_dir = runs_dir
+        self.log_path = cwd / f"command-{time.monotonic_ns()}.log"
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "controller", *arguments],
+                cwd=cwd,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, as the command printed it."""
+        for line in self.output.splitlines():
+            if ": " in line and line.split(" ", 1)[-1].startswith("run "):
+                return Path(line.rsplit(": ", 1)[1])
+        raise AssertionError(f"no run folder in:\n{self.output}")
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def metrics(self, kind: str) -> list[dict[str, Any]]:
+        try:
+            lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        except (OSError, AssertionError):
+            return []
+        rows = []
+        for line in lines:
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                continue
+        return [row for row in rows if row.get("kind") == kind]
+
+    def wait(self, timeout_s: float = START_TIMEOUT_S) -> int:
+        """The exit status; a run that does not end in time fails the test with what it printed."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.destroy()
+            pytest.fail(f"still running after {timeout_s} s:\n{self.output}")
+
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not condition():
+            if self.process.poll() is not None:
+                pytest.fail(f"ended with {self.process.returncode} before {what}:\n{self.output}")
+            if time.monotonic() > deadline_s:
+                self.destroy()
+                pytest.fail(f"no {what} within {timeout_s} s:\n{self.output}")
+            time.sleep(0.05)
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait_until(lambda: any(row["step"] >= step for row in self.metrics("step")), f"step {step}")
+
+    def pid_of(self, module: str, name: str = "") -> int:
+        """Process id of a child by the module it runs (`rollout`, `trainer`, `services.reward`)."""
+        for child in psutil.Process(self.process.pid).children():
+            line = child.cmdline()
+            if "-m" in line and line[line.index("-m") + 1] == module and name in " ".join(line):
+                return child.pid
+        raise AssertionError(f"no process of {module}")
+
+    def family(self) -> list[psutil.Process]:
+        try:
+            me = psutil.Process(self.process.pid)
+            return [me, *me.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    @staticmethod
+    def survivors(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+        """Those of `processes` that still live after `timeout_s`."""
+        _, alive = psutil.wait_procs(processes, timeout=timeout_s)
+        return [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+    def destroy(self) -> None:
+        for process in self.family():
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        self.process.wait(10)
+
+
+@pytest.fixture(scope="session")
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def areal(runs_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """areal("train", CONFIG, "key=value", ...) starts the command; whatever still runs at the end is killed."""
+    started: list[Run] = []
+
+    def start(command: str, *arguments: str) -> Run:
+        extra = [] if command == "resume" else [f"runs_dir={runs_dir}"]
+        run = Run([command, *arguments, *extra], tmp_path, runs_dir)
+        started.append(run)
+        return run
+
+    yield start
+    for run in started:
+        if run.process.poll() is None:
+            run.destroy()
+
+
+@pytest.fixture(scope="session")
+def run_class() -> type[Run]:
+    return Run
+
+
+@pytest.fixture(scope="session")
+def short() -> list[str]:
+    return SHORT
+
+
+@pytest.fixture(scope="session")
+def quickstart() -> str:
+    return str(REPOSITORY / "configs" / "quickstart.yaml")

@@ -1,0 +1,100 @@
+"""Processes die at the worst moment: nothing hangs, nothing is used twice or lost, nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+LONGER = ["num_steps=14", "trainer.checkpoint.every_steps=4"]
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+
+
+def assert_whole(run, steps):
+    summary = run.summary
+    assert summary["steps"] == steps
+    assert summary["audit"] == "clean"
+    assert summary["samples_consumed"] == steps * 12 * 4
+
+
+@pytest.mark.parametrize("module", ["rollout", "services.reward"])
+def test_killed_process_is_replaced_and_the_run_finishes(areal, quickstart, short, module):
+    run = areal("train", quickstart, *short, *LONGER)
+    run.wait_for_step(3)
+    kill(run.pid_of(module))
+    assert run.wait() == 0, run.output
+    assert "starting it again" in run.output
+    assert_whole(run, 14)
+
+
+def test_killed_controller_leaves_no_process_and_resume_finishes(areal, quickstart, short):
+    run = areal("train", quickstart, *short, *LONGER)
+    run.wait_for_step(6)
+    family = run.family()
+    assert len(family) >= 4
+    kill(run.process.pid)
+    assert not run.survivors(family, timeout_s=15)
+    resumed = areal("resume", str(run.folder))
+    assert resumed.wait() == 0, resumed.output
+    assert_whole(resumed, 14)
+
+
+def test_killed_trainer_ends_the_run_with_its_words_and_resume_finishes(areal, quickstart, short):
+    run = areal("train", quickstart, *short, *LONGER)
+    run.wait_for_step(6)
+    family = run.family()
+    kill(run.pid_of("trainer"))
+    assert run.wait() == 1
+    assert "trainer" in run.output.splitlines()[-1]
+    assert not run.survivors(family, timeout_s=15)
+    resumed = areal("resume", str(run.folder))
+    assert resumed.wait() == 0, resumed.output
+    assert_whole(resumed, 14)
+
+
+def test_stopped_worker_is_found_silent_and_replaced(areal, quickstart, short):
+    run = areal("train", quickstart, *short, *LONGER, "launch.silence_s=4")
+    run.wait_for_step(3)
+    os.kill(run.pid_of("rollout"), signal.SIGSTOP)
+    assert run.wait() == 0, run.output
+    assert "silent" in run.output
+    assert_whole(run, 14)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_finishes_the_step_saves_and_exits_zero(areal, quickstart, short, number):
+    run = areal("train", quickstart, *short, "num_steps=200")
+    run.wait_for_step(2)
+    family = run.family()
+    os.kill(run.process.pid, number)
+    assert run.wait(90) == 0, run.output
+    assert not run.survivors(family, timeout_s=10)
+    steps = run.summary["steps"]
+    assert 2 <= steps < 200
+    assert (run.folder / "checkpoints" / f"step_{steps:06d}").is_dir()
+    assert run.summary["audit"] == "clean"
+
+
+def test_two_signals_stop_at_once(areal, quickstart, short):
+    run = areal("train", quickstart, *short, "num_steps=200")
+    run.wait_for_step(2)
+    family = run.family()
+    os.kill(run.process.pid, signal.SIGINT)
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.wait(30) != 0
+    assert "Traceback" not in run.output
+    assert not run.survivors(family, timeout_s=10)
+
+
+def test_failing_process_ends_the_run_with_its_own_error(areal, quickstart, short, tmp_path):
+    (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
+    run = areal("train", quickstart, *short, "reward.scorers=[{kind: 'broken:score'}]")
+    assert run.wait() == 2
+    assert "nothing_of_that_name" in run.output
+    assert "Traceback" not in run.output

@@ -1,0 +1,134 @@
+"""Draws follow the distribution, cuts are those of transformers, the stream depends on (seed, position) alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
+
+from areal_like.messages import Sampling
+from rollout.engine.sampler import DrawPlan, draw, uniforms
+
+CPU = torch.device("cpu")
+LOGITS = torch.tensor([2.0, 1.5, 0.0, -1.0, 1.0, -3.0, 0.5, 0.2])
+NUM_DRAWS = 20_000
+
+
+def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
+    """Pearson's statistic over the classes that can occur."""
+    possible = probabilities > 0
+    assert counts[~possible].sum() == 0
+    expected = probabilities[possible] * counts.sum()
+    return float(((counts[possible] - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "top_k"), [(1.0, 1.0, 0), (0.6, 1.0, 0), (1.0, 0.8, 0), (1.0, 1.0, 3), (1.3, 0.7, 5)]
+)
+def test_draws_follow_the_distribution_that_transformers_would_sample(
+    temperature: float, top_p: float, top_k: int
+) -> None:
+    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
+    plan = DrawPlan.of([sampling] * NUM_DRAWS, len(LOGITS), CPU)
+    stream = np.concatenate([uniforms(seed, 0, 20) for seed in range(NUM_DRAWS // 20)])
+    tokens, logprobs = draw(LOGITS.expand(NUM_DRAWS, -1), plan, torch.from_numpy(stream))
+    scores = (LOGITS / temperature)[None]
+    before_cut = torch.log_softmax(scores, -1)[0]
+    if top_k:
+        scores = TopKLogitsWarper(top_k)(None, scores)
+    if top_p < 1:
+        scores = TopPLogitsWarper(top_p)(None, scores)
+    counts = np.bincount(tokens[:, 0].numpy(), minlength=len(LOGITS))
+    statistic = chi_square(counts, torch.softmax(scores, -1)[0].double().numpy())
+    assert statistic < 24.3  # 0.999 quantile with 7 degrees of freedom, fewer where cut
+    assert torch.allclose(logprobs[:, 0], before_cut[tokens[:, 0]], atol=1e-6)
+
+
+def test_rows_of_one_batch_keep_their_own_parameters() -> None:
+    samplings = [
+        Sampling(temperature=0.0),
+        Sampling(top_k=1),
+        Sampling(temperature=2.0, top_p=1e-6),
+        Sampling(temperature=1.0),
+    ]
+    logits = LOGITS.repeat(4, 1)
+    plan = DrawPlan.of(samplings, len(LOGITS), CPU)
+    tokens, logprobs = draw(logits, plan, torch.tensor([0.9, 0.9, 0.9, 1 - 2.0**-33], dtype=torch.float64))
+    assert tokens[:, 0].tolist() == [0, 0, 0, 7]
+    assert torch.allclose(logprobs[2, 0], torch.log_softmax(LOGITS / 2, -1)[0])
+    assert torch.allclose(logprobs[0, 0], torch.log_softmax(LOGITS, -1)[0])
+
+
+def test_impossible_tokens_are_never_drawn_at_the_ends_of_the_stream() -> None:
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).repeat(2, 1)
+    ends = torch.tensor([2.0**-33, 1 - 2.0**-33], dtype=torch.float64)
+    tokens, _ = draw(logits, DrawPlan(), ends)
+    assert tokens[:, 0].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("start", [0, 1, 3, 4, 7, 101])
+def test_stream_from_a_later_position_is_the_tail_of_the_stream(start: int) -> None:
+    assert np.array_equal(uniforms(7, start, 50), uniforms(7, 0, start + 50)[start:])
+
+
+def test_streams_of_different_seeds_differ_and_lie_strictly_inside_0_and_1() -> None:
+    streams = np.stack([uniforms(seed, 0, 1000) for seed in (-1, 0, 1, 2**63, 2**64 - 2)])
+    assert len(np.unique(streams)) > 4990
+    assert streams.min() > 0
+    assert streams.max() < 1
+    assert abs(streams.mean() - 0.5) < 0.02
+
+
+def test_engine_samples_first_tokens_by_the_models_distribution(kit: Any) -> None:
+    bench = kit.bench("qwen3")
+    prompt = np.array([3, 1, 4], np.int32)
+    requests = [kit.ask(i, prompt_P=prompt, max_new_tokens=1, share_key=0, temperature=2.0) for i in range(1500)]
+
+    async def body() -> None:
+        async with bench.engine(num_slots=256) as engine:
+            outcomes = await kit.generate_all(engine, requests)
+        counts = np.bincount([outcome.segment.tokens_R[0] for outcome in outcomes], minlength=kit.VOCAB)
+        logits = bench.models[0](torch.from_numpy(prompt.astype(np.int64))[None]).logits[0, -1].double()
+        assert chi_square(counts, torch.softmax(logits / 2.0, -1).numpy()) < 49.7  # 0.999 quantile, 23 degrees
+
+    kit.run(body())
+
+
+def test_sample_depends_on_seed_and_position_alone(kit: Any) -> None:
+    """Alone, in a full batch, in segments, and resumed by another engine with other neighbours: the same tokens.
+
+    A batch of another size may change log-probs in the last bits; a token changes only where its random number lies
+    within about 1e-6 of a boundary of the cumulative distribution, which these 120 tokens do not meet.
+    """
+    bench = kit.bench("qwen3")
+    requests = [kit.ask(i, prompt_length=3 + i, max_new_tokens=30, seed=100 + i) for i in range(4)]
+
+    async def body() -> None:
+        async with bench.engine(num_slots=1) as engine:
+            alone = [(await kit.generate_all(engine, [request]))[0].segment for request in requests]
+        async with bench.engine(num_slots=16) as engine:
+            crowd = [kit.ask(50 + i, prompt_length=1 + i, max_new_tokens=5 + 3 * i) for i in range(20)]
+            full = (await kit.generate_all(engine, [*crowd[:10], *requests, *crowd[10:]]))[10:14]
+        for outcome, expected in zip(full, alone, strict=True):
+            assert np.array_equal(outcome.segment.tokens_R, expected.tokens_R)
+        prefixes = [request.prefix for request in requests]
+        for round_ in range(4):
+            async with bench.engine(num_slots=2 + round_) as engine:
+                parts = [
+                    kit.ask(
+                        i, prompt_length=3 + i, max_new_tokens=30, seed=100 + i, prefix=prefixes[i], segment_tokens=8
+                    )
+                    for i in range(4)
+                ]
+                outcomes = await kit.generate_all(engine, parts)
+            reason, length = ("segment", 8) if round_ < 3 else ("length", 6)
+            assert all(outcome.end_reason == reason and len(outcome.segment) == length for outcome in outcomes)
+            prefixes = [prefixes[i].joined(outcomes[i].segment) for i in range(4)]
+        for prefix, expected in zip(prefixes, alone, strict=True):
+            assert np.array_equal(prefix.tokens_R, expected.tokens_R)
+            assert np.allclose(prefix.logprobs_R, expected.logprobs_R, atol=1e-4)
+
+    kit.run(body())

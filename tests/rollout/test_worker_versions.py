@@ -1,0 +1,189 @@
+"""The rollout worker and policy versions: waiting, swapping, failing, rolling back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from areal_like import messages as m
+from areal_like.errors import DeadlineExceeded, EngineError, UserError
+from rollout.versions import VersionGate
+
+
+def test_no_token_is_sampled_below_min_version(rig, fake):
+    async def scenario(r):
+        await r.ready(version=0)
+        r.lease(fake.task(1), fake.task(2, index=1, min_version=2))
+        await r.until(lambda: r.got(m.SampleFinished), "the one that may start")
+        await r.until(lambda: r.beat().state == "wait:version", "wait:version")
+        assert len(r.engine.requests) == 1
+        await r.load(1)
+        await r.until(lambda: r.beat().counters.get("versions_loaded") == 2.0, "heartbeat")
+        assert len(r.engine.requests) == 1
+        await r.load(2)
+        await r.until(lambda: len(r.got(m.SampleFinished)) == 2, "the other one")
+        assert set(r.got(m.SampleFinished)[1].trajectory.versions_T[2:].tolist()) == {2}
+        assert r.beat().counters["version_waits"] == 1.0
+
+    rig(scenario)
+
+
+def test_leases_before_the_first_version_wait_for_it(rig, fake):
+    async def scenario(r):
+        await r.ready(version=None)
+        r.lease(fake.task(1))
+        await r.until(lambda: r.beat().state == "wait:version", "wait:version")
+        await r.load(0)
+        await r.until(lambda: r.got(m.SampleFinished), "finished")
+
+    rig(scenario)
+
+
+def test_swap_in_mid_answer_goes_on_with_the_new_version(rig, fake):
+    async def scenario(r):
+        await r.ready(version=0)
+        r.engine.allow(4)
+        r.lease(fake.task(1))
+        await r.until(lambda: r.engine.num_tokens == 4, "tokens")
+        await r.load(1)
+        r.engine.allow(100)
+        await r.until(lambda: r.got(m.SampleFinished), "finished")
+        assert r.got(m.SampleFinished)[0].trajectory.versions_T[2:].tolist() == [0, 0, 0, 0, 1, 1]
+        loaded = r.got(m.VersionLoaded)[-1]
+        assert (loaded.version, loaded.lineage, loaded.stage_s, loaded.pause_s) == (1, "l0", 0.25, 0.125)
+        assert r.engine.interruptions == ["keep_kv", "keep_kv"]
+
+    rig(scenario, interruption="keep_kv")
+
+
+def test_one_step_off_always_drains(rig):
+    async def scenario(r):
+        await r.ready(version=0)
+        assert r.engine.interruptions == ["drain"]
+
+    rig(scenario, mode="one_step_off", interruption="recompute")
+
+
+def test_interruption_the_engine_cannot_do_is_the_users_mistake(rig, fake):
+    def engine():
+        made = fake.Engine()
+        made.capabilities = type(made.capabilities)(
+            num_slots=4, max_context=100, interruptions=("drain",), per_request_seed=False
+        )
+        return made
+
+    async def scenario(r):
+        r.worker._peer = _Closed()
+        with pytest.raises(UserError, match="drain"):
+            await r.task
+
+    rig(scenario, engine=engine)
+
+
+class _Closed:
+    async def close(self):
+        pass
+
+
+def test_versions_load_one_at_a_time_and_the_newest_wins(rig):
+    async def scenario(r):
+        await r.ready(version=0)
+        r.engine.load_gate.clear()
+        r.announce(1)
+        await r.until(lambda: r.engine.loads == ["v0", "v1"], "loading 1")
+        for version in (2, 3, 4):
+            r.announce(version)
+        await r.until(lambda: r.beat().counters.get("versions_superseded") == 2.0, "superseded")
+        r.engine.load_gate.set()
+        await r.until(lambda: r.engine.version == 4, "newest")
+        assert r.engine.loads == ["v0", "v1", "v4"]
+
+    rig(scenario)
+
+
+def test_version_that_cannot_be_loaded_is_reported_and_work_goes_on_with_the_old_one(rig, fake):
+    async def scenario(r):
+        await r.ready(version=0)
+        r.engine.allow(3)
+        r.lease(fake.task(1))
+        await r.until(lambda: r.engine.num_tokens == 3, "tokens")
+        r.announce(1, name="bad1")
+        await r.until(lambda: r.got(m.VersionFailed), "VersionFailed")
+        assert (r.got(m.VersionFailed)[0].version, r.got(m.VersionFailed)[0].reason) == (1, "checksum")
+        r.engine.allow(100)
+        await r.until(lambda: r.got(m.SampleFinished), "finished")
+        assert set(r.got(m.SampleFinished)[0].trajectory.versions_T[2:].tolist()) == {0}
+        await r.load(2)
+
+    rig(scenario)
+
+
+def test_failure_of_a_version_that_is_no_longer_wanted_is_not_reported(rig):
+    async def scenario(r):
+        await r.ready(version=0)
+        r.engine.load_gate.clear()
+        r.announce(1, name="bad1")
+        await r.until(lambda: r.engine.loads == ["v0", "bad1"], "loading")
+        r.announce(2)
+        await r.until(lambda: r.worker._loader._target is not None, "announcement")
+        r.engine.load_gate.set()
+        await r.until(lambda: r.engine.version == 2, "newest")
+        assert not r.got(m.VersionFailed)
+
+    rig(scenario)
+
+
+def test_version_announced_twice_is_loaded_once_and_confirmed_twice(rig):
+    async def scenario(r):
+        await r.ready(version=3)
+        r.announce(3)
+        await r.until(lambda: len(r.got(m.VersionLoaded)) == 2, "confirmation")
+        assert r.engine.loads == ["v3"]
+
+    rig(scenario)
+
+
+def test_rollback_parks_answers_of_abandoned_versions_until_these_exist_again(rig, fake):
+    async def scenario(r):
+        await r.ready(version=3)
+        r.engine.allow(4)
+        task = fake.task(1)
+        r.lease(task)
+        await r.until(lambda: len(r.reports.get(1, (0, ()))[1]) == 4, "tokens of version 3 reported")
+        await r.load(1, lineage="l1")
+        r.engine.allow(100)
+        r.lease(fake.task(2, index=1))
+        await r.until(lambda: r.got(m.SampleFinished), "a new sample of version 1")
+        assert r.got(m.SampleFinished)[0].lease_id == 2
+        assert set(r.got(m.SampleFinished)[0].trajectory.versions_T[2:].tolist()) == {1}
+        await r.load(2, lineage="l1")
+        await r.load(3, lineage="l1")
+        await r.until(lambda: len(r.got(m.SampleFinished)) == 2, "the parked one")
+        parked = r.got(m.SampleFinished)[1].trajectory
+        assert parked.tokens_T[2:].tolist() == fake.answer_of(task)
+        assert parked.versions_T[2:].tolist() == [3] * 6
+        assert len(r.reports[1][1]) <= 6
+
+    rig(scenario)
+
+
+def test_engine_that_breaks_while_loading_ends_the_worker(rig):
+    async def scenario(r):
+        await r.ready(version=0)
+        r.announce(1, name="not-a-version")
+        with pytest.raises(EngineError, match="loading version 1"):
+            await r.task
+
+    rig(scenario)
+
+
+def test_gate_names_the_version_nobody_delivered():
+    async def scenario():
+        gate = VersionGate()
+        gate.set(2)
+        await gate.wait(2, 1.0)
+        with pytest.raises(DeadlineExceeded, match="policy version 3"):
+            await gate.wait(3, 0.01)
+
+    asyncio.run(scenario())

@@ -1,0 +1,235 @@
+"""Workflows of a user's own: how they are found, and what becomes of their failures."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from areal_like import messages as m
+from areal_like.errors import UserError
+from areal_like.trajectory import Trajectory
+from areal_like.verdict import Verdict
+from rollout.workflow import Sample, SampleCut, SingleTurn, load_workflow
+
+
+class RaisesAfterTheAnswer(SingleTurn):
+    async def run(self, task, tools):
+        prompt_P = tools.tokens.prompt(task.row)
+        await tools.generate(prompt_P)
+        raise RuntimeError("parser lost")
+
+
+class RaisesBeforeTheAnswer(SingleTurn):
+    async def run(self, task, tools):
+        if task.sample_index == 0:
+            raise KeyError("answer_key")
+        return await super().run(task, tools)
+
+
+class ReturnsNonsense(SingleTurn):
+    async def run(self, task, tools):
+        await super().run(task, tools)
+        return 1.0
+
+
+class SwallowsTheCut(SingleTurn):
+    async def run(self, task, tools):
+        try:
+            return await super().run(task, tools)
+        except SampleCut:
+            return "all is well"
+
+
+class GeneratesTwice(SingleTurn):
+    async def run(self, task, tools):
+        prompt_P = tools.tokens.prompt(task.row)
+        await tools.generate(prompt_P)
+        return await super().run(task, tools)
+
+
+class OwnVerdict(SingleTurn):
+    async def run(self, task, tools):
+        prompt_P = tools.tokens.prompt(task.row)
+        answer = await tools.generate(prompt_P)
+        trajectory = Trajectory.from_prompt(prompt_P, answer.segment, answer.finish_reason)
+        return Sample(
+            trajectory=trajectory, verdict=Verdict(kind="scored", value=0.5, components={"a": "b"}), response_text=""
+        )
+
+
+class TwoTurns:
+    """Asks, is told something, asks again: the tokens it was told are not its own."""
+
+    is_resumable = False
+
+    async def run(self, task, tools):
+        first_P = tools.tokens.prompt(task.row)
+        one = await tools.generate(first_P, max_new_tokens=3)
+        told_P = np.array([ord("!")], np.int32)
+        second_P = np.concatenate([first_P, one.segment.tokens_R, told_P])
+        two = await tools.generate(second_P, max_new_tokens=2)
+        own = [one.segment, None, two.segment]
+        blanks = [(np.zeros(len(first_P)), False), *(([1.0], False) if part is None else (part, True) for part in own)]
+        mask = np.concatenate([np.full(len(part), is_own) for part, is_own in blanks])
+        logprobs, versions = np.zeros(len(mask), np.float32), np.full(len(mask), -1, np.int32)
+        joined = one.segment.joined(two.segment)
+        logprobs[mask], versions[mask] = joined.logprobs_R, joined.versions_R
+        verdict = await tools.score(tools.tokens.decode(joined.tokens_R), two)
+        trajectory = Trajectory(
+            tokens_T=np.concatenate([second_P, two.segment.tokens_R]),
+            loss_mask_T=mask,
+            logprobs_T=logprobs,
+            versions_T=versions,
+            finish_reason=two.finish_reason,
+        )
+        return Sample(trajectory=trajectory, verdict=verdict, response_text="two turns")
+
+
+def test_exception_after_the_answer_gives_a_crashed_verdict_with_the_answer(rig, fake):
+    async def scenario(r):
+        await r.ready()
+        r.lease(fake.task(1))
+        await r.until(lambda: r.got(m.SampleFinished), "finished")
+        [done] = r.got(m.SampleFinished)
+        assert done.verdict.kind == "crashed"
+        assert "RuntimeError: parser lost" in done.verdict.reason
+        assert done.trajectory.tokens_T[2:].tolist() == fake.answer_of(fake.task())
+        await r.until(lambda: r.beat().counters.get("workflow_crashes") == 1.0, "count")
+
+    rig(scenario, workflow=RaisesAfterTheAnswer())
+
+
+def test_exception_before_the_answer_rejects_that_sample_alone(rig, fake):
+    async def scenario(r):
+        await r.ready()
+        r.lease(fake.task(1), fake.task(2, index=1))
+        await r.until(lambda: r.got(m.SampleReturned) and r.got(m.SampleFinished), "both ends")
+        assert r.got(m.SampleReturned)[0].reason.startswith("rejected: the workflow raised KeyError")
+        assert r.got(m.SampleFinished)[0].lease_id == 2
+
+    rig(scenario, workflow=RaisesBeforeTheAnswer())
+
+
+@pytest.mark.parametrize(("workflow", "words"), [(ReturnsNonsense, "not float"), (OwnVerdict, "cannot travel")])
+def test_workflow_that_returns_something_else_crashes_its_sample(rig, fake, workflow, words):
+    async def scenario(r):
+        await r.ready()
+        r.lease(fake.task(1))
+        await r.until(lambda: r.got(m.SampleFinished), "finished")
+        assert r.got(m.SampleFinished)[0].verdict.kind == "crashed"
+        assert words in r.got(m.SampleFinished)[0].verdict.reason
+
+    rig(scenario, workflow=workflow())
+
+
+def test_workflow_that_swallows_a_cut_still_hands_the_sample_back(rig, fake):
+    async def scenario(r):
+        await r.ready()
+        r.lease(fake.task(1, segment_tokens=2))
+        await r.until(lambda: r.got(m.SampleReturned), "returned")
+        assert r.got(m.SampleReturned)[0].reason == "segment"
+        assert len(r.reports[1][1]) == 2
+        assert not r.got(m.SampleFinished)
+
+    rig(scenario, workflow=SwallowsTheCut())
+
+
+def test_resumable_workflow_may_generate_only_once(rig, fake):
+    async def scenario(r):
+        await r.ready()
+        r.lease(fake.task(1))
+        await r.until(lambda: r.got(m.SampleReturned), "returned")
+        assert "is_resumable" in r.got(m.SampleReturned)[0].reason
+
+    rig(scenario, workflow=GeneratesTwice())
+
+
+def test_two_turns_make_one_trajectory_and_report_no_partial_work(rig, fake):
+    async def scenario(r):
+        await r.ready()
+        r.engine.allow(2)
+        r.lease(fake.task(1, segment_tokens=1))
+        await r.until(lambda: r.engine.num_tokens == 2, "tokens")
+        beats = r.hub.counters["received"]
+        await r.until(lambda: r.hub.counters["received"] > beats + 2, "time for reports")
+        assert not r.got(m.Progress)
+        r.engine.allow(100)
+        await r.until(lambda: r.got(m.SampleFinished), "finished")
+        trajectory = r.got(m.SampleFinished)[0].trajectory
+        assert trajectory.loss_mask_T.tolist() == [False] * 2 + [True] * 3 + [False] + [True] * 2
+        first, second = r.engine.requests
+        assert first.seed != second.seed
+        assert second.prompt_P.tolist() == trajectory.tokens_T[:6].tolist()
+        assert first.share_key == second.share_key == -1
+
+    rig(scenario, workflow=TwoTurns())
+
+
+def test_text_that_is_not_unicode_travels_with_replacements(rig, fake):
+    class Surrogate(SingleTurn):
+        async def run(self, task, tools):
+            prompt_P = tools.tokens.prompt(task.row)
+            answer = await tools.generate(prompt_P)
+            verdict = await tools.score("\ud800", answer)
+            trajectory = Trajectory.from_prompt(prompt_P, answer.segment, answer.finish_reason)
+            return Sample(trajectory=trajectory, verdict=verdict, response_text="\udfff")
+
+    async def scenario(r):
+        await r.ready()
+        r.lease(fake.task(1))
+        await r.until(lambda: r.got(m.SampleFinished), "finished")
+        assert r.got(m.SampleFinished)[0].response_text == "?"
+        assert r.questions[0].response == "?"
+
+    rig(scenario, workflow=Surrogate())
+
+
+MODULE = """
+class Good:
+    is_resumable = True
+    async def run(self, task, tools):
+        ...
+
+class Incomplete:
+    pass
+
+class NeedsArguments:
+    is_resumable = True
+    def __init__(self, x):
+        ...
+    async def run(self, task, tools):
+        ...
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    (tmp_path / "users_own_workflow.py").write_text(MODULE)
+    (tmp_path / "users_broken_workflow.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "users_own_workflow"
+    sys.modules.pop("users_own_workflow", None)
+
+
+def test_users_workflow_is_found_by_name(user_module):
+    assert type(load_workflow(f"{user_module}:Good")).__name__ == "Good"
+    assert isinstance(load_workflow("single_turn"), SingleTurn)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("several_turns", "is no workflow"),
+        ("users_own_workflow:", "is no workflow"),
+        ("users_own_workflow:Missing", "has no Missing"),
+        ("users_own_workflow:Incomplete", "is_resumable"),
+        ("users_own_workflow:NeedsArguments", "without arguments"),
+        ("users_broken_workflow:Any", "ZeroDivisionError"),
+        ("no_such_module_at_all:Any", "ModuleNotFoundError"),
+    ],
+)
+def test_workflow_that_cannot_be_used_is_the_users_mistake(user_module, name, words):
+    with pytest.raises(UserError, match=words):
+        load_workflow(name)

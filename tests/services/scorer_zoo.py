@@ -1,0 +1,128 @@
+"""User functions that do everything a scorer should not; imported by the scoring processes of the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+not_callable = 3
+held: list[bytes] = []
+
+
+def note(row: dict[str, Any], pid: int) -> None:
+    """Leave a process id for the test to look at."""
+    with Path(row["note"]).open("a") as file:
+        file.write(f"{pid}\n")
+
+
+def daemon(row: dict[str, Any]) -> None:
+    """A child in a session of its own that nobody waits for, and that ignores every polite signal."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            note(row, os.getpid())
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+    while len(Path(row["note"]).read_text().split()) < row.get("num_notes", 1):
+        time.sleep(0.01)
+
+
+def score(row: dict[str, Any], response: str, **info: Any) -> Any:
+    action = row["do"]
+    if "note" in row and action != "daemon":
+        note(row, os.getpid())
+    return ACTIONS[action](row, response, info)
+
+
+def _hang(row: dict[str, Any], response: str, info: dict[str, Any]) -> float:
+    time.sleep(600)
+    return 1.0
+
+
+def _hang_with_daemons(row: dict[str, Any], response: str, info: dict[str, Any]) -> float:
+    row = {**row, "num_notes": 3}
+    daemon(row | {"num_notes": 2})
+    daemon(row)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        pass
+
+
+def _raise(row: dict[str, Any], response: str, info: dict[str, Any]) -> float:
+    raise RuntimeError("first line\nthe last line")
+
+
+def _flood(row: dict[str, Any], response: str, info: dict[str, Any]) -> float:
+    line = "x" * 1000
+    for _ in range(2000):
+        print(line)
+    os.write(1, b"\x00\xff" * 1000)
+    subprocess.run([sys.executable, "-c", "print('from a child')"], check=True)
+    return 1.0
+
+
+def _fork_and_return(row: dict[str, Any], response: str, info: dict[str, Any]) -> float:
+    daemon(row)
+    return 0.5
+
+
+def _memory(row: dict[str, Any], response: str, info: dict[str, Any]) -> float:
+    while True:
+        held.append(os.urandom(1 << 20) * 32)
+        time.sleep(0.01)
+
+
+def _crash_once(row: dict[str, Any], response: str, info: dict[str, Any]) -> float:
+    if len(Path(row["note"]).read_text().split()) == 1:
+        os._exit(3)
+    return 0.25
+
+
+def _slow(row: dict[str, Any], response: str, info: dict[str, Any]) -> float:
+    time.sleep(row["seconds"])
+    return 1.0
+
+
+async def _answer_later(row: dict[str, Any], response: str, info: dict[str, Any]) -> dict[str, float]:
+    await asyncio.sleep(0.001)
+    return {"reward": 0.75, "style": 2.0}
+
+
+ACTIONS: dict[str, Any] = {
+    "length": lambda row, response, info: float(len(response)),
+    "info": lambda row, response, info: {"value": info["num_tokens"], "stopped": info["finish_reason"] == "stop"},
+    "nan": lambda row, response, info: float("nan"),
+    "infinite component": lambda row, response, info: {"value": 1.0, "style": float("inf")},
+    "text": lambda row, response, info: "1.0",
+    "nothing": lambda row, response, info: None,
+    "exit": lambda row, response, info: sys.exit(0),
+    "os._exit": lambda row, response, info: os._exit(0),
+    "segfault": lambda row, response, info: ctypes.string_at(0),
+    "pid": lambda row, response, info: float(os.getpid()),
+    "async": _answer_later,
+    "hang": _hang,
+    "hang with daemons": _hang_with_daemons,
+    "raise": _raise,
+    "flood": _flood,
+    "fork and return": _fork_and_return,
+    "memory": _memory,
+    "slow": _slow,
+    "crash once": _crash_once,
+}
+
+
+def wrong_signature(row: dict[str, Any]) -> float:
+    return 1.0
+
+
+def with_options(row: dict[str, Any], response: str, *, scale: float, **info: Any) -> float:
+    return scale

@@ -1,0 +1,185 @@
+"""Claims about supervised steps: what is trained on, in which order, and that it learns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from areal_like.errors import UserError
+from trainer.attention import AttentionChoice
+from trainer.config import OptimizerSettings, SftSettings
+from trainer.model import make_model
+from trainer.sft import Example, ExampleEncoder, _accumulate_gradient, _batches, read_rows, run_sft
+from trainer.tokenizers import build_tokenizer
+
+SDPA = AttentionChoice("sdpa", "test")
+INIT: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerBase:
+    return build_tokenizer("characters:running_sum", None)
+
+
+@pytest.fixture
+def model(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    return make_model(INIT, tokenizer, seed=1)
+
+
+def encoder(tokenizer: PreTrainedTokenizerBase, **changes: Any) -> ExampleEncoder:
+    return ExampleEncoder(tokenizer, **{"eos_token_id": 2, "max_tokens": 64, **changes})
+
+
+def examples(tokenizer: PreTrainedTokenizerBase) -> list[Example]:
+    rows = [{"prompt": f"{a}+{b}=", "response": f"#{(a + b) % 10}"} for a in range(4) for b in range(a + 1)]
+    return [encoder(tokenizer).encode(row, where="row") for row in rows]
+
+
+def settings(**changes: Any) -> SftSettings:
+    return SftSettings(**{"steps": 5, "batch_size": 4, "log_every": 100, **changes})
+
+
+def test_loss_falls_on_the_response_and_the_end_only(tokenizer: PreTrainedTokenizerBase) -> None:
+    example = encoder(tokenizer).encode({"prompt": "1+2=", "response": "#3"}, where="row")
+    assert example.tokens_T.tolist() == [1, 4, 13, 5, 14, 17, 6, 2]
+    assert example.loss_mask_T.tolist() == [False] * 5 + [True] * 3
+
+
+def test_bos_is_neither_doubled_nor_forced(tokenizer: PreTrainedTokenizerBase) -> None:
+    row = {"prompt": "<bos>1=", "response": "1"}
+    for mode, expected in (("auto", 1), ("always", 1), ("never", 0)):
+        example = encoder(tokenizer, add_bos=mode).encode(row, where="row")
+        assert example.tokens_T.tolist().count(1) == expected
+
+
+def test_prompt_template_and_chat_template_shape_the_prompt(tokenizer: PreTrainedTokenizerBase) -> None:
+    row = {"prompt": "1", "response": "1"}
+    templated = encoder(tokenizer, prompt_template="{prompt}+0=").encode(row, where="row")
+    assert tokenizer.decode(templated.tokens_T[1:-2]) == "1+0="
+    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }};{% endfor %}"
+    chat = encoder(tokenizer).encode(row, where="row")
+    assert tokenizer.decode(chat.tokens_T) == "<bos>1;1<eos>"
+
+
+def test_row_that_is_too_long_is_named(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(UserError, match=r"row 7.*the limit is 8"):
+        encoder(tokenizer, max_tokens=8).encode({"prompt": "1+2+3+4=", "response": "1"}, where="row 7")
+
+
+def test_row_the_tokenizer_cannot_express_is_named(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(UserError, match="row 7.*cannot express"):
+        encoder(tokenizer).encode({"prompt": "one", "response": "1"}, where="row 7")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no rows"),
+        ("\n\n", "no rows"),
+        ('{"prompt": "1", "response": "1"}\n{"prompt": ', ":2: is not JSON"),
+        ('{"prompt": "1"}', "no text `response`"),
+        ('{"prompt": 1, "response": "1"}', "no text `prompt`"),
+        ("[1]", "no text `response`"),
+    ],
+)
+def test_unusable_rows_are_named_by_line(text: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(text)
+    with pytest.raises(UserError, match=words):
+        read_rows(file)
+
+
+def test_missing_and_binary_rows_are_user_errors(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        read_rows(tmp_path / "absent.jsonl")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_rows(tmp_path / "binary")
+
+
+def test_every_epoch_shows_each_row_once_in_its_own_order(tokenizer: PreTrainedTokenizerBase) -> None:
+    pool = examples(tokenizer)
+    seen = [id(one) for batch in _batches(pool, settings(steps=5, batch_size=4), seed=3) for one in batch]
+    first, second = seen[: len(pool)], seen[len(pool) : 2 * len(pool)]
+    assert sorted(first) == sorted(second) == sorted(id(one) for one in pool)
+    assert first != second
+
+
+def test_gradient_does_not_depend_on_micro_batches(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    from trainer.attention import attach
+
+    attach(model, SDPA)
+    batch = examples(tokenizer)
+    gradients = []
+    for budget in (1024, 16):
+        model.zero_grad()
+        loss = _accumulate_gradient(model, batch, settings(micro_batch_tokens=budget), torch.device("cpu"))
+        gradients.append((loss, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}))
+    assert gradients[0][0] == pytest.approx(gradients[1][0], rel=1e-5)
+    for name, expected in gradients[0][1].items():
+        torch.testing.assert_close(gradients[1][1][name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_loss_is_the_mean_over_response_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    from trainer.attention import attach
+
+    batch = examples(tokenizer)
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for example in batch:
+            ids = torch.from_numpy(example.tokens_T.astype(np.int64))[None]
+            logprobs = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[0], -1)
+            for place in np.flatnonzero(example.loss_mask_T):
+                total -= float(logprobs[place - 1, ids[0, place]])
+                count += 1
+    attach(model, SDPA)
+    loss = _accumulate_gradient(model, batch, settings(), torch.device("cpu"))
+    assert loss == pytest.approx(total / count, rel=1e-5)
+
+
+def test_supervised_steps_learn_the_rows(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    losses: dict[int, float] = {}
+    optimizer = OptimizerSettings(lr=2e-2, warmup_steps=3)
+    run_sft(
+        model,
+        SDPA,
+        examples(tokenizer)[:3],
+        settings(steps=40, optimizer=optimizer, log_every=10),
+        seed=1,
+        report=lambda step, loss, _: losses.__setitem__(step, loss),
+    )
+    assert list(losses) == [1, 10, 20, 30, 40]
+    assert losses[40] < 0.1 < losses[1]
+
+
+def test_supervised_steps_are_a_pure_function_of_the_seed(tokenizer: PreTrainedTokenizerBase) -> None:
+    def trained(seed: int) -> dict[str, torch.Tensor]:
+        model = make_model(INIT, tokenizer, seed=1)
+        run_sft(model, SDPA, examples(tokenizer), settings(), seed=seed, report=lambda *_: None)
+        return dict(model.state_dict())
+
+    first, again, other = trained(1), trained(1), trained(2)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_rows_are_plain_jsonl(tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1=", "response": "#2"}, {"messages": [{"role": "user", "content": "é"}], "response": "x"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    assert read_rows(tmp_path / "rows.jsonl") == rows

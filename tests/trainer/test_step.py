@@ -1,0 +1,363 @@
+"""One step: the same gradient however it is cut, the same bits every time, and it learns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from areal_like.messages import BatchSample
+from trainer.attention import AttentionChoice, attach
+from trainer.batch import PreparedBatch, micro_batches, prepare_batch, split
+from trainer.config import LossSettings, OptimizerSettings, TrainerSettings, WeightClip
+from trainer.logprobs import token_logprobs
+from trainer.optimizer import PolicyOptimizer
+from trainer.packed import PackedSequences
+from trainer.step import TrainStep
+
+SDPA = AttentionChoice("sdpa", "test")
+UNEQUAL = (4, 2, 3, 4, 1)
+
+
+def _settings(**changes: Any) -> TrainerSettings:
+    return TrainerSettings(**{"micro_batch_tokens": 64, "optimizer": OptimizerSettings(lr=1e-2), **changes})
+
+
+def _trainer(model: PreTrainedModel, config: TrainerSettings, **changes: Any) -> TrainStep:
+    optimizer = PolicyOptimizer(model, config.optimizer, num_steps=10)
+    keys: dict[str, Any] = {"temperature": 0.9, "groups_per_step": 8, "attention": SDPA, **changes}
+    return TrainStep(model, optimizer, config, **keys)
+
+
+def _weights(model: PreTrainedModel) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def _gradient(trainer: TrainStep, prepared: PreparedBatch) -> list[torch.Tensor]:
+    """Of the first mini-batch, without an update."""
+    trainer.optimizer.zero_grad()
+    for micro_batch in prepared.mini_batches[0]:
+        trainer._backward(micro_batch, None)
+    return [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None]
+
+
+def _relative_error(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
+    a, b = (torch.cat([g.flatten() for g in gradients]) for gradients in (ours, theirs))
+    return float((a - b).norm() / b.norm())
+
+
+def _on_policy(model: PreTrainedModel, samples: Sequence[BatchSample], version: int) -> list[BatchSample]:
+    """The same answers with the log-probs this model gives them."""
+    attach(model, SDPA)
+    result = []
+    for sample in samples:
+        t = sample.trajectory
+        packed = PackedSequences.build([t.tokens_T], [t.loss_mask_T])
+        with torch.no_grad():
+            logprobs_N, _ = token_logprobs(model, packed, temperature=0.9, chunk_tokens=512, with_entropy=False)
+        logprobs_T = np.zeros(len(t), np.float32)
+        logprobs_T[t.loss_mask_T] = logprobs_N.numpy()
+        versions_T = np.where(t.loss_mask_T, version, -1).astype(np.int32)
+        changed = msgspec.structs.replace(t, logprobs_T=logprobs_T, versions_T=versions_T)
+        result.append(msgspec.structs.replace(sample, trajectory=changed))
+    return result
+
+
+# ---------------------------------------------------------------- cutting
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "group_mean", "constant"])
+def test_micro_batches_do_not_change_the_gradient(
+    aggregation: Any, tiny_model: Callable[..., Any], make_samples: Any
+) -> None:
+    samples, gradients = make_samples(UNEQUAL), []
+    for tokens in (10_000, 64, 20):
+        config = _settings(loss=LossSettings(aggregation=aggregation), micro_batch_tokens=tokens)
+        trainer = _trainer(tiny_model(), config)
+        prepared = trainer.prepare(samples, version=3)
+        gradients.append(_gradient(trainer, prepared))
+    assert prepared.metrics["micro_batches"] > 4
+    assert _relative_error(gradients[1], gradients[0]) < 1e-5
+    assert _relative_error(gradients[2], gradients[0]) < 1e-5
+
+
+def test_a_mean_per_micro_batch_would_change_the_gradient(tiny_model: Callable[..., Any], make_samples: Any) -> None:
+    config = _settings(micro_batch_tokens=20)
+    trainer = _trainer(tiny_model(), config)
+    prepared = trainer.prepare(make_samples(UNEQUAL), version=3)
+    right = _gradient(trainer, prepared)
+    (mini_batch,) = prepared.mini_batches
+    naive = tuple(
+        replace(
+            micro_batch,
+            inputs=replace(
+                micro_batch.inputs,
+                coefficient_N=torch.full_like(
+                    micro_batch.inputs.coefficient_N, 1 / (len(mini_batch) * micro_batch.packed.num_predictions)
+                ),
+            ),
+        )
+        for micro_batch in mini_batch
+    )
+    wrong = _gradient(trainer, replace(prepared, mini_batches=(naive,)))
+    assert _relative_error(wrong, right) > 0.01
+
+
+@settings(max_examples=80, deadline=None)
+@given(group_sizes=st.lists(st.integers(1, 5), min_size=1, max_size=12), num=st.integers(1, 8), seed=st.integers(0, 99))
+def test_mini_batches_keep_groups_whole_while_there_are_enough_of_them(
+    group_sizes: list[int], num: int, seed: int
+) -> None:
+    group_ids = np.repeat(np.arange(len(group_sizes)), group_sizes)
+    lengths = np.random.default_rng(seed).integers(1, 50, len(group_ids)).tolist()
+    shares = split(lengths, group_ids.tolist(), num)
+    assert sorted(i for share in shares for i in share) == list(range(len(lengths)))
+    assert len(shares) == min(num, len(lengths))
+    assert all(shares)
+    if len(group_sizes) >= num:
+        homes = [{int(group_ids[i]) for i in share} for share in shares]
+        assert sum(len(home) for home in homes) == len(group_sizes)
+
+
+def test_a_sequence_longer_than_the_budget_gets_a_micro_batch_of_its_own() -> None:
+    assert micro_batches([5, 90, 7], 20) == [[1], [0, 2]]
+    assert micro_batches([90], 20) == [[0]]
+
+
+def test_metrics_of_the_batch_are_about_sampled_tokens_and_raw_rewards(make_samples: Any) -> None:
+    samples = make_samples(UNEQUAL)
+    metrics = prepare_batch(samples, 5, _settings()).metrics
+    lengths = [sample.trajectory.num_sampled for sample in samples]
+    ages = np.concatenate([5 - s.trajectory.versions_T[s.trajectory.loss_mask_T] for s in samples])
+    assert metrics["sequences"] == sum(UNEQUAL)
+    assert metrics["groups"] == len(UNEQUAL)
+    assert metrics["tokens"] == sum(len(sample.trajectory) for sample in samples)
+    assert metrics["response_len_mean"] == pytest.approx(np.mean(lengths))
+    assert metrics["response_len_max"] == max(lengths)
+    assert metrics["reward_mean"] == pytest.approx(np.mean([sample.reward for sample in samples]))
+    assert metrics["staleness_mean"] == pytest.approx(ages.mean())
+    assert metrics["staleness_max"] == ages.max() == 4
+    assert 0 < metrics["packing_efficiency"] <= 1
+
+
+def test_an_empty_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one sample"):
+        prepare_batch([], 0, _settings())
+
+
+# ---------------------------------------------------------------- passes
+
+
+def test_leaving_the_proximal_pass_out_of_a_single_update_changes_no_bit(
+    tiny_model: Callable[..., Any], make_samples: Any
+) -> None:
+    results = []
+    for always in (False, True):
+        model = tiny_model()
+        trainer = _trainer(model, _settings(loss=LossSettings(weight=WeightClip(mode="exact"))))
+        trainer._always_recompute = always
+        passes: list[bool] = []
+        inner = trainer._logprobs
+        trainer._logprobs = lambda *a, _inner=inner, _passes=passes, **k: _passes.append(True) or _inner(*a, **k)  # type: ignore[method-assign]
+        metrics = trainer.run(trainer.prepare(make_samples(UNEQUAL), version=3))
+        results.append((metrics, _weights(model), len(passes)))
+    (metrics, weights, num), (recomputed_metrics, recomputed_weights, recomputed_num) = results
+    assert recomputed_num == 2 * num
+    assert metrics == recomputed_metrics
+    assert all(torch.equal(a, b) for a, b in zip(weights, recomputed_weights, strict=True))
+
+
+def test_with_one_update_the_ratio_is_one_everywhere(tiny_model: Callable[..., Any], make_samples: Any) -> None:
+    trainer = _trainer(tiny_model(), _settings())
+    metrics = trainer.run(trainer.prepare(make_samples(UNEQUAL), version=3))
+    assert metrics["ratio_min"] == metrics["ratio_max"] == 1.0
+    assert metrics["clip_fraction"] == 0.0
+    assert metrics["updates"] == 1
+
+
+def test_with_several_updates_the_proximal_policy_is_the_one_the_step_started_from(
+    tiny_model: Callable[..., Any], make_samples: Any
+) -> None:
+    samples = make_samples((3, 3, 3, 3))
+    config = _settings(mini_batches=4)
+    trainer = _trainer(tiny_model(), config)
+    prepared = trainer.prepare(samples, version=3)
+    proximal = trainer._proximal(prepared)
+    assert len(prepared.mini_batches) == 4
+    metrics = trainer.run(prepared)
+    assert metrics["ratio_min"] < 1 < metrics["ratio_max"]
+    assert metrics["updates"] == 4
+    fresh = _trainer(tiny_model(), config)
+    again = fresh._proximal(prepared)
+    assert all(torch.equal(proximal[key], again[key]) for key in again)
+    frozen = _trainer(tiny_model(), _settings(mini_batches=4, optimizer=OptimizerSettings(lr=0.0)))
+    unmoved = frozen.run(frozen.prepare(samples, version=3))
+    assert unmoved["ratio_min"] == unmoved["ratio_max"] == 1.0
+
+
+@pytest.mark.parametrize("proximal", ["interpolate", "behaviour"])
+def test_modes_that_need_no_proximal_pass_make_none(
+    proximal: Any, tiny_model: Callable[..., Any], make_samples: Any
+) -> None:
+    trainer = _trainer(tiny_model(), _settings(mini_batches=3, loss=LossSettings(proximal=proximal)))
+    prepared = trainer.prepare(make_samples(UNEQUAL), version=3)
+    assert trainer._proximal(prepared) == {}
+    assert np.isfinite(trainer.run(prepared)["loss"])
+
+
+def test_on_policy_samples_have_weight_one_and_no_divergence(tiny_model: Callable[..., Any], make_samples: Any) -> None:
+    model = tiny_model()
+    samples = _on_policy(model, make_samples(UNEQUAL), version=7)
+    trainer = _trainer(model, _settings())
+    metrics = trainer.run(trainer.prepare(samples, version=7))
+    assert metrics["weight_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["ess"] == pytest.approx(1.0, abs=1e-6)
+    assert abs(metrics["kl_behaviour_proximal"]) < 1e-6
+    assert metrics["staleness_max"] == 0
+    assert trainer.disagreement_nats < 1e-4
+
+
+def test_same_inputs_give_the_same_bits_also_when_prepared_in_another_thread(
+    tiny_model: Callable[..., Any], make_samples: Any
+) -> None:
+    samples, results = make_samples(UNEQUAL), []
+    for in_thread in (False, True):
+        model = tiny_model()
+        trainer = _trainer(model, _settings(mini_batches=2))
+        prepared: list[PreparedBatch] = []
+
+        def prepare(trainer: TrainStep = trainer, out: list[PreparedBatch] = prepared) -> None:
+            out.append(trainer.prepare(samples, 3))
+
+        if in_thread:
+            thread = threading.Thread(target=prepare)
+            thread.start()
+            thread.join(timeout=30)
+        else:
+            prepare()
+        metrics = trainer.run(prepared[0])
+        results.append((metrics, _weights(model)))
+    assert results[0][0] == results[1][0]
+    assert all(torch.equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
+
+
+def test_gradient_checkpointing_gives_the_same_bits(tiny_model: Callable[..., Any], make_samples: Any) -> None:
+    results = []
+    for is_on in (False, True):
+        model = tiny_model()
+        trainer = _trainer(model, _settings(gradient_checkpointing=is_on))
+        trainer.run(trainer.prepare(make_samples(UNEQUAL), version=3))
+        results.append(_weights(model))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_kl_to_a_reference_is_measured_and_the_reference_stays(
+    tiny_model: Callable[..., Any], make_samples: Any
+) -> None:
+    model, reference = tiny_model(), tiny_model(seed=1)
+    before = _weights(reference)
+    trainer = _trainer(model, _settings(loss=LossSettings(kl_coef=0.1)), reference=reference)
+    metrics = trainer.run(trainer.prepare(make_samples(UNEQUAL), version=3))
+    assert metrics["kl_reference"] > 0
+    assert all(torch.equal(a, b) for a, b in zip(before, _weights(reference), strict=True))
+    same = _trainer(tiny_model(), _settings(loss=LossSettings(kl_coef=0.1)), reference=tiny_model())
+    assert same.run(same.prepare(make_samples(UNEQUAL), version=3))["kl_reference"] == 0.0
+
+
+def test_entropy_bonus_changes_the_update(tiny_model: Callable[..., Any], make_samples: Any) -> None:
+    results = []
+    for coefficient in (0.0, 0.5):
+        model = tiny_model()
+        trainer = _trainer(model, _settings(loss=LossSettings(entropy_coef=coefficient)))
+        metrics = trainer.run(trainer.prepare(make_samples(UNEQUAL), version=3))
+        results.append((metrics["entropy"], _weights(model)))
+    assert results[0][0] == results[1][0] > 0
+    assert not all(torch.equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
+
+
+def test_bfloat16_keeps_float32_parameters_and_stays_close(tiny_model: Callable[..., Any], make_samples: Any) -> None:
+    gradients = []
+    for precision in ("float32", "bfloat16"):
+        trainer = _trainer(tiny_model(initializer_range=0.05), _settings(precision=precision))
+        gradients.append(_gradient(trainer, trainer.prepare(make_samples(UNEQUAL), version=3)))
+        assert all(parameter.dtype == torch.float32 for parameter in trainer.model.parameters())
+    assert 0 < _relative_error(gradients[1], gradients[0]) < 0.1
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted(
+    tiny_model: Callable[..., Any], make_samples: Any
+) -> None:
+    model = tiny_model()
+    trainer = _trainer(model, _settings())
+    prepared = trainer.prepare(make_samples(UNEQUAL), version=3)
+    before = _weights(model)
+    prepared.mini_batches[0][0].inputs.advantage_N[0] = float("nan")
+    metrics = trainer.run(prepared)
+    assert metrics["skipped_updates"] == 1
+    assert metrics["updates"] == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, _weights(model), strict=True))
+
+
+def test_more_groups_than_a_step_has_is_our_mistake(tiny_model: Callable[..., Any], make_samples: Any) -> None:
+    trainer = _trainer(tiny_model(), _settings(), groups_per_step=2)
+    with pytest.raises(AssertionError, match="more groups"):
+        trainer.prepare(make_samples(UNEQUAL), version=3)
+
+
+def test_spans_name_what_runs(tiny_model: Callable[..., Any], make_samples: Any) -> None:
+    import contextlib
+
+    class Spans:
+        names: list[str] = []  # noqa: RUF012
+
+        def span(self, name: str, lane: str = "main", **args: Any) -> contextlib.AbstractContextManager[None]:
+            self.names.append(name)
+            return contextlib.nullcontext()
+
+    trainer = _trainer(tiny_model(), _settings(mini_batches=2, micro_batch_tokens=10_000), tracer=Spans())
+    trainer.run(trainer.prepare(make_samples(UNEQUAL), version=3))
+    assert Spans.names == ["pack", "proximal", "micro_batch", "update", "micro_batch", "update"]
+
+
+# ---------------------------------------------------------------- learning
+
+
+@pytest.mark.parametrize("mini_batches", [1, 4])
+def test_rewarded_answers_become_likelier(mini_batches: int, tiny_model: Callable[..., Any], make_samples: Any) -> None:
+    model = tiny_model(initializer_range=0.02)
+    config = _settings(mini_batches=mini_batches, optimizer=OptimizerSettings(lr=3e-3))
+    trainer = _trainer(model, config)
+    samples = make_samples((4, 4, 4, 4))
+
+    def gap() -> float:
+        """Mean log-prob of the answers with more than their group's mean reward, less that of the others."""
+        sides: dict[bool, list[float]] = {True: [], False: []}
+        for sample in _on_policy(model, samples, 0):
+            rewards = [other.reward for other in samples if other.group_id == sample.group_id]
+            t = sample.trajectory
+            if sample.reward != np.mean(rewards):
+                sides[sample.reward > np.mean(rewards)].extend(t.logprobs_T[t.loss_mask_T].tolist())
+        return float(np.mean(sides[True]) - np.mean(sides[False]))
+
+    before = gap()
+    for version in range(6):
+        trainer.run(trainer.prepare(_on_policy(model, samples, version), version))
+    assert gap() > before + 0.2
+
+
+def test_learning_rate_zero_changes_no_weight(tiny_model: Callable[..., Any], make_samples: Any) -> None:
+    model = tiny_model()
+    before = _weights(model)
+    trainer = _trainer(model, _settings(optimizer=OptimizerSettings(lr=0.0, weight_decay=0.1)))
+    metrics = trainer.run(trainer.prepare(make_samples(UNEQUAL), version=3))
+    assert metrics["grad_norm"] > 0
+    assert all(torch.equal(a, b) for a, b in zip(before, _weights(model), strict=True))

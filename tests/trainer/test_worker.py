@@ -1,0 +1,583 @@
+"""Claims about the trainer process: which batches it trains on, what it says when, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from areal_like import messages as m
+from areal_like.channel import Hub
+from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
+from areal_like.errors import ChannelError, DeadlineExceeded, OperationError
+from areal_like.weights import open_payload, verify
+from trainer import checkpoint
+from trainer.activity import Activity
+from trainer.export import write_model
+from trainer.tokenizers import build_tokenizer
+from trainer.training import Training
+from trainer.worker import ACCEPT, TrainerWorker
+
+LIMIT_S = 20.0
+FROM_TRAINER = frozenset({m.BatchRequest, m.VersionPublished, m.CheckpointSaved})
+
+
+def process_spec(run_dir: Path, **changes: Any) -> ProcessSpec:
+    facts: dict[str, Any] = {
+        "role": "trainer", "name": "trainer", "run_id": "t", "run_dir": str(run_dir), "hub_address": "tcp://127.0.0.1:1",
+        "parent_pid": os.getpid(), "seed": 1, "model": ModelSettings(path=str(run_dir / "prepared")),
+        "sampling": SamplingSettings(), "staleness": StalenessSettings(), "groups_per_step": 3, "group_size": 4,
+        "num_steps": 6, "weight_dir": str(run_dir / "weights"), "silence_s": 5.0,
+        "settings": {"optimizer": {"lr": 1e-3}, "checkpoint": {"every_steps": 2}},
+    }  # fmt: skip
+    return ProcessSpec(**{**facts, **changes})
+
+
+# ---------------------------------------------------------------- a policy without torch, a wire without sockets
+
+
+@dataclass
+class FakeTraining:
+    """Does nothing but remember the order of things. `gate` holds a step back until it is set."""
+
+    log: list[str] = field(default_factory=list)
+    version: int = -1
+    start: int = 0
+    is_saved: bool = False
+    gate: threading.Event | None = None
+    error: Exception | None = None
+    counters: dict[str, float] = field(default_factory=dict)
+    every_steps: int = 0
+    max_batch_wait_s: float = LIMIT_S
+
+    @property
+    def settings(self) -> Any:
+        saving = SimpleNamespace(every_steps=self.every_steps)
+        return SimpleNamespace(checkpoint=saving, max_batch_wait_s=self.max_batch_wait_s)
+
+    def open(self) -> None:
+        self.version = self.start
+
+    def prepare(self, samples: Any, step: int) -> Any:
+        self.log.append(f"pack {step}")
+        return SimpleNamespace(step=step)
+
+    def run(self, prepared: Any) -> dict[str, float]:
+        if self.gate is not None:
+            assert self.gate.wait(LIMIT_S)
+        if self.error is not None:
+            raise self.error
+        assert prepared.step == self.version + 1
+        self.version, self.is_saved = prepared.step, False
+        self.log.append(f"train {prepared.step}")
+        return {"loss": 1.0}
+
+    def publish(self) -> Path:
+        self.log.append(f"publish {self.version}")
+        return Path(f"/store/v{self.version}")
+
+    def save(self) -> Path:
+        if not self.is_saved:
+            self.log.append(f"save {self.version}")
+        self.is_saved = True
+        return Path(f"/run/step_{self.version}")
+
+    def export(self) -> None:
+        self.log.append(f"export {self.version}")
+
+
+class FakeLink:
+    """What a Peer is to the worker."""
+
+    def __init__(self) -> None:
+        self.hub_silence_s = 0.0
+        self.to_trainer: asyncio.Queue[m.Message] = asyncio.Queue()
+        self.from_trainer: asyncio.Queue[m.Message] = asyncio.Queue()
+
+    async def receive(self, timeout_s: float) -> m.Message | None:
+        try:
+            return await asyncio.wait_for(self.to_trainer.get(), min(timeout_s, 0.02))
+        except TimeoutError:
+            return None
+
+    async def send(self, message: m.Message, timeout_s: float = 30.0) -> None:
+        await self.from_trainer.put(message)
+
+    def tell(self, *messages: m.Message) -> None:
+        for message in messages:
+            self.to_trainer.put_nowait(message)
+
+    async def heard(self) -> m.Message:
+        return await asyncio.wait_for(self.from_trainer.get(), LIMIT_S)
+
+    async def heard_until(self, wanted: m.Message) -> list[m.Message]:
+        seen = [await self.heard()]
+        while seen[-1] != wanted:
+            seen.append(await self.heard())
+        return seen
+
+    def rest(self) -> list[m.Message]:
+        found = []
+        while not self.from_trainer.empty():
+            found.append(self.from_trainer.get_nowait())
+        return found
+
+
+def batch(step: int, lineage: str = "l0") -> m.Batch:
+    return m.Batch(step=step, lineage=lineage, samples=())
+
+
+def asked(step: int) -> m.BatchRequest:
+    return m.BatchRequest(step=step)
+
+
+def published(version: int) -> m.VersionPublished:
+    return m.VersionPublished(version=version, lineage="l0", manifest_path=f"/store/v{version}")
+
+
+def saved(version: int) -> m.CheckpointSaved:
+    return m.CheckpointSaved(version=version, path=f"/run/step_{version}")
+
+
+def no_more(last_step: int) -> m.NoMoreBatches:
+    return m.NoMoreBatches(last_step=last_step, reason="done")
+
+
+@dataclass
+class Stage:
+    link: FakeLink
+    training: FakeTraining
+    stop: asyncio.Event
+    activity: Activity
+    task: asyncio.Task[str]
+
+    async def ended(self) -> str:
+        return await asyncio.wait_for(asyncio.shield(self.task), LIMIT_S)
+
+
+@contextlib.asynccontextmanager
+async def on_stage(tmp_path: Path, training: FakeTraining, **changes: Any) -> AsyncIterator[Stage]:
+    link, stop, activity = FakeLink(), asyncio.Event(), Activity()
+    worker = TrainerWorker(process_spec(tmp_path, **changes), training, link, stop, activity)  # type: ignore[arg-type]
+    task = asyncio.create_task(worker.run())
+    try:
+        yield Stage(link, training, stop, activity, task)
+    finally:
+        if training.gate is not None:
+            training.gate.set()
+        task.cancel()
+        await asyncio.wait([task], timeout=LIMIT_S)
+
+
+def plain(messages: list[m.Message]) -> list[m.Message]:
+    """Without metrics, which hold times."""
+    return [published(one.version) if isinstance(one, m.VersionPublished) else one for one in messages]
+
+
+async def failure(stage: Stage) -> BaseException:
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await stage.ended()
+    (error,) = caught.value.exceptions
+    return error
+
+
+# ---------------------------------------------------------------- the conversation
+
+
+def test_run_goes_version_by_version_and_ends_with_checkpoint_and_export(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining()) as stage:
+            stage.link.tell(batch(1))
+            seen = await stage.link.heard_until(asked(1))
+            assert seen == [published(0), asked(1)]
+            assert await stage.link.heard() == asked(2)
+            stage.link.tell(batch(2))
+            await stage.link.heard_until(asked(3))
+            stage.link.tell(no_more(2))
+            assert await stage.ended() == "done"
+            assert plain(stage.link.rest()) == [published(2), saved(2)]
+        done = [line for line in stage.training.log if not line.startswith("pack")]
+        assert done == ["publish 0", "train 1", "publish 1", "train 2", "publish 2", "save 2", "export 2"]
+
+    asyncio.run(scene())
+
+
+def test_metrics_travel_with_the_version_they_made(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining()) as stage:
+            stage.link.tell(batch(1), no_more(1))
+            await stage.ended()
+            versions = [one for one in stage.link.rest() if isinstance(one, m.VersionPublished)]
+            assert versions[0].metrics == {}
+            assert versions[1].metrics["loss"] == 1.0
+            assert versions[1].metrics["publish_s"] >= 0
+
+    asyncio.run(scene())
+
+
+def test_next_batch_is_fetched_and_packed_while_the_step_runs(tmp_path: Path) -> None:
+    async def scene() -> None:
+        training = FakeTraining(gate=threading.Event())
+        async with on_stage(tmp_path, training) as stage:
+            stage.link.tell(batch(1))
+            await stage.link.heard_until(asked(2))
+            stage.link.tell(batch(2))
+            while "pack 2" not in training.log:
+                await asyncio.sleep(0.01)
+            assert "train 1" not in training.log
+            assert stage.activity.heartbeat({}).state == "forward_backward"
+            assert stage.link.rest() == []  # one ahead, never two
+            assert training.gate is not None
+            training.gate.set()
+            await stage.link.heard_until(asked(3))
+            stage.link.tell(no_more(2))
+            await stage.ended()
+
+    asyncio.run(scene())
+
+
+def test_batch_packed_ahead_is_dropped_when_the_run_ends_before_it(tmp_path: Path) -> None:
+    async def scene() -> None:
+        training = FakeTraining(gate=threading.Event())
+        async with on_stage(tmp_path, training) as stage:
+            stage.link.tell(batch(1))
+            await stage.link.heard_until(asked(2))
+            stage.link.tell(batch(2), no_more(1))
+            while "pack 2" not in training.log:
+                await asyncio.sleep(0.01)
+            assert training.gate is not None
+            training.gate.set()
+            await stage.ended()
+        assert training.version == 1
+        assert "train 2" not in training.log
+
+    asyncio.run(scene())
+
+
+def test_no_more_batches_for_a_later_step_lets_the_steps_before_it_run(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining()) as stage:
+            stage.link.tell(no_more(2), batch(1))
+            await stage.link.heard_until(asked(2))
+            stage.link.tell(batch(2))
+            await stage.ended()
+        assert stage.training.version == 2
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "stray", [batch(2), batch(7), batch(0), batch(1, lineage="l9")], ids=["early", "far", "done", "lineage"]
+)
+def test_batch_that_was_not_asked_for_is_refused(stray: m.Batch, tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining()) as stage:
+            await stage.link.heard_until(asked(1))
+            stage.link.tell(stray, batch(1), no_more(1))
+            await stage.ended()
+        assert [line for line in stage.training.log if line.startswith("train")] == ["train 1"]
+        assert stage.activity.heartbeat({}).counters["refused_batches"] == 1
+
+    asyncio.run(scene())
+
+
+def test_repeated_batch_is_trained_on_once(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining()) as stage:
+            stage.link.tell(batch(1), batch(1))
+            await stage.link.heard_until(asked(2))
+            stage.link.tell(batch(1), batch(2), batch(2))
+            await stage.link.heard_until(asked(3))
+            stage.link.tell(no_more(2))
+            await stage.ended()
+        assert [line for line in stage.training.log if line.startswith("train")] == ["train 1", "train 2"]
+
+    asyncio.run(scene())
+
+
+def test_checkpoints_come_every_so_many_steps_and_once_at_the_end(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining(every_steps=2)) as stage:
+            for step in range(1, 5):
+                stage.link.tell(batch(step))
+                await stage.link.heard_until(asked(step + 1))
+            stage.link.tell(no_more(4))
+            await stage.ended()
+        saves = [line for line in stage.training.log if line.startswith("save")]
+        assert saves == ["save 2", "save 4"]
+
+    asyncio.run(scene())
+
+
+def test_checkpoint_on_demand_is_saved_while_waiting(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining(start=5)) as stage:
+            await stage.link.heard_until(asked(6))
+            stage.link.tell(m.SaveCheckpoint(reason="the user asked"))
+            assert await stage.link.heard() == saved(5)
+            assert stage.training.log == ["publish 5", "save 5"]
+
+    asyncio.run(scene())
+
+
+def test_checkpoint_on_demand_waits_for_the_running_step(tmp_path: Path) -> None:
+    async def scene() -> None:
+        training = FakeTraining(gate=threading.Event())
+        async with on_stage(tmp_path, training) as stage:
+            stage.link.tell(batch(1))
+            await stage.link.heard_until(asked(2))
+            stage.link.tell(m.SaveCheckpoint(reason="the user asked"))
+            await asyncio.sleep(0.05)
+            assert training.gate is not None
+            training.gate.set()
+            seen = await stage.link.heard_until(saved(1))
+            assert plain(seen) == [published(1), saved(1)]
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("how", ["signal", "message"])
+def test_told_to_stop_the_running_step_is_finished_published_and_saved(how: str, tmp_path: Path) -> None:
+    async def scene() -> None:
+        training = FakeTraining(gate=threading.Event())
+        async with on_stage(tmp_path, training) as stage:
+            stage.link.tell(batch(1))
+            await stage.link.heard_until(asked(2))
+            if how == "signal":
+                stage.stop.set()
+            else:
+                stage.link.tell(m.Shutdown(reason="end of shift", deadline_s=5.0))
+                await asyncio.sleep(0.05)
+            assert training.gate is not None
+            training.gate.set()
+            assert await stage.ended() == ("told to stop" if how == "signal" else "end of shift")
+            assert plain(stage.link.rest()) == [published(1), saved(1)]
+        assert training.log[-3:] == ["train 1", "publish 1", "save 1"]
+
+    asyncio.run(scene())
+
+
+def test_told_to_stop_while_waiting_it_saves_and_ends(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining(start=3, is_saved=True)) as stage:
+            await stage.link.heard_until(asked(4))
+            stage.stop.set()
+            await stage.ended()
+            assert stage.link.rest() == [saved(3)]
+        assert stage.training.log == ["publish 3"]  # the checkpoint it came from is still there
+
+    asyncio.run(scene())
+
+
+def test_batch_that_never_comes_is_an_error_that_names_the_controller(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining(max_batch_wait_s=0.1)) as stage:
+            error = await failure(stage)
+        assert isinstance(error, DeadlineExceeded)
+        assert "batch of step 1" in str(error)
+        assert "controller" in str(error)
+
+    asyncio.run(scene())
+
+
+def test_silent_hub_ends_the_process(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining()) as stage:
+            await stage.link.heard_until(asked(1))
+            stage.link.hub_silence_s = 5.5
+            error = await failure(stage)
+        assert isinstance(error, ChannelError)
+        assert "silent" in str(error)
+
+    asyncio.run(scene())
+
+
+def test_error_in_a_step_ends_the_process_at_once(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining(error=OperationError("not finite"))) as stage:
+            stage.link.tell(batch(1))
+            assert "not finite" in str(await failure(stage))
+
+    asyncio.run(scene())
+
+
+def test_hub_that_forgot_us_is_told_again(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining()) as stage:
+            stage.link.tell(batch(1))
+            await stage.link.heard_until(asked(1))
+            while (message := await stage.link.heard()) != asked(2):
+                pass
+            await stage.link.heard()  # version 1
+            stage.link.tell(m.Welcome(run_id="t", incarnation="new"))
+            again = [await stage.link.heard(), await stage.link.heard()]
+            assert plain(again) == [published(1), asked(2)]
+            assert message == asked(2)
+
+    asyncio.run(scene())
+
+
+def test_time_is_work_or_waiting_and_every_second_counts_once(tmp_path: Path) -> None:
+    now_s = 0.0
+    activity = Activity(clock=lambda: now_s)
+    with activity.state("forward_backward"):
+        now_s = 2.0
+    with activity.state("wait:batch"):
+        now_s = 5.0
+        assert activity.heartbeat({}).state == "wait:batch"
+        assert activity.times() == {"busy_s": 2.0, "wait_s": 3.0}
+        with activity.state("checkpoint"):
+            now_s = 6.0
+        now_s = 7.0
+    assert activity.times() == {"busy_s": 3.0, "wait_s": 4.0}
+    with activity.span("micro_batch"):
+        pass
+    assert activity.heartbeat({"steps": 1.0}).counters == {
+        "busy_s": 3.0, "wait_s": 4.0, "steps": 1.0, "micro_batches": 1.0, "refused_batches": 0.0
+    }  # fmt: skip
+
+
+def test_worker_accepts_exactly_what_the_controller_sends_trainers() -> None:
+    assert {m.Batch, m.NoMoreBatches, m.SaveCheckpoint} == ACCEPT
+
+
+# ---------------------------------------------------------------- the real thing
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, tiny_model: Callable[..., PreTrainedModel]) -> Path:
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    write_model(tiny_model(), prepared, dtype="float32")
+    build_tokenizer("characters:running_sum", None).save_pretrained(prepared)
+    (prepared / "generation_config.json").write_text('{"eos_token_id": 2}')
+    return tmp_path
+
+
+MakeSamples = Callable[..., list[m.BatchSample]]
+
+
+@contextlib.asynccontextmanager
+async def real_process(run_dir: Path, hub: Hub, address: str, **changes: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+    file = run_dir / "spec.json"
+    process_spec(run_dir, hub_address=address, **changes).save(file)
+    with (run_dir / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "trainer", "--spec", str(file), stdout=log, stderr=log
+        )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def heard(hub: Hub, run_dir: Path) -> m.Message:
+    received = await hub.receive(60.0)
+    assert received is not None, (run_dir / "log").read_text()
+    return received[1]
+
+
+def test_real_process_trains_over_a_real_hub(run_dir: Path, make_samples: MakeSamples) -> None:
+    async def scene() -> None:
+        hub = Hub(run_id="t", role="controller", bind="tcp://127.0.0.1:0", curve_dir=None, accept=FROM_TRAINER)
+        address = await hub.start()
+        try:
+            async with real_process(run_dir, hub, address) as process:
+                seen: list[m.Message] = []
+                while not (seen and isinstance(seen[-1], m.Goodbye)):
+                    seen.append(await heard(hub, run_dir))
+                    match seen[-1]:
+                        case m.BatchRequest(step=step) if step <= 3:
+                            samples = tuple(make_samples([4, 4, 4], version=step - 1, seed=step))
+                            hub.send("trainer", m.Batch(step=step, lineage="l0", samples=samples))
+                        case m.BatchRequest(step=step):
+                            hub.send("trainer", no_more(step - 1))
+                assert await asyncio.wait_for(process.wait(), LIMIT_S) == 0, (run_dir / "log").read_text()
+        finally:
+            await hub.close()
+        versions = [one for one in seen if isinstance(one, m.VersionPublished)]
+        assert [one.version for one in versions] == [0, 1, 2, 3]
+        assert all(one.metrics["grad_norm"] > 0 for one in versions[1:])
+        newest, payload = open_payload(Path(versions[-1].manifest_path))
+        verify(newest, payload)
+        assert [one.version for one in seen if isinstance(one, m.CheckpointSaved)] == [2, 3]
+        assert checkpoint.latest_valid(run_dir) == checkpoint.checkpoint_folder(run_dir, 3)
+        final = AutoModelForCausalLM.from_pretrained(run_dir / "final")
+        for name, parameter in final.named_parameters():
+            assert bytes(payload[name]) == parameter.detach().numpy().tobytes()
+        assert json.loads((run_dir / "trainer.json").read_text())["attention"] == "sdpa"
+        slices = {json.loads(line)["name"] for line in (run_dir / "logs" / "trainer.trace.jsonl").read_text().splitlines()}
+        assert {"wait:batch", "packing", "forward_backward", "micro_batch", "publish", "checkpoint"} <= slices
+
+    asyncio.run(scene())
+
+
+def test_real_process_resumes_stops_on_sigterm_and_says_a_mistake_in_one_line(
+    run_dir: Path, make_samples: MakeSamples
+) -> None:
+    spec = process_spec(run_dir)
+    training = Training(spec)
+    training.open()
+    training.run(training.prepare(make_samples([4, 4, 4], version=0, seed=1), 1))
+    folder = training.save()
+
+    async def scene() -> None:
+        hub = Hub(run_id="t", role="controller", bind="tcp://127.0.0.1:0", curve_dir=None, accept=FROM_TRAINER)
+        address = await hub.start()
+        try:
+            async with real_process(run_dir, hub, address, resume_from=str(folder), lineage="l1") as process:
+                while not isinstance(message := await heard(hub, run_dir), m.BatchRequest):
+                    if isinstance(message, m.VersionPublished):
+                        assert (message.version, message.lineage, message.metrics) == (1, "l1", {})
+                assert message.step == 2
+                process.send_signal(signal.SIGTERM)
+                assert isinstance(await heard(hub, run_dir), m.CheckpointSaved)
+                assert isinstance(await heard(hub, run_dir), m.Goodbye)
+                assert await asyncio.wait_for(process.wait(), LIMIT_S) == 0
+            nowhere = ModelSettings(path=str(run_dir / "nowhere"))
+            async with real_process(run_dir, hub, address, model=nowhere) as process:
+                assert await asyncio.wait_for(process.wait(), 60.0) == 2
+            log = (run_dir / "log").read_text()
+            assert log.strip().splitlines()[-1].startswith("error: ")
+            assert "Traceback" not in log
+            assert not [one for one in drain(hub) if isinstance(one, m.Goodbye)]
+        finally:
+            await hub.close()
+
+    def drain(hub: Hub) -> list[m.Message]:
+        return []
+
+    asyncio.run(scene())
+
+
+def test_memory_stays_flat_over_hundreds_of_steps(run_dir: Path, make_samples: MakeSamples) -> None:
+    import psutil
+
+    training = Training(process_spec(run_dir))
+    training.open()
+    process, sizes = psutil.Process(), []
+    for step in range(1, 301):
+        samples = make_samples([4, 4, 4], version=step - 1, seed=step)
+        training.run(training.prepare(samples, step))
+        if step % 100 == 0:
+            training.publish()
+            sizes.append(process.memory_info().rss)
+    assert sizes[2] - sizes[1] < 4 << 20
+    assert torch.get_num_threads() == 1
+    assert secrets  # keeps the import honest

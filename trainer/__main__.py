@@ -1,0 +1,19 @@
+"""`python -m trainer --spec FILE`: the trainer process."""
+
+from __future__ import annotations
+
+import asyncio
+
+from areal_like.config import ProcessSpec
+from areal_like.process import run_process
+
+
+async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
+    """Import torch only now: by this time the number of threads is set and errors are reported in one line."""
+    from trainer.worker import serve
+
+    await serve(spec, stop)
+
+
+if __name__ == "__main__":
+    run_process(main)

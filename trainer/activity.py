@@ -1,0 +1,78 @@
+"""What the trainer is doing now, for heartbeats and the timeline.
+
+Owns: the state's name, the time spent working and waiting, the count of micro-batches. Refuses: sockets and files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from areal_like.messages import Heartbeat
+from areal_like.trace import Tracer
+
+WAIT = "wait:"
+"""States that begin so count as waiting, all others as work."""
+
+
+class Activity:
+    """The trainer's one current state. Set on the event loop; spans come from any thread."""
+
+    def __init__(self, tracer: Tracer | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tracer, self._clock = tracer, clock
+        self._state, self._since_s = "start", clock()
+        self._spent_s = {"busy_s": 0.0, "wait_s": 0.0}
+        self._lock = threading.Lock()
+        self.num_micro_batches = 0
+        self.num_refused = 0
+        """Batches that were not the one asked for."""
+
+    @contextlib.contextmanager
+    def state(self, name: str, **args: Any) -> Iterator[None]:
+        """The enclosed code is what the trainer does; one slice on the timeline. Afterwards the state is as before."""
+        before = self._switch(name)
+        start_s = self._tracer.now_s() if self._tracer else 0.0
+        try:
+            yield
+        finally:
+            if self._tracer:
+                self._tracer.complete(name, start_s, self._tracer.now_s(), **args)
+            self._switch(before)
+
+    @contextlib.contextmanager
+    def span(self, name: str, lane: str = "main", **args: Any) -> Iterator[None]:
+        """A slice inside a state: a micro-batch, an update, packing in the shadow."""
+        start_s = self._tracer.now_s() if self._tracer else 0.0
+        try:
+            yield
+        finally:
+            if name == "micro_batch":
+                self.num_micro_batches += 1
+                lane = "micro-batches"
+            if self._tracer:
+                self._tracer.complete(name, start_s, self._tracer.now_s(), lane, **args)
+
+    def times(self) -> dict[str, float]:
+        """busy_s and wait_s so far, the running state included."""
+        with self._lock:
+            spent = dict(self._spent_s)
+            spent[self._account()] += self._clock() - self._since_s
+        return spent
+
+    def heartbeat(self, counters: dict[str, float]) -> Heartbeat:
+        """What the hub is told."""
+        own = {"micro_batches": float(self.num_micro_batches), "refused_batches": float(self.num_refused)}
+        return Heartbeat(state=self._state, counters={**counters, **self.times(), **own})
+
+    def _account(self) -> str:
+        return "wait_s" if self._state.startswith(WAIT) else "busy_s"
+
+    def _switch(self, name: str) -> str:
+        with self._lock:
+            now_s = self._clock()
+            self._spent_s[self._account()] += now_s - self._since_s
+            before, self._state, self._since_s = self._state, name, now_s
+        return before

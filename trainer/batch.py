@@ -1,0 +1,163 @@
+"""A batch of samples made ready for training: advantages, mini-batches, packed micro-batches, denominators.
+
+Owns: `prepare_batch` and what it returns. Refuses: the model and any device but the CPU, so that it may run in another
+thread, in the shadow of the step before. A pure function of its arguments: same samples, same bits.
+
+Shapes: B samples of the batch, N sampled tokens of one micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from areal_like.messages import BatchSample
+from areal_like.packing import pack, partition
+from trainer.advantage import advantages, shaped_rewards
+from trainer.config import TrainerSettings
+from trainer.loss import TokenInputs, token_coefficients
+from trainer.packed import PackedSequences
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Sequences whose forward and backward pass run together, and what the loss needs of their N sampled tokens."""
+
+    packed: PackedSequences
+    inputs: TokenInputs
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same on `device`."""
+        if self.inputs.behaviour_N.device == device:
+            return self
+        moved = {
+            name: value.to(device, non_blocking=True)
+            for name, value in vars(self.inputs).items()
+            if isinstance(value, torch.Tensor)
+        }
+        return MicroBatch(self.packed.to(device), replace(self.inputs, **moved))
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """Everything `TrainStep.run` needs. `version` is the policy's at the start of the step: n - 1 in step n."""
+
+    version: int
+    mini_batches: tuple[tuple[MicroBatch, ...], ...]
+    metrics: dict[str, float]
+
+    @property
+    def step(self) -> int:
+        """The step this batch is for."""
+        return self.version + 1
+
+
+def prepare_batch(samples: Sequence[BatchSample], version: int, settings: TrainerSettings) -> PreparedBatch:
+    """Pack `samples` for the step that starts from policy `version`.
+
+    Advantages are taken over the whole batch, denominators over each mini-batch. Raises ValueError for an empty batch.
+    """
+    if not samples:
+        raise ValueError("a batch needs at least one sample")
+    lengths = [len(sample.trajectory) for sample in samples]
+    group_ids_B = np.asarray([sample.group_id for sample in samples], np.int64)
+    rewards_B = np.asarray([sample.reward for sample in samples], np.float64)
+    advantages_B = advantages(rewards_B, group_ids_B, settings.advantage)
+    mini_batches = tuple(
+        _mini_batch([samples[i] for i in members], advantages_B[members], version, settings)
+        for members in split(lengths, group_ids_B.tolist(), settings.mini_batches)
+    )
+    num_micro = sum(len(mini_batch) for mini_batch in mini_batches)
+    metrics = _batch_metrics(samples, rewards_B, advantages_B, version, settings)
+    metrics["micro_batches"] = float(num_micro)
+    metrics["packing_efficiency"] = sum(lengths) / (num_micro * settings.micro_batch_tokens)
+    return PreparedBatch(version, mini_batches, metrics)
+
+
+def split(lengths: Sequence[int], group_ids: Sequence[int], num: int) -> list[list[int]]:
+    """Indices of the samples in at most `num` mini-batches of nearly equal tokens.
+
+    Groups stay whole while there are enough of them, otherwise sequences are dealt one by one. None is empty: with
+    fewer sequences than `num` there are fewer mini-batches.
+    """
+    units: dict[int, list[int]] = {}
+    for index, group_id in enumerate(group_ids):
+        units.setdefault(group_id, []).append(index)
+    members = list(units.values()) if len(units) >= num else [[index] for index in range(len(lengths))]
+    shares = partition([sum(lengths[i] for i in unit) for unit in members], min(num, len(members)))
+    return [sorted(i for unit in share for i in members[unit]) for share in shares]
+
+
+def micro_batches(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Algorithm 1, except that a sequence longer than the budget gets a micro-batch of its own."""
+    fitting = [index for index, length in enumerate(lengths) if length <= capacity]
+    bins = (
+        [[fitting[i] for i in members] for members in pack([lengths[i] for i in fitting], capacity)] if fitting else []
+    )
+    return [[index] for index, length in enumerate(lengths) if length > capacity] + bins
+
+
+def _mini_batch(
+    samples: Sequence[BatchSample], advantages_S: np.ndarray, version: int, settings: TrainerSettings
+) -> tuple[MicroBatch, ...]:
+    coefficients_S = token_coefficients(
+        [sample.trajectory.num_sampled for sample in samples], [sample.group_id for sample in samples], settings.loss
+    )
+    lengths = [len(sample.trajectory) for sample in samples]
+    return tuple(
+        _micro_batch([samples[i] for i in members], advantages_S[members], coefficients_S[members], version)
+        for members in micro_batches(lengths, settings.micro_batch_tokens)
+    )
+
+
+def _micro_batch(
+    samples: Sequence[BatchSample], advantages_S: np.ndarray, coefficients_S: np.ndarray, version: int
+) -> MicroBatch:
+    trajectories = [sample.trajectory for sample in samples]
+    packed = PackedSequences.build([t.tokens_T for t in trajectories], [t.loss_mask_T for t in trajectories])
+    sequence_N = packed.sequence_N.numpy()
+    versions_N = np.concatenate([t.versions_T[t.loss_mask_T] for t in trajectories])
+    inputs = TokenInputs(
+        behaviour_N=torch.from_numpy(np.concatenate([t.logprobs_T[t.loss_mask_T] for t in trajectories])),
+        advantage_N=_float32(advantages_S[sequence_N]),
+        staleness_N=_float32(version - versions_N),
+        coefficient_N=_float32(coefficients_S[sequence_N]),
+    )
+    return MicroBatch(packed, inputs)
+
+
+def _float32(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def _batch_metrics(
+    samples: Sequence[BatchSample],
+    rewards_B: np.ndarray,
+    advantages_B: np.ndarray,
+    version: int,
+    settings: TrainerSettings,
+) -> dict[str, float]:
+    """What can be said of the batch before training on it. Rewards are raw; staleness is per sampled token."""
+    responses_B = np.asarray([sample.trajectory.num_sampled for sample in samples])
+    staleness = np.concatenate([version - s.trajectory.versions_T[s.trajectory.loss_mask_T] for s in samples])
+    group_ids = np.asarray([sample.group_id for sample in samples])
+    return {
+        "reward_mean": float(rewards_B.mean()),
+        "reward_std": float(rewards_B.std()),
+        "reward_shaped_mean": float(shaped_rewards(rewards_B, settings.advantage).mean()),
+        "advantage_abs_mean": float(np.abs(advantages_B).mean()),
+        "groups": float(len(np.unique(group_ids))),
+        "sequences": float(len(samples)),
+        "tokens": float(sum(len(sample.trajectory) for sample in samples)),
+        "tokens_sampled": float(responses_B.sum()),
+        "response_len_mean": float(responses_B.mean()),
+        "response_len_p50": float(np.percentile(responses_B, 50)),
+        "response_len_p99": float(np.percentile(responses_B, 99)),
+        "response_len_max": float(responses_B.max()),
+        "cut_share": float(np.mean([sample.trajectory.finish_reason == "length" for sample in samples])),
+        "staleness_mean": float(staleness.mean()),
+        "staleness_max": float(staleness.max()),
+    }

@@ -1,0 +1,153 @@
+"""Settings of the trainer wing. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from areal_like.config import Settings
+
+
+class OptimizerSettings(Settings):
+    """AdamW and its schedule."""
+
+    lr: float = Field(1e-5, ge=0)
+    """Peak learning rate."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW beta 1."""
+    beta2: float = Field(0.95, ge=0, lt=1)
+    """AdamW beta 2."""
+    eps: float = Field(1e-8, gt=0)
+    """AdamW epsilon."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay (not on biases and norms)."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradient norm above which the gradient is scaled down."""
+    warmup_steps: int = Field(0, ge=0)
+    """Linear warm-up, in steps."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after warm-up over num_steps."""
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """Learning rate at the end as a share of lr."""
+
+
+class WeightClip(Settings):
+    """The off-policy correction weight w = exp(p - b) (architecture: the objective)."""
+
+    mode: Literal["exact", "truncate", "mask", "off"] = "truncate"
+    """`exact`: eq. 5 of arXiv 2505.24298; `truncate`: min(w, max); `mask`: 0 outside [low, high]; `off`: w = 1."""
+    max: float = Field(5.0, gt=0)
+    """Upper end for `truncate`, and high for `mask`."""
+    low: float = Field(0.0, ge=0)
+    """Lower end for `mask`."""
+    log_clamp: float = Field(20.0, gt=0)
+    """|p - b| is clamped to this before exp."""
+
+
+class LossSettings(Settings):
+    """Decoupled PPO."""
+
+    proximal: Literal["recompute", "interpolate", "behaviour"] = "recompute"
+    """Where p comes from: recomputed at the start of the step; log-linear interpolation (A-3PO, arXiv 2512.06547);
+    or the behaviour log-prob itself (ordinary PPO)."""
+    weight: WeightClip = WeightClip()
+    """Off-policy correction."""
+    eps_low: float = Field(0.2, ge=0, lt=1)
+    """Trust region 1 - eps_low."""
+    eps_high: float = Field(0.2, ge=0)
+    """Trust region 1 + eps_high (clip-higher when larger)."""
+    aggregation: Literal["token_mean", "sequence_mean", "group_mean", "constant"] = "token_mean"
+    """Denominator of the loss, over the global mini-batch."""
+    constant_divisor: float = Field(1.0, gt=0)
+    """Tokens per sequence assumed by `constant` (Dr. GRPO)."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of KL(policy || reference), estimator k3; 0: no reference model is kept."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus."""
+
+
+class AdvantageSettings(Settings):
+    """Rewards to advantages, by group id."""
+
+    kind: Literal["grpo", "grpo_no_std", "rloo", "global_norm"] = "grpo"
+    """`grpo`: (r - mean) / (std + eps) within the group; `grpo_no_std`: r - mean; `rloo`: leave-one-out baseline;
+    `global_norm`: normalised over the whole batch (the paper's)."""
+    std_eps: float = Field(1e-4, gt=0)
+    """Added to the standard deviation."""
+    reward_scale: float = 1.0
+    """Rewards are (r + bias) * scale, then clipped."""
+    reward_bias: float = 0.0
+    """See reward_scale."""
+    reward_clip: float | None = Field(None, gt=0)
+    """Bound on |reward| after scale and bias."""
+
+
+class CheckpointSettings(Settings):
+    """When checkpoints are written and how many stay."""
+
+    every_steps: int = Field(20, ge=0)
+    """0: only at the end."""
+    keep: int = Field(2, gt=0)
+    """Newest ones kept."""
+
+
+class WeightStoreSettings(Settings):
+    """How a version reaches the engines."""
+
+    kind: Literal["shm", "disk"] = "shm"
+    """`shm`: flat file in shared memory; `disk`: safetensors in the run folder."""
+    keep: int = Field(3, ge=2)
+    """Versions kept; older ones are deleted."""
+
+
+class TrainerSettings(Settings):
+    """The trainer process."""
+
+    device: str = "cpu"
+    """`cpu`, `cuda` or `cuda:N`."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Compute precision; parameters and optimizer state stay float32."""
+    mini_batches: int = Field(1, gt=0)
+    """Optimizer updates per step."""
+    micro_batch_tokens: int = Field(16384, gt=0)
+    """Token budget of one packed micro-batch (Algorithm 1)."""
+    logprob_chunk_tokens: int = Field(1024, gt=0)
+    """Tokens whose logits exist at once."""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """AdamW."""
+    loss: LossSettings = LossSettings()
+    """Decoupled PPO."""
+    advantage: AdvantageSettings = AdvantageSettings()
+    """Rewards to advantages."""
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    """Checkpoints."""
+    weights: WeightStoreSettings = WeightStoreSettings()
+    """Weight store."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+    threads: int | Literal["auto"] = "auto"
+    """Compute threads; auto: 1, or all cores in `mode: sync`."""
+    max_batch_wait_s: float = Field(1800.0, gt=0)
+    """The trainer gives up when no batch came for this long."""
+
+
+class SftSettings(Settings):
+    """Supervised warm start."""
+
+    steps: int = Field(400, gt=0)
+    """Optimizer updates."""
+    batch_size: int = Field(64, gt=0)
+    """Sequences per update."""
+    optimizer: OptimizerSettings = OptimizerSettings(lr=2e-3, warmup_steps=20, schedule="cosine", min_lr_ratio=0.1)
+    """AdamW."""
+    device: str = "cpu"
+    """`cpu`, `cuda` or `cuda:N`."""
+    threads: int | Literal["auto"] = "auto"
+    """Compute threads; auto: all cores (nothing else runs)."""
+    max_tokens: int = Field(2048, gt=1)
+    """Longer sequences are refused."""
+    micro_batch_tokens: int = Field(16384, gt=0)
+    """Token budget of one packed micro-batch."""
+    log_every: int = Field(50, gt=0)
+    """Steps between progress lines."""

@@ -1,0 +1,100 @@
+"""A model as a Hugging Face folder: weights, config, and the tokenizer and generation files it came with.
+
+Owns: which companion files travel with a model, the dtype on disk, the final policy's folder.
+Refuses: optimizer state and checkpoints' bookkeeping (training_state.py, checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from areal_like.config import DType
+from areal_like.errors import UserError
+from trainer.atomic_folder import atomic_folder
+
+COMPANIONS = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja", "chat_template*",
+    "additional_chat_templates", "generation_config.json", "*.tiktoken", "sentencepiece*", "spiece*",
+)  # fmt: skip
+"""Files beside weights and config that make a folder complete."""
+
+TORCH_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def named_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by Hugging Face name, detached; of tied ones only the first name."""
+    seen: set[int] = set()
+    tensors = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
+            seen.add(id(tensor))
+            tensors[name] = tensor.detach()
+    return tensors
+
+
+def cast(tensor: torch.Tensor, dtype: DType) -> torch.Tensor:
+    """`tensor` in `dtype`; integer tensors stay as they are."""
+    return tensor.to(TORCH_DTYPES[dtype]) if tensor.is_floating_point() else tensor
+
+
+def write_model(model: PreTrainedModel, folder: Path, *, dtype: DType) -> None:
+    """Weights (safetensors) and config.json into an existing folder; companions are to be written afterwards."""
+    holder: Any = model
+    generation = holder.generation_config
+    holder.generation_config = GenerationConfig()  # its own file is a companion, copied unjudged
+    try:
+        if dtype == "float32":
+            model.save_pretrained(folder)
+        else:
+            tensors = {name: cast(tensor, dtype) for name, tensor in named_tensors(model).items()}
+            model.save_pretrained(folder, state_dict=tensors)
+            file = folder / "config.json"
+            config = json.loads(file.read_text())
+            config.pop("torch_dtype", None)
+            file.write_text(json.dumps(config | {"dtype": dtype}, indent=2, sort_keys=True) + "\n")
+    finally:
+        holder.generation_config = generation
+        (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def copy_companions(source: Path, folder: Path) -> None:
+    """Copy tokenizer, chat template and generation config of the model folder `source`."""
+    for pattern in COMPANIONS:
+        for file in sorted(source.glob(pattern)):
+            if file.is_dir():
+                shutil.copytree(file, folder / file.name, dirs_exist_ok=True)
+            else:
+                shutil.copyfile(file, folder / file.name)
+
+
+def write_generation_config(folder: Path, *, eos_token_id: int | list[int], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Make sure that `folder` has a generation_config.json that says which ids end an answer.
+
+    A file that is there and names an end is left as it is. Raises UserError when it is there and is no JSON object.
+    """
+    file = folder / "generation_config.json"
+    known: dict[str, Any] = {}
+    if file.is_file():
+        try:
+            known = dict(json.loads(file.read_text()))
+        except (ValueError, TypeError) as error:
+            raise UserError("is no JSON object", where=str(file), remedy="mend or remove it") from error
+        if known.get("eos_token_id") is not None:
+            return
+    ids = {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    wanted = {name: value for name, value in ids.items() if value is not None}
+    file.write_text(json.dumps(wanted | known | {"eos_token_id": eos_token_id}, indent=2, sort_keys=True) + "\n")
+
+
+def export_policy(model: PreTrainedModel, source: Path, target: Path, *, dtype: DType) -> Path:
+    """The policy as a folder `from_pretrained` reads; it appears whole or not at all. `source` lends the companions."""
+    with atomic_folder(target) as partial:
+        write_model(model, partial, dtype=dtype)
+        copy_companions(source, partial)
+    return target

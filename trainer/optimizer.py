@@ -1,0 +1,97 @@
+"""AdamW with a schedule that is a pure function of the step, gradient clipping, and a guard against bad gradients.
+
+Owns: `learning_rate`, `PolicyOptimizer`. Refuses: knowing what the gradient is of, stopping the run (it counts skipped
+updates; the caller decides), and touching a parameter for a gradient that is not finite.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainer.config import OptimizerSettings
+
+
+def learning_rate(settings: OptimizerSettings, step: int, num_steps: int) -> float:
+    """Rate of step 1, 2, ... num_steps (steps beyond keep the last): linear warm-up, then the configured shape.
+
+    Warm-up gives step n the share n / warmup_steps. `linear` and `cosine` fall from lr to lr * min_lr_ratio at the
+    last step.
+    """
+    assert step >= 1
+    assert num_steps >= 1
+    if step <= settings.warmup_steps:
+        return settings.lr * step / settings.warmup_steps
+    if settings.schedule == "constant":
+        return settings.lr
+    progress = min(1.0, (step - settings.warmup_steps) / max(1, num_steps - settings.warmup_steps))
+    share = 1.0 - progress if settings.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return settings.lr * (settings.min_lr_ratio + (1.0 - settings.min_lr_ratio) * share)
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What one update did. grad_norm is measured before clipping; is_applied is False when it was not finite."""
+
+    grad_norm: float
+    lr: float
+    is_applied: bool
+
+
+class PolicyOptimizer:
+    """AdamW over the parameters of one model that require a gradient; matrices decay, biases and norms do not."""
+
+    def __init__(self, model: torch.nn.Module, settings: OptimizerSettings, num_steps: int) -> None:
+        self.settings, self.num_steps = settings, num_steps
+        self.skipped_updates = 0
+        """Updates refused since this process started, because the gradient was not finite."""
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        matrices = [parameter for parameter in self._parameters if parameter.ndim >= 2]
+        vectors = [parameter for parameter in self._parameters if parameter.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self._adamw = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=settings.lr,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.eps,
+            fused=True,
+        )
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self._adamw.zero_grad(set_to_none=True)
+
+    def update(self, step: int) -> UpdateResult:
+        """Clip the gradient by its global norm and apply it at the rate of `step`; skip it where it is not finite."""
+        lr = learning_rate(self.settings, step, self.num_steps)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        grad_norm = float(norm)
+        if not math.isfinite(grad_norm):
+            self.skipped_updates += 1
+            self.zero_grad()
+            return UpdateResult(grad_norm, lr, False)
+        torch.nn.utils.clip_grads_with_norm_(self._parameters, self.settings.max_grad_norm, norm)
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self._adamw.step()
+        self.zero_grad()
+        return UpdateResult(grad_norm, lr, True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's AdamW state; the schedule needs none (it is a function of the step)."""
+        return self._adamw.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict` of an optimizer over the same parameters in the same order."""
+        self._adamw.load_state_dict(state)
+        # A checkpoint of another configuration keeps its moments; the rest is what this run was asked for.
+        for group in self._adamw.param_groups:
+            group["betas"], group["eps"] = (self.settings.beta1, self.settings.beta2), self.settings.eps
+            group["weight_decay"] = self.settings.weight_decay if group["params"][0].ndim >= 2 else 0.0

@@ -1,0 +1,187 @@
+"""`python -m trainer.prepare --spec FILE`: the starting model as a Hugging Face folder, made, loaded or warm-started.
+
+Owns: the order of preparing (tokenizer, model, supervised steps, folder, version 0) and its one process.
+Refuses: caching (the controller's), reinforcement learning.
+
+The folder appears under its name only when it is complete. A model that is neither made nor trained here is not
+written anew: its weight files are linked, so that preparing a large model costs neither time nor disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import transformers
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from areal_like.errors import UserError
+from areal_like.metrics import JsonlLog
+from areal_like.process import die_with_parent, limit_threads, report_end, start_logging
+from areal_like.shadow import check_not_shadowed
+from areal_like.weights import WeightStore
+from trainer import attention, export, sft
+from trainer.agreement import check as check_agreement
+from trainer.atomic_folder import atomic_folder
+from trainer.config import SftSettings
+from trainer.model import (
+    check_folder,
+    load_causal_lm,
+    make_model,
+    model_context,
+    resolve_folder,
+    to_device,
+    weight_files,
+)
+from trainer.prepare_spec import PrepareSpec
+from trainer.publish import publish_version
+from trainer.tokenizers import build_tokenizer
+
+log = logging.getLogger(__name__)
+
+KEPT_VERSIONS = 2
+
+
+def prepare(spec: PrepareSpec) -> Path:
+    """Do what `spec` asks for; returns the prepared folder. Raises UserError for everything the user can mend."""
+    transformers.utils.logging.disable_progress_bar()
+    target = Path(spec.out_dir)
+    _check_request(spec, target)
+    source = resolve_folder(spec.model.path) if spec.model.path else None
+    config = check_folder(source) if source else None
+    tokenizer = build_tokenizer(spec.model.tokenizer, source)
+    model = _starting_model(spec, source, config, tokenizer)
+    if spec.sft is not None:
+        assert model is not None
+        _supervise(spec, spec.sft, model, tokenizer)
+    with atomic_folder(target) as partial:
+        if source is not None and spec.sft is None:
+            _link_model(source, partial)
+        else:
+            assert model is not None
+            export.write_model(model, partial, dtype="float32")
+        if spec.model.tokenizer == "from_model":
+            assert source is not None
+            export.copy_companions(source, partial)
+        else:
+            tokenizer.save_pretrained(str(partial))
+        export.write_generation_config(partial, eos_token_id=_eos(spec, config, tokenizer), tokenizer=tokenizer)
+    if spec.publish_to:
+        assert model is not None
+        store = WeightStore(Path(spec.publish_to), spec.publish_kind, KEPT_VERSIONS)
+        publish_version(store, model, 0, spec.lineage, dtype=spec.model.dtype)
+    return target
+
+
+def _check_request(spec: PrepareSpec, target: Path) -> None:
+    if (spec.model.path is None) == (spec.model.init is None):
+        raise UserError(
+            "give either a model folder or a config to make one from",
+            where="model",
+            remedy="set path or init, not both",
+        )
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise UserError("exists already", where=str(target), remedy="name another folder, or remove it")
+
+
+def _starting_model(
+    spec: PrepareSpec, source: Path | None, config: PretrainedConfig | None, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel | None:
+    """The model before any supervised step; None where nobody needs its parameters in memory."""
+    if source is None or config is None:
+        assert spec.model.init is not None
+        model = make_model(spec.model.init, tokenizer, seed=spec.seed)
+    else:
+        num_rows = config.get_text_config().vocab_size
+        if len(tokenizer) > num_rows:
+            raise UserError(
+                f"the tokenizer has {len(tokenizer)} tokens, the model only {num_rows}",
+                where="model.tokenizer",
+                remedy="use the tokenizer that belongs to the model",
+            )
+        if spec.sft is None and not spec.publish_to:
+            return None
+        model = load_causal_lm(source)
+    return model if spec.sft is None else to_device(model, spec.sft.device)
+
+
+def _eos(spec: PrepareSpec, config: PretrainedConfig | None, tokenizer: PreTrainedTokenizerBase) -> int | list[int]:
+    """The ids that end an answer where the model brings no generation config: its config's, else the tokenizer's."""
+    known = config.get_text_config().eos_token_id if config and spec.model.tokenizer == "from_model" else None
+    eos: int | list[int] = tokenizer.eos_token_id if known is None else known
+    return eos
+
+
+def _supervise(
+    spec: PrepareSpec, settings: SftSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """The supervised steps, in place, with progress lines."""
+    assert spec.sft_rows is not None
+    limits = [settings.max_tokens, settings.micro_batch_tokens, model_context(model.config) or settings.max_tokens]
+    encoder = sft.ExampleEncoder(
+        tokenizer,
+        eos_token_id=tokenizer.eos_token_id,
+        max_tokens=min(limits),
+        prompt_template=spec.prompt_template,
+        add_bos=spec.add_bos,
+    )
+    rows = sft.read_rows(Path(spec.sft_rows))
+    examples = [encoder.encode(row, where=f"{spec.sft_rows}: row {number}") for number, row in enumerate(rows, start=1)]
+    choice = attention.choose(spec.model.attention, model.device, "float32")
+    check_agreement(model, choice, torch.float32)
+    log.info("supervised: %d rows, %d steps of %d, %s", len(rows), settings.steps, settings.batch_size, choice)
+    status = JsonlLog(Path(spec.status_path)) if spec.status_path else None
+
+    def report(step: int, loss: float, seconds: float) -> None:
+        log.info("supervised step %d of %d: loss %.4f, %.1f s", step, settings.steps, loss, seconds)
+        if status is not None:
+            status.append({"step": step, "loss": loss, "seconds": round(seconds, 3)})
+
+    try:
+        sft.run_sft(model, choice, examples, settings, seed=spec.seed, report=report)
+    finally:
+        if status is not None:
+            status.close()
+
+
+def _link_model(source: Path, folder: Path) -> None:
+    """Config and weight files of `source` under `folder`, as hard links where the file system allows it."""
+    names = [source / "config.json", *weight_files(source), *source.glob("*.index.json")]
+    for file in names:
+        real = file.resolve()  # the hub's cache holds symbolic links
+        try:
+            os.link(real, folder / file.name)
+        except OSError:
+            shutil.copyfile(real, folder / file.name)
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """The preparation as a process of its own; exit statuses as of every process of a run."""
+    parser = argparse.ArgumentParser(description="Prepares the starting model; started by areal-like, not by hand.")
+    parser.add_argument("--spec", required=True, type=Path, help="JSON file written by the launcher")
+    arguments = parser.parse_args(argv)
+    try:
+        spec = PrepareSpec.load(arguments.spec)
+        die_with_parent(spec.parent_pid)
+        limit_threads(spec.num_threads)
+        start_logging("prepare")
+        check_not_shadowed()
+        started_s = time.monotonic()
+        folder = prepare(spec)
+        log.info("prepared %s in %.1f s", folder, time.monotonic() - started_s)
+        status = 0
+    except BaseException as error:  # the fault boundary of the process
+        status = report_end(error)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

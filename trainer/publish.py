@@ -1,0 +1,33 @@
+"""From a model's parameters to a version in the weight store.
+
+Owns: the snapshot's names, dtype and bytes. Refuses: files, checksums and retention (areal_like.weights), telling
+anybody (worker.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from areal_like.config import DType
+from areal_like.weights import TensorBytes, WeightStore
+from trainer.export import cast, named_tensors
+
+
+def tensor_bytes(tensor: torch.Tensor) -> TensorBytes:
+    """The tensor's bytes on the host; of a contiguous CPU tensor they are its own memory, not a copy."""
+    host = tensor.detach().cpu().contiguous()
+    data = memoryview(host.reshape(-1).view(torch.uint8).numpy().data)
+    return TensorBytes(str(host.dtype).removeprefix("torch."), tuple(host.shape), data)
+
+
+def publish_version(store: WeightStore, model: PreTrainedModel, version: int, lineage: str, *, dtype: DType) -> Path:
+    """Write `model` as `version` of `lineage`; returns the manifest's path.
+
+    The payload is complete when this returns, so the model may change at once. Names are Hugging Face's; of tied
+    parameters only the first is there. Raises WeightError when there is no room.
+    """
+    tensors = {name: tensor_bytes(cast(tensor, dtype)) for name, tensor in named_tensors(model).items()}
+    return store.publish(version, lineage, tensors)

@@ -1,0 +1,201 @@
+"""Supervised steps: rows of prompt and response to a warm-started model.
+
+Owns: reading and checking the rows, the order they are seen in (a pure function of the seed), the loss (mean over
+response tokens and the closing end-of-sequence token of the whole batch). Refuses: tokenizers' making, saving.
+
+Shapes: T tokens of one sequence, N predicted tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from areal_like.errors import OperationError, UserError
+from areal_like.packing import pack
+from trainer.attention import AttentionChoice, attach
+from trainer.config import SftSettings
+from trainer.logprobs import token_logprobs
+from trainer.optimizer import PolicyOptimizer
+from trainer.packed import PackedSequences
+
+LOGPROB_CHUNK_TOKENS = 1024
+MAX_BAD_UPDATES = 3
+"""Consecutive updates without a finite gradient that end the training."""
+
+Report = Callable[[int, float, float], None]
+"""Called with step, loss (nats per response token) and seconds since the start."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One sequence: tokens_T int32, loss_mask_T bool (True on the response and its end-of-sequence token)."""
+
+    tokens_T: np.ndarray
+    loss_mask_T: np.ndarray
+
+
+# ---------------------------------------------------------------- rows
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file. Raises UserError naming the line that cannot be used."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot be read ({error})", where=str(path), remedy="name a UTF-8 JSONL file") from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError("is not JSON", where=f"{path}:{number}", remedy="one object a line") from error
+        if not isinstance(row, dict) or not isinstance(row.get("response"), str):
+            raise UserError("has no text `response`", where=f"{path}:{number}", remedy="rows are {prompt, response}")
+        if not isinstance(row.get("prompt"), str) and not isinstance(row.get("messages"), list):
+            raise UserError("has no text `prompt`", where=f"{path}:{number}", remedy="rows are {prompt, response}")
+        rows.append(row)
+    if not rows:
+        raise UserError("holds no rows", where=str(path), remedy="rows are {prompt, response}, one JSON object a line")
+    return rows
+
+
+class ExampleEncoder:
+    """Rows to token sequences; prompts look exactly as a rollout worker makes them of the same settings."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        eos_token_id: int,
+        max_tokens: int,
+        prompt_template: str | None = None,
+        add_bos: Literal["auto", "always", "never"] = "auto",
+    ) -> None:
+        self._tokenizer, self._eos, self._max_tokens = tokenizer, eos_token_id, max_tokens
+        self._template, self._add_bos = prompt_template, add_bos
+        bos = tokenizer.bos_token_id
+        self._bos = bos
+        self._adds_bos = bos is not None and tokenizer.encode("", add_special_tokens=True)[:1] == [bos]
+
+    def encode(self, row: dict[str, Any], *, where: str) -> Example:
+        """Raises UserError, at `where`, for a row that does not fit or that the tokenizer cannot express."""
+        try:
+            prompt = self._prompt(row)
+            response = self._tokenizer.encode(row["response"], add_special_tokens=False)
+        except Exception as error:  # fault boundary: chat templates are programs, tokenizers raise bare Exception
+            what = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"the tokenizer cannot express this row ({what})",
+                where=where,
+                remedy="mend the row, or model.tokenizer",
+            ) from error
+        if not prompt:
+            raise UserError("the prompt is empty", where=where, remedy="remove the row")
+        tokens = [*prompt, *response, self._eos]
+        if len(tokens) > self._max_tokens:
+            raise UserError(
+                f"prompt and response have {len(tokens)} tokens, the limit is {self._max_tokens}",
+                where=where,
+                remedy="shorten the row, or raise sft.max_tokens (at most the model's max_position_embeddings)",
+            )
+        mask_T = np.arange(len(tokens)) >= len(prompt)
+        return Example(np.asarray(tokens, np.int32), mask_T)
+
+    def _prompt(self, row: dict[str, Any]) -> list[int]:
+        messages = row.get("messages")
+        if messages is None and self._template is not None:
+            return self._with_bos(self._template.replace("{prompt}", row["prompt"]), is_chat=False)
+        if messages is None and not self._tokenizer.chat_template:
+            return self._with_bos(row["prompt"], is_chat=False)
+        messages = messages or [{"role": "user", "content": row["prompt"]}]
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return self._with_bos(str(text), is_chat=True)
+
+    def _with_bos(self, text: str, *, is_chat: bool) -> list[int]:
+        ids = list(self._tokenizer.encode(text, add_special_tokens=False))
+        if self._bos is None or not ids:
+            return ids
+        had_bos = ids[0] == self._bos
+        while ids and ids[0] == self._bos:
+            ids.pop(0)
+        by_itself = had_bos or (self._adds_bos and not is_chat)
+        is_wanted = self._add_bos == "always" or (self._add_bos == "auto" and by_itself)
+        return [self._bos, *ids] if is_wanted else ids
+
+
+# ---------------------------------------------------------------- training
+
+
+def run_sft(
+    model: PreTrainedModel,
+    choice: AttentionChoice,
+    examples: Sequence[Example],
+    settings: SftSettings,
+    *,
+    seed: int,
+    report: Report,
+) -> None:
+    """Train `model` in place for `settings.steps` updates. Deterministic for a seed and a number of threads.
+
+    Raises OperationError when the gradient is not finite several times in a row.
+    """
+    attach(model, choice)
+    device = next(model.parameters()).device
+    optimizer = PolicyOptimizer(model, settings.optimizer, settings.steps)
+    started_s = time.monotonic()
+    num_bad = 0
+    for step, batch in enumerate(_batches(examples, settings, seed), start=1):
+        loss = _accumulate_gradient(model, batch, settings, device)
+        result = optimizer.update(step)
+        num_bad = 0 if result.is_applied else num_bad + 1
+        if num_bad >= MAX_BAD_UPDATES:
+            raise OperationError(
+                f"supervised step {step}: the gradient was not finite {num_bad} times in a row; "
+                "lower sft.optimizer.lr or check the rows"
+            )
+        if step % settings.log_every == 0 or step in (1, settings.steps):
+            report(step, loss, time.monotonic() - started_s)
+
+
+def _batches(examples: Sequence[Example], settings: SftSettings, seed: int) -> Iterator[list[Example]]:
+    """`settings.steps` batches; every epoch sees each example once, in an order of its own."""
+
+    def order() -> Iterator[int]:
+        epoch = 0
+        while True:
+            yield from np.random.default_rng([seed, epoch]).permutation(len(examples)).tolist()
+            epoch += 1
+
+    indices = order()
+    for _ in range(settings.steps):
+        yield [examples[next(indices)] for _ in range(settings.batch_size)]
+
+
+def _accumulate_gradient(
+    model: PreTrainedModel, batch: Sequence[Example], settings: SftSettings, device: torch.device
+) -> float:
+    """Backward through every micro-batch; returns the batch's loss."""
+    num_targets = sum(int(example.loss_mask_T.sum()) for example in batch)
+    total = torch.zeros((), device=device)
+    for members in pack([len(example.tokens_T) for example in batch], settings.micro_batch_tokens):
+        packed = PackedSequences.build(
+            [batch[index].tokens_T for index in members], [batch[index].loss_mask_T for index in members]
+        ).to(device)
+        logprobs_N, _ = token_logprobs(
+            model, packed, temperature=1.0, chunk_tokens=LOGPROB_CHUNK_TOKENS, with_entropy=False
+        )
+        loss = -logprobs_N.sum() / num_targets
+        loss.backward()
+        total += loss.detach()
+    return float(total)

@@ -1,0 +1,155 @@
+"""One training step: a prepared batch in, updated weights and metrics out.
+
+Owns: `TrainStep`: the order of passes (proximal log-probs, then mini-batches of micro-batches), autocast, updates.
+Refuses: fetching batches, publishing, checkpoints, deciding what to do about skipped updates (it counts them).
+
+What runs when. `prepare` is CPU work without the model and may run in another thread while `run` computes the step
+before. `run`: with several mini-batches and `proximal: recompute`, the log-probs of the whole batch are computed once
+before its first update. With a single mini-batch that pass is left out: the policy has not moved yet when its one
+gradient is taken, so p = sg(c) bit for bit, u = 1, and w = exp(c - b). `behaviour` and `interpolate` never need it.
+
+Deterministic: on a CPU the same model, batch and settings give the same bits. On CUDA that takes
+`torch.use_deterministic_algorithms(True)`; the flash kernels' backward pass adds in any order without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from areal_like.messages import BatchSample
+from trainer import agreement
+from trainer.attention import AttentionChoice
+from trainer.batch import MicroBatch, PreparedBatch, prepare_batch
+from trainer.config import TrainerSettings
+from trainer.logprobs import token_logprobs
+from trainer.loss import LossSums, policy_loss
+from trainer.optimizer import PolicyOptimizer, UpdateResult
+
+
+class Spans(Protocol):
+    """The part of areal_like.trace.Tracer used here."""
+
+    def span(self, name: str, lane: str = "main", **args: Any) -> contextlib.AbstractContextManager[Any]:
+        """Time a block."""
+
+
+class TrainStep:
+    """Turns policy version n - 1 into version n on one batch.
+
+    Made once per process. Checks at the start, on the model itself, that packed log-probs are right (UserError
+    otherwise). `reference` is needed where kl_coef > 0 and is never changed.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        optimizer: PolicyOptimizer,
+        settings: TrainerSettings,
+        *,
+        temperature: float,
+        groups_per_step: int,
+        reference: PreTrainedModel | None = None,
+        attention: AttentionChoice,
+        tracer: Spans | None = None,
+    ) -> None:
+        assert (settings.loss.kl_coef > 0) <= (reference is not None), "kl_coef needs a reference model"
+        assert settings.loss.weight.mode != "off" or settings.loss.proximal == "behaviour"
+        self.model, self.optimizer, self.settings = model, optimizer, settings
+        self.temperature, self.groups_per_step = temperature, groups_per_step
+        self.reference = reference if settings.loss.kl_coef > 0 else None
+        self.device = next(model.parameters()).device
+        self._dtype = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+        self._tracer = tracer
+        self._always_recompute = False
+        model.eval()
+        if settings.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.train()  # transformers recomputes activations in training mode only; agreement.check sees dropout
+        self.disagreement_nats = agreement.check(model, attention, self._dtype, temperature)
+        """Largest difference seen at the start between packed log-probs and transformers' own."""
+        if self.reference is not None:
+            self.reference.eval().requires_grad_(False)
+            agreement.check(self.reference, attention, self._dtype, temperature)
+
+    def prepare(self, samples: Sequence[BatchSample], version: int) -> PreparedBatch:
+        """Pack `samples` for the step that starts from policy `version` (step n: n - 1). No model, any thread."""
+        with self._span("pack", lane="prepare"):
+            prepared = prepare_batch(samples, version, self.settings)
+        assert prepared.metrics["groups"] <= self.groups_per_step, "a batch of more groups than a step has"
+        return prepared
+
+    def run(self, prepared: PreparedBatch) -> dict[str, float]:
+        """One step; returns its metrics. Weights change in place."""
+        sums: LossSums | None = None
+        updates: list[UpdateResult] = []
+        proximal = self._proximal(prepared)
+        for number, mini_batch in enumerate(prepared.mini_batches):
+            self.optimizer.zero_grad()
+            for place, micro_batch in enumerate(mini_batch):
+                with self._span("micro_batch", mini_batch=number, tokens=micro_batch.packed.num_tokens):
+                    part = self._backward(micro_batch, proximal.get((number, place)))
+                sums = part if sums is None else sums.plus(part)
+            with self._span("update", mini_batch=number):
+                updates.append(self.optimizer.update(prepared.step))
+        assert sums is not None
+        return {**prepared.metrics, **sums.metrics(len(prepared.mini_batches)), **_update_metrics(updates)}
+
+    def _proximal(self, prepared: PreparedBatch) -> dict[tuple[int, int], torch.Tensor]:
+        """Log-probs of the whole batch under the policy the step starts from, by (mini-batch, micro-batch)."""
+        is_needed = len(prepared.mini_batches) > 1 or self._always_recompute
+        if self.settings.loss.proximal != "recompute" or not is_needed:
+            return {}
+        with self._span("proximal"), torch.no_grad():
+            return {
+                (number, place): self._logprobs(self.model, micro_batch.to(self.device), with_entropy=False)[0]
+                for number, mini_batch in enumerate(prepared.mini_batches)
+                for place, micro_batch in enumerate(mini_batch)
+            }
+
+    def _backward(self, micro_batch: MicroBatch, proximal_N: torch.Tensor | None) -> LossSums:
+        micro_batch = micro_batch.to(self.device)
+        inputs = replace(micro_batch.inputs, proximal_N=proximal_N)
+        if self.reference is not None:
+            with torch.no_grad():
+                reference_N, _ = self._logprobs(self.reference, micro_batch, with_entropy=False)
+            inputs = replace(inputs, reference_N=reference_N)
+        current_N, entropy_N = self._logprobs(self.model, micro_batch, with_entropy=True)
+        assert entropy_N is not None
+        if self.settings.loss.entropy_coef == 0:
+            entropy_N = entropy_N.detach()
+        loss, sums = policy_loss(current_N, entropy_N, inputs, self.settings.loss)
+        loss.backward()
+        return sums
+
+    def _logprobs(
+        self, model: PreTrainedModel, micro_batch: MicroBatch, *, with_entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16):
+            return token_logprobs(
+                model,
+                micro_batch.packed,
+                temperature=self.temperature,
+                chunk_tokens=self.settings.logprob_chunk_tokens,
+                with_entropy=with_entropy,
+            )
+
+    def _span(self, name: str, lane: str = "main", **args: Any) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self._tracer is None else self._tracer.span(name, lane, **args)
+
+
+def _update_metrics(updates: Sequence[UpdateResult]) -> dict[str, float]:
+    """Norms are means and maxima over the updates that were applied; 0 where none was."""
+    norms = [update.grad_norm for update in updates if update.is_applied]
+    return {
+        "grad_norm": sum(norms) / len(norms) if norms else 0.0,
+        "grad_norm_max": max(norms, default=0.0),
+        "lr": updates[-1].lr,
+        "updates": float(len(norms)),
+        "skipped_updates": float(len(updates) - len(norms)),
+    }

@@ -1,0 +1,277 @@
+"""The trainer process: asks for batches, trains on them in order, publishes every version, saves, ends.
+
+Owns: the conversation with the controller and the waiting. Refuses: the policy itself (training.py) and deciding
+anything about staleness or replay (the controller's: batches are trained in the order of their steps, nothing else).
+
+Map of the loops, all in one TaskGroup on one event loop:
+  _train      the steps, in order. Waits for the batch it asked for (woken by _listen and by packing; at most
+              max_batch_wait_s), and for the compute thread. Ends when the run does, and ends the others.
+  _listen     messages of the hub into fields of this object; raises when the hub is silent for silence_s.
+  _watch      wakes _train when the process is told to stop.
+Two threads beside the loop: one computes (torch), one packs. A batch is asked for when the step before it starts and
+packed while that step computes: a prefetch of exactly one, so two batches are in memory at most. In `mode: sync` the
+controller simply does not send it earlier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from areal_like.channel import Peer
+from areal_like.config import ProcessSpec
+from areal_like.errors import ChannelError, DeadlineExceeded
+from areal_like.messages import (
+    Batch,
+    BatchRequest,
+    CheckpointSaved,
+    Hello,
+    Message,
+    NoMoreBatches,
+    SaveCheckpoint,
+    Shutdown,
+    VersionPublished,
+    Welcome,
+)
+from areal_like.trace import Tracer
+from trainer.activity import Activity
+from trainer.batch import PreparedBatch
+from trainer.training import Training
+
+log = logging.getLogger(__name__)
+
+ACCEPT: frozenset[type] = frozenset({Batch, NoMoreBatches, SaveCheckpoint})
+CONNECT_S = 30.0
+POLL_S = 0.5
+"""Longest sleep of a wait: bounds how late a silent hub or a missed deadline is seen."""
+
+Result = TypeVar("Result")
+
+
+class Link(Protocol):
+    """The part of areal_like.channel.Peer used here."""
+
+    @property
+    def hub_silence_s(self) -> float: ...
+
+    async def receive(self, timeout_s: float) -> Message | None: ...
+
+    async def send(self, message: Message, timeout_s: float = 30.0) -> None: ...
+
+
+class TrainerWorker:
+    """Drives one Training over one Link until the run ends, the process is told to stop, or something breaks."""
+
+    def __init__(
+        self, spec: ProcessSpec, training: Training, link: Link, stop: asyncio.Event, activity: Activity
+    ) -> None:
+        self._spec, self._training, self._link, self._stop, self._activity = spec, training, link, stop, activity
+        self._compute_thread = ThreadPoolExecutor(1, "compute")
+        self._packing_thread = ThreadPoolExecutor(1, "packing")
+        self._news = asyncio.Event()
+        self._requested = 0
+        """Step of the newest batch asked for."""
+        self._packing: tuple[int, asyncio.Future[PreparedBatch]] | None = None
+        """Step and packed form of the batch that came for it."""
+        self._published: VersionPublished | None = None
+        self._last_step: int | None = None
+        self._save_reason = ""
+        self._end_reason = ""
+
+    async def run(self) -> str:
+        """Train until the end; returns why it ended. Raises OperationError or UserError."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                helpers = [group.create_task(self._listen()), group.create_task(self._watch())]
+                await self._train()
+                for helper in helpers:
+                    helper.cancel()
+        finally:
+            for thread in (self._compute_thread, self._packing_thread):
+                thread.shutdown(wait=False, cancel_futures=True)
+        return self._end_reason
+
+    # ------------------------------------------------------------ the steps
+
+    async def _train(self) -> None:
+        with self._activity.state("load"):
+            await self._compute(self._training.open)
+        await self._publish({})
+        await self._request(self._training.version + 1)
+        while (prepared := await self._next_batch()) is not None:
+            await self._request(prepared.step + 1)
+            with self._activity.state("forward_backward", step=prepared.step):
+                metrics = await self._compute(self._training.run, prepared)
+            del prepared
+            await self._publish(metrics)
+            every = self._training.settings.checkpoint.every_steps
+            if self._save_reason or (every and self._training.version % every == 0):
+                await self._save()
+        await self._finish()
+
+    async def _next_batch(self) -> PreparedBatch | None:
+        """The packed batch of the next step; None when there is no next step. Raises DeadlineExceeded."""
+        step = self._training.version + 1
+        limit_s = self._training.settings.max_batch_wait_s
+        with self._activity.state("wait:batch", step=step):
+            due_s = time.monotonic() + limit_s
+            while not self._is_over():
+                if self._packing is not None and self._packing[0] == step and self._packing[1].done():
+                    prepared, self._packing = self._packing[1].result(), None
+                    return prepared
+                if self._save_reason:
+                    await self._save()
+                if self._packing is None and time.monotonic() > due_s:
+                    raise DeadlineExceeded(f"the batch of step {step}", "the controller", limit_s)
+                await self._wait_for_news()
+        return None
+
+    async def _wait_for_news(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._news.wait(), POLL_S)
+        self._news.clear()
+
+    def _is_over(self) -> bool:
+        """No further step is to run; says why in `_end_reason`."""
+        if self._stop.is_set():
+            self._end_reason = self._end_reason or "told to stop"
+            return True
+        return self._last_step is not None and self._training.version >= self._last_step
+
+    async def _finish(self) -> None:
+        """Leave a checkpoint; after the last step also the policy as a Hugging Face folder."""
+        await self._save(tell=False)
+        if self._last_step is not None and self._training.version >= self._last_step:
+            with self._activity.state("export"):
+                await self._compute(self._training.export)
+        await self._tell_saved()
+
+    async def _publish(self, metrics: dict[str, float]) -> None:
+        started_s = time.perf_counter()
+        with self._activity.state("publish", version=self._training.version):
+            manifest = await self._compute(self._training.publish)
+        if metrics:
+            metrics["publish_s"] = time.perf_counter() - started_s
+        self._published = VersionPublished(
+            version=self._training.version, lineage=self._spec.lineage, manifest_path=str(manifest), metrics=metrics
+        )
+        await self._link.send(self._published)
+
+    async def _save(self, *, tell: bool = True) -> None:
+        if not self._training.is_saved:
+            reason = self._save_reason or "due"
+            with self._activity.state("checkpoint", version=self._training.version):
+                folder = await self._compute(self._training.save)
+            log.info("checkpoint of version %d (%s): %s", self._training.version, reason, folder)
+        self._save_reason = ""
+        if tell:
+            await self._tell_saved()
+
+    async def _tell_saved(self) -> None:
+        folder = await self._compute(self._training.save)  # at once: it is saved already
+        await self._link.send(CheckpointSaved(version=self._training.version, path=str(folder)))
+
+    async def _request(self, step: int) -> None:
+        self._requested = step
+        await self._link.send(BatchRequest(step=step))
+
+    async def _compute(self, work: Callable[..., Result], *args: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._compute_thread, work, *args)
+
+    # ------------------------------------------------------------ messages
+
+    async def _listen(self) -> None:
+        while True:
+            message = await self._link.receive(POLL_S)
+            if message is not None:
+                await self._take(message)
+                self._news.set()
+            elif self._link.hub_silence_s > self._spec.silence_s:
+                raise ChannelError(f"the controller has been silent for more than {self._spec.silence_s:g} s")
+
+    async def _take(self, message: Message) -> None:
+        match message:
+            case Batch():
+                self._take_batch(message)
+            case NoMoreBatches():
+                log.info("no batches after step %d: %s", message.last_step, message.reason)
+                self._last_step, self._end_reason = message.last_step, message.reason
+            case SaveCheckpoint():
+                self._save_reason = message.reason or "asked for"
+            case Shutdown():
+                log.info("told to end within %g s: %s", message.deadline_s, message.reason)
+                self._end_reason = message.reason
+                self._stop.set()
+            case Welcome():
+                await self._tell_again()
+            case _:
+                log.warning("ignored a %s", type(message).__name__)
+
+    def _take_batch(self, batch: Batch) -> None:
+        """Pack the batch if it is the one asked for; refuse any other: it was trained on, or its turn never came."""
+        is_repeated = self._packing is not None and self._packing[0] == batch.step
+        is_stray = batch.lineage != self._spec.lineage
+        if batch.step != self._requested or is_repeated or is_stray or batch.step <= self._training.version:
+            self._activity.num_refused += 1
+            why = (
+                f"lineage {batch.lineage}" if is_stray else "repeated" if batch.step <= self._requested else "too early"
+            )
+            log.error(
+                "refused the batch of step %d (%s): step %d of lineage %s was asked for",
+                batch.step, why, self._requested, self._spec.lineage,
+            )  # fmt: skip
+            return
+        future = asyncio.get_running_loop().run_in_executor(self._packing_thread, self._pack, batch)
+        future.add_done_callback(lambda _: self._news.set())
+        self._packing = (batch.step, future)
+
+    def _pack(self, batch: Batch) -> PreparedBatch:
+        with self._activity.span("packing", "packing", step=batch.step, samples=len(batch.samples)):
+            return self._training.prepare(batch.samples, batch.step)
+
+    async def _tell_again(self) -> None:
+        """The hub knows nothing of us: repeat what it must know."""
+        log.warning("the controller's hub lost track of us: saying again what is published and wanted")
+        if self._published is not None:
+            await self._link.send(self._published)
+        if self._requested and (self._packing is None or self._packing[0] != self._requested):
+            await self._link.send(BatchRequest(step=self._requested))
+
+    async def _watch(self) -> None:
+        await self._stop.wait()
+        self._news.set()
+
+
+async def serve(spec: ProcessSpec, stop: asyncio.Event) -> None:
+    """The whole life of a trainer process between its spec and its exit."""
+    torch.set_num_threads(spec.num_threads)
+    tracer = Tracer(Path(spec.run_dir) / "logs" / f"{spec.name}.trace.jsonl", spec.name)
+    activity = Activity(tracer)
+    training = Training(spec, activity)
+    peer = Peer(
+        address=spec.hub_address,
+        hello=Hello(
+            role="trainer", name=spec.name, pid=os.getpid(), run_id=spec.run_id, incarnation=secrets.token_hex(8)
+        ),
+        curve_dir=Path(spec.curve_dir) if spec.curve_dir else None,
+        accept=ACCEPT,
+        heartbeat_s=spec.heartbeat_s,
+        silence_s=spec.silence_s,
+        status=lambda: activity.heartbeat(training.counters),
+    )
+    try:
+        await peer.connect(CONNECT_S)
+        reason = await TrainerWorker(spec, training, peer, stop, activity).run()
+        await peer.close(reason)  # not after a failure: a Goodbye says that the end was orderly
+    finally:
+        tracer.close()
