@@ -4,7 +4,7 @@ Owns: the order in which an event is taken in and its consequences settled. Refu
 
 What each part decides:
   workers.py    who is there, which version it is told, quarantine        reports.py    tokens and finished samples
-  fates.py      ready, filtered or dropped                                selection.py  what a step ships, or why it waits
+  fates.py      ready, filtered or dropped                                selection.py  what a step ships
   admission.py  may another group start                                   leasing.py    who gets which sample
   eval_pins.py  evaluations at one pinned version                         finishing.py  why and how the run ends
   waiting.py    who waits for whom                                        state.py      what is remembered
@@ -39,13 +39,13 @@ class Coordinator:
 
     @classmethod
     def restore(cls, settings: CoordinatorSettings, state: p.LedgerState) -> Coordinator:
-        """The coordinator as the ledger knows it. Raises UserError where settings contradict the record (group_size, ...)."""
+        """The coordinator as the ledger knows it. Raises UserError where settings contradict the record."""
         coordinator = cls(settings)
         _remember(coordinator._state, state)
         return coordinator
 
     def handle(self, event: p.Event, now_s: float) -> list[p.Effect]:
-        """Take in one event at monotonic time `now_s`; ledger effects come first in the answer. Pure: no I/O, no clock."""
+        """Take in one event at monotonic time `now_s`; ledger effects come first in the answer."""
         state = self._state
         state.now_s = now_s
         assert self._is_started != isinstance(event, p.RunStarted), "RunStarted is the first event, once"
@@ -75,7 +75,7 @@ class Coordinator:
 
     @property
     def progress(self) -> int:
-        """Rises whenever anything useful happened (tokens, samples, versions, batches, checkpoints); for the watchdog."""
+        """Rises whenever anything useful happened (tokens, samples, versions, batches); for the watchdog."""
         return self._state.progress
 
     @property

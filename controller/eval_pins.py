@@ -28,6 +28,7 @@ class EvalJob:
     requested_version: int
     manifest_path: str
     kind: p.EvalKind
+    num_rows: int
     pending: list[int]
     values: dict[int, float | None] = field(default_factory=dict)
     losses: Counter[int] = field(default_factory=Counter)
@@ -49,8 +50,9 @@ class EvalJob:
 
 def request(state: RunState, kind: p.EvalKind) -> None:
     """Evaluate the newest version."""
-    rows = list(range(state.settings.num_eval_rows))
-    state.eval_jobs.append(EvalJob(state.version, state.version, state.manifest_path, kind, rows))
+    num_rows = state.settings.num_rows(kind)
+    job = EvalJob(state.version, state.version, state.manifest_path, kind, num_rows, list(range(num_rows)))
+    state.eval_jobs.append(job)
     waiting = [job for job in state.eval_jobs if not job.workers and job.kind == "periodic"]
     for job in waiting[: max(0, len(waiting) - MAX_WAITING)]:
         drop(state, job, "evaluations fall behind the training steps")
@@ -65,7 +67,12 @@ def on_published(state: RunState) -> None:
     if version == 0:
         if settings.eval_at_start:
             request(state, "baseline")
-    elif settings.eval_every_steps and version % settings.eval_every_steps == 0 and not is_last:
+    elif (
+        settings.eval_every_steps
+        and settings.num_rows("periodic")
+        and version % settings.eval_every_steps == 0
+        and not is_last
+    ):
         request(state, "periodic")
 
 
@@ -77,9 +84,12 @@ def request_final(state: RunState) -> None:
     values = state.evals_done.get(version)
     for job in state.eval_jobs:
         if job.version == version:
-            job.kind = "final"
+            num_rows = state.settings.num_rows("final")
+            for row in range(job.num_rows, num_rows):
+                heapq.heappush(job.pending, row)
+            job.kind, job.num_rows = "final", num_rows
             return
-    if values:
+    if values and len(values) == state.settings.num_rows("final"):
         state.emit(p.EvalDone(version=version, requested_version=version, kind="final", values=values))
     else:
         request(state, "final")
@@ -132,7 +142,7 @@ def _reset(state: RunState, job: EvalJob) -> None:
     job.lease_ids.clear()
     job.held.clear()
     job.values.clear()
-    job.pending = list(range(state.settings.num_eval_rows))
+    job.pending = list(range(job.num_rows))
 
 
 def unpin(state: RunState, worker: Worker) -> None:
@@ -236,10 +246,9 @@ def take_back(state: RunState, lease: Lease, reason: str) -> None:
 
 
 def _finish_if_done(state: RunState, job: EvalJob) -> None:
-    num_rows = state.settings.num_eval_rows
-    if len(job.values) < num_rows or job not in state.eval_jobs:
+    if len(job.values) < job.num_rows or job not in state.eval_jobs:
         return
-    values = tuple(job.values[row] for row in range(num_rows))
+    values = tuple(job.values[row] for row in range(job.num_rows))
     _reset(state, job)
     state.eval_jobs.remove(job)
     state.evals_done[job.version] = values

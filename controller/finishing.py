@@ -14,7 +14,7 @@ from controller.workers import is_stuck
 
 
 def begin(state: RunState, status: p.EndStatus, reason: str) -> None:
-    """Hand out no more work. Completed and exhausted runs use every recorded batch; others end after the running step."""
+    """Hand out no more work. Completed and exhausted runs use every recorded batch, others only the running step."""
     if state.phase is not Phase.RUNNING:
         return
     state.phase = Phase.FINISHING

@@ -1,6 +1,6 @@
 """Groups and samples as the coordinator sees them: counts and versions, indexed by first version.
 
-Owns: `Sample`, `Group`, `GroupTable` (live groups only) and their indexes. Refuses: deciding fates, effects, leases' life.
+Owns: `Sample`, `Group`, `GroupTable` (live groups only) and their indexes. Refuses: deciding fates, effects.
 """
 
 from __future__ import annotations

@@ -197,7 +197,13 @@ class Job:
             return Outcome("stopped", "stopped before the first step; continue with areal-like resume")
         self._prepare_s = prepared.wall_s
         ledger = stack.enter_context(
-            Ledger(folder.root, run_id=run_id, must_exist=False, segment_bytes=int(config.ledger.segment_mb * 2**20))
+            Ledger(
+                folder.root,
+                run_id=run_id,
+                must_exist=self.is_resume,
+                segment_bytes=int(config.ledger.segment_mb * 2**20),
+                keep_steps=config.ledger.keep_steps,
+            )
         )
         state = ledger.load()
         settings = coordinator_settings(
@@ -307,6 +313,7 @@ class Job:
             train_sampling=config.train_sampling,
             eval_sampling=config.eval_sampling,
             segment_tokens=config.rollout.segment_tokens,
+            stop_on_long_prompt=config.data.on_long_prompt == "stop",
             stall_after_s=config.launch.stall_after_s,
             stop_grace_s=config.launch.stop_grace_s,
         )

@@ -3,8 +3,8 @@
 Owns: the hand-out of leases within workers' credits. Refuses: whether a group may start (admission.py).
 
 Samples of one group go to one worker where it has room. Among workers the one with most free credits is served first.
-A sample goes only to a worker that has loaded at least its min_version, so that no slot waits for weights. While training
-work may exist, evaluations get at most half of a worker's credits, then whatever is left over.
+A sample goes only to a worker that has loaded at least its min_version, so that no slot waits for weights. While
+training work may exist, evaluations get at most half of a worker's credits, then whatever is left over.
 """
 
 from __future__ import annotations

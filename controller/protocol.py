@@ -1,12 +1,13 @@
 """The vocabulary of the coordinator: events in, effects out, and what the ledger gives back after a crash.
 
-Owns: frozen types only. Refuses: behaviour, token payloads (they never enter the logic: events carry counts and versions,
-effects name whose payload is meant, and the shell has the message at hand).
+Owns: frozen types only. Refuses: behaviour, token payloads (they never enter the logic: events carry counts and
+versions, effects name whose payload is meant, and the shell has the message at hand).
 
 Contract with the shell (`controller/server.py`):
   1. `effects = coordinator.handle(event, now_s)`; in the list all effects with `is_ledger` come first.
-  2. The ledger effects of one or several handled events are applied in one transaction, with their payloads, and committed.
-  3. Only then the other effects are carried out, in order. A crash between 2 and 3 is safe, between 1 and 2 as well.
+  2. The ledger effects of one or several handled events, with their payloads, are applied and committed as one.
+  3. Only then the other effects are carried out, in order. A crash between 1 and 2, or 2 and 3, loses nothing told.
+  4. A message that cannot be sent to a worker means `WorkerLost`, and `WorkerJoined` when it is heard again.
 `StorePartial` and `StoreFinished` always refer to the payload of the very event that was handled (found by `lease_id`).
 """
 
@@ -19,10 +20,21 @@ import msgspec
 from areal_like.messages import Purpose
 from areal_like.trajectory import NO_VERSION
 from areal_like.verdict import VerdictKind
+from controller.records import (
+    BatchGroup,
+    BatchRecord,
+    CheckpointRecord,
+    Counts,
+    GroupRecord,
+    LedgerState,
+    SampleRecord,
+)
+
+__all__ = ["BatchGroup", "BatchRecord", "CheckpointRecord", "Counts", "GroupRecord", "LedgerState", "SampleRecord"]
 
 EvalKind = Literal["baseline", "periodic", "final"]
 EndStatus = Literal["completed", "exhausted", "stopped", "failed"]
-"""`completed`: num_steps done. `exhausted`: the data ran out first, in good order. `stopped`: asked to. `failed`: see reason."""
+"""`completed`: num_steps done. `exhausted`: the data ran out first, in good order. `stopped`: asked to. `failed`."""
 OnStale = Literal["wait", "drop", "keep"]
 OnFailure = Literal["drop_sample", "drop_group"] | float
 Mode = Literal["async", "one_step_off", "sync"]
@@ -35,7 +47,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of all events."""
 
 
-class RunStarted(Event):
+class RunStarted(Event, frozen=True):
     """First event of every process life. `lineage` is new at each start ("l0", "l1", ...).
 
     checkpoint_version: the version the trainer starts from; recorded batches after it are replayed (law 4).
@@ -45,7 +57,7 @@ class RunStarted(Event):
     checkpoint_version: int = 0
 
 
-class WorkerJoined(Event):
+class WorkerJoined(Event, frozen=True):
     """A rollout worker said Hello (for the first time, again after silence, or as a new process of the same name)."""
 
     worker: str
@@ -53,7 +65,7 @@ class WorkerJoined(Event):
     capacity: int
 
 
-class WorkerLost(Event):
+class WorkerLost(Event, frozen=True):
     """A rollout worker is silent, dead or said Goodbye; its leases go back with the tokens it had reported.
 
     is_permanent: no restart will come. A lost worker is heard again only after a new `WorkerJoined` (same incarnation
@@ -67,7 +79,7 @@ class WorkerLost(Event):
     """Which process was lost, if known: the loss of an older one than the last that joined is ignored."""
 
 
-class WorkerVersionLoaded(Event):
+class WorkerVersionLoaded(Event, frozen=True):
     """The worker samples with `version` from now on."""
 
     worker: str
@@ -75,7 +87,7 @@ class WorkerVersionLoaded(Event):
     lineage: str
 
 
-class WorkerVersionFailed(Event):
+class WorkerVersionFailed(Event, frozen=True):
     """The worker could not load `version` and goes on with its old one."""
 
     worker: str
@@ -95,14 +107,14 @@ class PartialReport(msgspec.Struct, frozen=True, kw_only=True):
     last_version: int = NO_VERSION
 
 
-class ProgressReported(Event):
+class ProgressReported(Event, frozen=True):
     """Partial work (messages.Progress)."""
 
     worker: str
     items: tuple[PartialReport, ...]
 
 
-class SampleReported(Event):
+class SampleReported(Event, frozen=True):
     """A finished and scored sample (messages.SampleFinished), possibly late or a duplicate."""
 
     worker: str
@@ -118,7 +130,7 @@ class SampleReported(Event):
     """Raw reward where verdict_kind is "scored"."""
 
 
-class LeaseReturned(Event):
+class LeaseReturned(Event, frozen=True):
     """A lease given back unfinished (messages.SampleReturned); `part` holds what had not been reported yet."""
 
     worker: str
@@ -126,40 +138,40 @@ class LeaseReturned(Event):
     reason: str
 
 
-class BatchRequested(Event):
+class BatchRequested(Event, frozen=True):
     """The trainer wants the batch of `step`; it may ask one step ahead, and again for a step it already got."""
 
     step: int
 
 
-class Published(Event):
-    """The trainer published `version`; for versions after the starting one this also says that step `version` is done."""
+class Published(Event, frozen=True):
+    """The trainer published `version`; after the starting version this also says that step `version` is done."""
 
     version: int
     lineage: str
     manifest_path: str
 
 
-class CheckpointTaken(Event):
+class CheckpointTaken(Event, frozen=True):
     """A checkpoint of `version` is complete."""
 
     version: int
     path: str
 
 
-class TrainerLost(Event):
+class TrainerLost(Event, frozen=True):
     """The trainer died; the run ends as failed and can be resumed."""
 
     reason: str
 
 
-class StopRequested(Event):
+class StopRequested(Event, frozen=True):
     """Finish the running step, save, end (Ctrl-C once)."""
 
     reason: str = "stop requested"
 
 
-class Tick(Event):
+class Tick(Event, frozen=True):
     """Time passed; sent about once a second, so that deadlines and retries come due."""
 
 
@@ -172,7 +184,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_ledger: ClassVar[bool] = False
 
 
-class RecordLineage(Effect):
+class RecordLineage(Effect, frozen=True):
     """A new life of the run begins at `checkpoint_version`, under these laws."""
 
     is_ledger: ClassVar[bool] = True
@@ -184,8 +196,8 @@ class RecordLineage(Effect):
     on_stale: OnStale
 
 
-class RecordGroup(Effect):
-    """A group is drawn and admitted: `version` is the loaded one of the worker, `started` includes this group (law 1)."""
+class RecordGroup(Effect, frozen=True):
+    """A group is drawn and admitted (law 1). version: loaded by its worker. started: includes this group."""
 
     is_ledger: ClassVar[bool] = True
     group_id: int
@@ -193,7 +205,7 @@ class RecordGroup(Effect):
     started: int
 
 
-class StorePartial(Effect):
+class StorePartial(Effect, frozen=True):
     """Keep these tokens of an unfinished sample: drop the first `skip` tokens of the reported segment, append the rest.
 
     start: answer position of the first kept token, equal to the number of tokens the ledger already has.
@@ -209,7 +221,7 @@ class StorePartial(Effect):
     """Tokens kept now (after skipping)."""
 
 
-class StoreFinished(Effect):
+class StoreFinished(Effect, frozen=True):
     """Keep this finished sample; its partial tokens are superseded.
 
     value: the reward that counts (a policy number for a non-score), None where the sample is not kept.
@@ -229,8 +241,11 @@ class StoreFinished(Effect):
     is_kept: bool
 
 
-class DropGroup(Effect):
-    """The group is given up. reason: stale | timeout | too_few_scores | verdict_* | rejected | lost_too_often | surplus."""
+class DropGroup(Effect, frozen=True):
+    """The group is given up.
+
+    reason: stale | timeout | too_few_scores | verdict_<kind> | rejected | lost_too_often | surplus.
+    """
 
     is_ledger: ClassVar[bool] = True
     group_id: int
@@ -238,7 +253,7 @@ class DropGroup(Effect):
     detail: str = ""
 
 
-class FilterGroup(Effect):
+class FilterGroup(Effect, frozen=True):
     """The group carries no signal: all its rewards equal `value`."""
 
     is_ledger: ClassVar[bool] = True
@@ -246,15 +261,7 @@ class FilterGroup(Effect):
     value: float
 
 
-class BatchGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """One group of a batch: which of its samples are kept, and its first version."""
-
-    group_id: int
-    sample_indices: tuple[int, ...]
-    first_version: int
-
-
-class RecordBatch(Effect):
+class RecordBatch(Effect, frozen=True):
     """These groups are step `step` of `lineage` (for a replay: again, unchanged)."""
 
     is_ledger: ClassVar[bool] = True
@@ -264,7 +271,7 @@ class RecordBatch(Effect):
     is_replay: bool
 
 
-class RecordCheckpoint(Effect):
+class RecordCheckpoint(Effect, frozen=True):
     """A checkpoint covers every step up to `version`."""
 
     is_ledger: ClassVar[bool] = True
@@ -273,7 +280,7 @@ class RecordCheckpoint(Effect):
     path: str
 
 
-class RecordEval(Effect):
+class RecordEval(Effect, frozen=True):
     """The evaluation at `version` is complete; values by eval row, None where there was no score."""
 
     is_ledger: ClassVar[bool] = True
@@ -284,7 +291,7 @@ class RecordEval(Effect):
 
 
 class LeaseOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """One lease to hand out. The shell adds the data row, the seed, and the prefix of `prefix_tokens` from the ledger."""
+    """One lease to hand out. The shell adds data row, seed, and the prefix (`prefix_tokens` of them) from the ledger."""
 
     lease_id: int
     group_id: int
@@ -294,28 +301,28 @@ class LeaseOrder(msgspec.Struct, frozen=True, kw_only=True):
     prefix_tokens: int
 
 
-class SendLeases(Effect):
+class SendLeases(Effect, frozen=True):
     """One Lease message to one worker."""
 
     worker: str
     leases: tuple[LeaseOrder, ...]
 
 
-class SendAck(Effect):
+class SendAck(Effect, frozen=True):
     """These finished samples are in the ledger, or no longer wanted: the worker may forget them."""
 
     worker: str
     lease_ids: tuple[int, ...]
 
 
-class SendCancel(Effect):
+class SendCancel(Effect, frozen=True):
     """The worker should stop working on these leases."""
 
     worker: str
     lease_ids: tuple[int, ...]
 
 
-class SendVersion(Effect):
+class SendVersion(Effect, frozen=True):
     """Announce a version to one worker."""
 
     worker: str
@@ -324,7 +331,7 @@ class SendVersion(Effect):
     manifest_path: str
 
 
-class SendBatch(Effect):
+class SendBatch(Effect, frozen=True):
     """The batch of `step`, for the trainer; the shell loads the payloads of the named samples, in this order."""
 
     step: int
@@ -333,14 +340,14 @@ class SendBatch(Effect):
     is_replay: bool
 
 
-class SendNoMoreBatches(Effect):
+class SendNoMoreBatches(Effect, frozen=True):
     """Tell the trainer to save and end after `last_step` (or after the running step if that is later)."""
 
     last_step: int
     reason: str
 
 
-class EvalDone(Effect):
+class EvalDone(Effect, frozen=True):
     """An evaluation is complete. values: by eval row, None where there was no score.
 
     requested_version differs from version where the evaluation had to be pinned anew.
@@ -352,7 +359,7 @@ class EvalDone(Effect):
     values: tuple[float | None, ...]
 
 
-class EvalDropped(Effect):
+class EvalDropped(Effect, frozen=True):
     """An evaluation was given up, and why."""
 
     version: int
@@ -360,104 +367,21 @@ class EvalDropped(Effect):
     reason: str
 
 
-class PurgePayloads(Effect):
+class PurgePayloads(Effect, frozen=True):
     """Token payloads of steps up to `covered_step` and of dropped or filtered groups may go (`Ledger.purge`)."""
 
     covered_step: int
 
 
-class Note(Effect):
+class Note(Effect, frozen=True):
     """Something worth a line in the log and a count. kind: a short stable key, e.g. "duplicate", "quarantined"."""
 
     kind: str
     text: str
 
 
-class EndRun(Effect):
+class EndRun(Effect, frozen=True):
     """The run is over; shut everything down."""
 
     status: EndStatus
     reason: str
-
-
-# ---------------------------------------------------------------- what the ledger gives back
-
-
-class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one sample of a live group. Partial: num_tokens tokens are stored. Finished: verdict is in."""
-
-    sample_index: int
-    num_tokens: int
-    first_version: int
-    last_version: int
-    is_finished: bool = False
-    is_kept: bool = False
-    value: float | None = None
-
-
-class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A live group: drawn, and neither shipped nor dropped nor filtered. `samples` lists only those with anything stored."""
-
-    group_id: int
-    version: int
-    samples: tuple[SampleRecord, ...]
-
-
-class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded batch (the newest recording where a step was replayed)."""
-
-    step: int
-    lineage: str
-    groups: tuple[BatchGroup, ...]
-
-
-class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that was reported complete."""
-
-    version: int
-    lineage: str
-    path: str
-
-
-class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the coordinator needs to go on after a crash."""
-
-    num_lives: int
-    """How often the run was started so far (rows of RecordLineage)."""
-    num_drawn: int
-    num_filtered: int
-    dropped: dict[str, int]
-    """Groups dropped, by reason."""
-    live: tuple[GroupRecord, ...]
-    """By group id."""
-    batches: tuple[BatchRecord, ...]
-    """By step, 1, 2, ... without holes."""
-    checkpoints: tuple[CheckpointRecord, ...]
-    """Oldest first, in the order they were reported."""
-    evals: tuple[int, ...]
-    """Versions whose evaluation is complete."""
-
-
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """Groups by fate; drawn = consumed + filtered + sum(dropped) + in_flight at any time (law 4)."""
-
-    drawn: int
-    consumed: int
-    """Groups in recorded batches of the surviving lineage."""
-    filtered: int
-    dropped: dict[str, int]
-    running: int
-    """Admitted, not all samples finished."""
-    ready: int
-    """Complete, waiting for a step."""
-    samples_finished: int
-    """Training samples whose verdict came in during this life of the process."""
-
-    @property
-    def in_flight(self) -> int:
-        """running + ready."""
-        return self.running + self.ready
-
-    def add_up(self) -> bool:
-        """drawn = consumed + filtered + dropped + in flight."""
-        return self.drawn == self.consumed + self.filtered + sum(self.dropped.values()) + self.in_flight

@@ -2,9 +2,9 @@
 
 Owns: exactly-once acceptance and the checks of law 5. Refuses: group fates (fates.py), leasing anew.
 
-A finished sample is accepted from any lease ever given for it, first come first kept, as long as its group lives and its
-first token is not older than the group's floor (a late answer from a lost worker must not bring a deadline forward, or
-invariant I of areal_like/staleness.py breaks). Everything is acknowledged.
+A finished sample is accepted from any lease ever given for it, first come first kept, as long as its group lives and
+its first token is not older than the group's floor (a late answer from a lost worker must not bring a deadline forward,
+or invariant I of areal_like/staleness.py breaks). Everything is acknowledged.
 """
 
 from __future__ import annotations

@@ -76,6 +76,7 @@ class ServerSettings:
     train_sampling: m.Sampling
     eval_sampling: m.Sampling
     segment_tokens: int
+    stop_on_long_prompt: bool
     stall_after_s: float
     stop_grace_s: float
 
@@ -164,20 +165,22 @@ class Server:
             self._over.set()
 
     async def farewell(self, grace_s: float) -> None:
-        """Tell every process to end; what they still send is received, so that nobody blocks on a full queue."""
+        """Tell every process to end; what they have finished meanwhile is still recorded."""
         for name in list(self._hub.peers):
             self._supervisor.release(name)
             self._hub.send(name, m.Shutdown(reason="the run is over", deadline_s=grace_s))
         deadline_s = self._clock() + grace_s
         while self._hub.peers and self._clock() < deadline_s:
-            await self._hub.receive(RECEIVE_S)
+            received = await self._hub.receive(RECEIVE_S)
+            if received is not None and (pair := self._translate(*received)) is not None:
+                self._handle_all([pair])  # what was finished meanwhile is kept, and a resumed run goes on from it
 
     # ------------------------------------------------------------ messages in
 
     async def _receive(self) -> None:
         while True:
             received = await self._hub.receive(RECEIVE_S)
-            pairs = []
+            pairs: list[tuple[p.Event, Payload]] = []
             while received is not None and len(pairs) < BURST:
                 pair = self._translate(*received)
                 if pair is not None:
@@ -202,6 +205,8 @@ class Server:
             case m.SampleFinished():
                 return self._on_finished(peer, message)
             case m.SampleReturned():
+                if self._settings.stop_on_long_prompt and message.reason.startswith("rejected"):
+                    raise UserError(message.reason, where="data.train", remedy="shorten it, or data.on_long_prompt=drop")
                 part = _report(message.lease_id, message.start, message.segment)
                 payload = Payload({message.lease_id: message.segment}, worker=peer)
                 return p.LeaseReturned(worker=peer, part=part, reason=message.reason), payload
@@ -429,7 +434,7 @@ class Server:
     def _watch(self, now_s: float) -> None:
         """Law 7: no progress for too long while work is left is an end with words, not a hang."""
         tokens = self._tally.total("rollout", "tokens") + self._tally.total("trainer", "micro_batches")
-        progress = (self._coordinator.progress(), tokens, self._supervisor.restarts)
+        progress = (self._coordinator.progress, tokens, self._supervisor.restarts)
         if progress != self._last_progress[0]:
             self._last_progress, self._is_stalling = (progress, now_s), False
             return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.protocol import Mode, OnFailure, OnStale
+from controller.protocol import EvalKind, Mode, OnFailure, OnStale
 
 
 class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +32,9 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_workers: int = 1
     """Rollout workers to expect."""
     num_eval_rows: int = 0
-    """0: no evaluation."""
+    """Rows of the baseline and the final evaluation; 0: no evaluation."""
+    num_periodic_eval_rows: int | None = None
+    """Rows of a periodic evaluation, the first of all; None: all."""
     eval_every_steps: int = 0
     """0: no periodic evaluation."""
     eval_at_start: bool = True
@@ -56,6 +58,12 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     def bound(self) -> int | None:
         """Largest allowed staleness: 0 in mode sync, 1 in one_step_off, else max_staleness; None: unbounded."""
         return {"sync": 0, "one_step_off": 1}.get(self.mode, self.max_staleness)
+
+    def num_rows(self, kind: EvalKind) -> int:
+        """Rows of an evaluation of this kind."""
+        if kind != "periodic" or self.num_periodic_eval_rows is None:
+            return self.num_eval_rows
+        return min(self.num_periodic_eval_rows, self.num_eval_rows)
 
     @property
     def is_strict(self) -> bool:

@@ -30,8 +30,7 @@ def waits(state: RunState) -> list[str]:
     for job in state.eval_jobs:
         where = ", ".join(sorted(job.workers)) or "no worker yet"
         lines.append(
-            f"{job.kind} evaluation of version {job.version}: {len(job.values)} of {state.settings.num_eval_rows} rows "
-            f"done, on {where}"
+            f"{job.kind} evaluation of version {job.version}: {len(job.values)} of {job.num_rows} rows done, on {where}"
         )
     return lines
 

@@ -128,6 +128,8 @@ class SamplePool:
             run.cut_reason = run.cut_reason or "drain"
         except Exception as error:  # the user's own code may raise anything; an engine failure is raised again below
             self._crashed(run, error)
+        if run.engine_error is not None:
+            raise run.engine_error
         if run.cut_reason is not None:
             await self._hand_back(run, run.cut_reason)
 

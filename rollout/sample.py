@@ -92,6 +92,8 @@ class SampleRun:
         self.request_id = 0
         self.timings = {"queue_s": 0.0, "generate_s": 0.0, "paused_s": 0.0, "score_s": 0.0, "version_wait_s": 0.0}
         self._num_turns = 0
+        self._last_version = -1
+        """Of all turns so far: versions never decrease along a trajectory, whatever its turns (law 5)."""
         self._generation: asyncio.Task[GenerationOutcome] | None = None
         self._is_parked = False
 
@@ -117,7 +119,7 @@ class SampleRun:
             reason = self._end_of(answer, sampling, len(prompt_P))
             if reason is not None:
                 break
-            await self._wait_version(max(self.task.min_version, answer.last_version))
+            await self._wait_version(max(self.task.min_version, answer.last_version, self._last_version))
             outcome = await self._generate_once(prompt_P, answer, sampling, turn)
             if outcome is None:  # parked: its tokens are in new_tokens, the version has to come again
                 continue
@@ -244,6 +246,7 @@ class SampleRun:
 
     def _take(self, outcome: GenerationOutcome) -> None:
         self.new_tokens = self.new_tokens.joined(outcome.segment)
+        self._last_version = max(self._last_version, outcome.segment.last_version)
         for name in ("queue_s", "generate_s", "paused_s"):
             self.timings[name] += getattr(outcome, name)
 

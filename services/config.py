@@ -19,7 +19,7 @@ class ScorerSettings(Settings):
     """`math`, `running_sum`, `format`, or `module:function` of your own."""
     weight: float = 1.0
     """Factor of this component in the reward."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the scorer."""
 
 

@@ -46,7 +46,7 @@ from rollout.engine.port import (
     Interruption,
     LoadReport,
 )
-from rollout.engine.shape import read_config, read_end_ids, why_not_lean
+from rollout.engine.shape import read_config, why_not_lean
 from rollout.engine.slots import Answer
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,6 @@ class EmbeddedEngine:
         self._dtype = DTYPES[settings.dtype or dtype]
         self._num_threads = num_threads
         self._core: GenerationCore | None = None
-        self._end_ids: tuple[int, ...] = ()
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -117,7 +116,6 @@ class EmbeddedEngine:
 
     def _build(self) -> GenerationCore:
         config = read_config(self._model_dir)
-        self._end_ids = read_end_ids(self._model_dir, config)
         settings = self._settings
         model_context = getattr(config, "max_position_embeddings", None) or settings.max_context
         max_context = min(settings.max_context, model_context)
@@ -162,7 +160,7 @@ class EmbeddedEngine:
         """See the port. Raises UserError (the request cannot fit), EngineError (the engine failed)."""
         core = self._check_alive()
         self._check_request(request, core)
-        stop_ids = np.array(sorted({*request.sampling.stop_token_ids, *self._end_ids}), np.int64)
+        stop_ids = np.array(sorted(set(request.sampling.stop_token_ids)), np.int64)
         is_stopped = len(request.prefix) > 0 and int(request.prefix.tokens_R[-1]) in stop_ids
         if is_stopped or len(request.prefix) >= request.sampling.max_new_tokens:
             reason: EndReason = "stop" if is_stopped else "length"

@@ -44,6 +44,7 @@ class GenericDecoder:
                 model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         except ValueError as error:
             raise UserError(f"model type {config.model_type} is not a causal language model ({error})") from error
+        model.tie_weights()  # part of the initialisation that was skipped
         model = model.to(device).eval().requires_grad_(False)
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self.device = device

@@ -1,12 +1,10 @@
 """Which decoder a model gets, read from its config: the dimensions of the lean one, or the reason it does not fit.
 
-Owns: `ModelShape`, the rule of what the lean decoder covers, the end-of-sequence ids of a model folder.
-Refuses: weights, tensors.
+Owns: `ModelShape`, the rule of what the lean decoder covers, reading a config. Refuses: weights, tensors, tokenizers.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,18 +93,3 @@ def read_config(model_dir: Path) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(str(model_dir))
     except (ValueError, OSError, TypeError) as error:
         raise UserError(f"config.json cannot be read ({error})", where=str(model_dir)) from error
-
-
-def read_end_ids(model_dir: Path, config: PreTrainedConfig) -> tuple[int, ...]:
-    """End-of-sequence ids: generation_config.json (a number or a list), else the config; empty when neither says."""
-    path = model_dir / "generation_config.json"
-    found = getattr(config, "eos_token_id", None)
-    if path.is_file():
-        try:
-            listed = json.loads(path.read_text()).get("eos_token_id")
-        except (ValueError, AttributeError) as error:
-            raise UserError(f"not a generation config ({error})", where=str(path)) from error
-        found = found if listed is None else listed
-    if found is None:
-        return ()
-    return tuple(int(token) for token in (found if isinstance(found, list | tuple) else [found]))

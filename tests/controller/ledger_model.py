@@ -53,6 +53,7 @@ class LedgerModel:
                 assert effect.lineage not in self.lineages, "a lineage id was used twice"
                 self.lineages.append(effect.lineage)
                 self.replay_from = effect.checkpoint_version
+                self.checkpoints = [c for c in self.checkpoints if c.version <= effect.checkpoint_version]
             case p.RecordGroup():
                 self._admit(effect)
             case p.StorePartial():

@@ -74,9 +74,7 @@ class VirtualCluster:
         self.mirror = mirror
         self.ledger = LedgerModel(settings.groups_per_step, settings.group_size, settings.bound, settings.on_stale)
         self.coordinator = Coordinator(settings)
-        self.workers = {
-            f"rollout-{i}": VirtualWorker(f"rollout-{i}", capacity=capacity) for i in range(num_workers)
-        }
+        self.workers = {f"rollout-{i}": VirtualWorker(f"rollout-{i}", capacity=capacity) for i in range(num_workers)}
         self.trainer = VirtualTrainer()
         self.letters: list[Letter] = []
         self.now_s = 0.0
@@ -130,7 +128,12 @@ class VirtualCluster:
     # ------------------------------------------------------------ controller
 
     def handle(
-        self, event: p.Event, tokens: dict[int, list[int]] | None = None, *, is_committed: bool = True, is_sent: bool = True
+        self,
+        event: p.Event,
+        tokens: dict[int, list[int]] | None = None,
+        *,
+        is_committed: bool = True,
+        is_sent: bool = True,
     ) -> None:
         self.num_events += 1
         if isinstance(event, p.WorkerJoined):

@@ -214,6 +214,23 @@ def test_segments_cut_and_continued_elsewhere_give_the_whole_answer_once(rig, fa
     rig(scenario)
 
 
+def test_reports_of_a_continued_answer_start_after_its_prefix(rig, fake):
+    async def scenario(r):
+        await r.ready()
+        task = fake.task()
+        prefix = fake.segment([(token, -0.5, 0) for token in fake.answer_of(task)[:2]])
+        r.engine.allow(4)
+        r.lease(fake.task(prefix=prefix))
+        await r.until(lambda: r.got(m.Progress), "report")
+        r.engine.allow(100)
+        await r.until(lambda: r.got(m.SampleFinished), "finished")
+        assert r.got(m.Progress)[0].items[0].start == 2
+        assert r.engine.requests[0].prefix.tokens_R.tolist() == prefix.tokens_R.tolist()
+        assert r.got(m.SampleFinished)[0].trajectory.tokens_T[2:].tolist() == fake.answer_of(task)
+
+    rig(scenario)
+
+
 @pytest.mark.parametrize(("length", "bound", "reason"), [(6, 100, "stop"), (50, 6, "length")])
 def test_answer_already_complete_in_its_prefix_is_only_scored(rig, fake, length, bound, reason):
     async def scenario(r):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from areal_like import messages as m
+from areal_like.clock import SystemClock
 from areal_like.errors import DeadlineExceeded, EngineError, UserError
+from rollout.sample import Bench, SampleRun
 from rollout.versions import VersionGate
 
 
@@ -166,6 +170,61 @@ def test_rollback_parks_answers_of_abandoned_versions_until_these_exist_again(ri
         assert len(r.reports[1][1]) <= 6
 
     rig(scenario)
+
+
+async def turns_until(condition):
+    """Give the loop turns, not time."""
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("never came")
+
+
+def test_nothing_is_sampled_while_a_rollback_is_being_loaded(rig, fake):
+    async def scenario(r):
+        await r.ready(version=3)
+        r.engine.allow(4)
+        r.lease(fake.task(1))
+        await r.until(lambda: r.engine.num_tokens == 4, "tokens")
+        r.engine.load_gate.clear()
+        r.announce(1, lineage="l1")
+        await r.until(lambda: r.engine.loads == ["v3", "v1"], "loading")
+        r.engine.allow(100)
+        r.lease(fake.task(2, index=1))
+        await r.until(lambda: r.beat().state == "wait:version" and r.beat().counters["version_waits"] == 2, "wait")
+        assert r.engine.num_tokens == 4
+        r.engine.load_gate.set()
+        await r.until(lambda: r.got(m.SampleFinished), "the new one")
+
+    rig(scenario)
+
+
+def test_parked_tokens_are_counted_once_while_the_engine_still_shows_them(fake):
+    async def scenario():
+        engine, gate = fake.Engine(), VersionGate()
+        engine.version, engine.limit = 3, 4
+        gate.set(3)
+        tokens = SimpleNamespace(stop_ids=(fake.EOS,))
+        tracer = SimpleNamespace(complete=lambda *_, **__: None)
+        bench = Bench(
+            engine=engine, gate=gate, tokens=tokens, rewards=None, version_deadline_s=5.0, clock=SystemClock(),
+            tracer=tracer,
+        )  # fmt: skip
+        run = SampleRun(fake.task(), bench, is_resumable=True, lane="x")
+        made = asyncio.create_task(run.generate(np.array([97], np.int32)))
+        await turns_until(lambda: engine.num_tokens == 4)
+        live = engine.progress()
+        gate.set(-1)
+        run.park(live)
+        assert len(run.all_new(live)) == 4
+        await turns_until(lambda: not engine.live)
+        assert len(run.all_new(live)) == 4
+        engine.allow(100)
+        gate.set(3)
+        assert (await made).segment.tokens_R.tolist() == fake.answer_of(fake.task())
+
+    asyncio.run(asyncio.wait_for(scenario(), 5.0))
 
 
 def test_engine_that_breaks_while_loading_ends_the_worker(rig):

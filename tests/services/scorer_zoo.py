@@ -57,6 +57,19 @@ def _hang_with_daemons(row: dict[str, Any], response: str, info: dict[str, Any])
         pass
 
 
+def _bomb(row: dict[str, Any], response: str, info: dict[str, Any]) -> float:
+    """64 processes, each in a session of its own, some of them orphans."""
+    root = os.getpid()
+    for _ in range(6):
+        if os.fork() == 0:
+            os.setsid()
+    note(row, os.getpid())
+    if os.getpid() % 3 == 0 and os.getpid() != root:
+        os._exit(0)
+    time.sleep(600)
+    return 1.0
+
+
 def _raise(row: dict[str, Any], response: str, info: dict[str, Any]) -> float:
     raise RuntimeError("first line\nthe last line")
 
@@ -111,6 +124,7 @@ ACTIONS: dict[str, Any] = {
     "async": _answer_later,
     "hang": _hang,
     "hang with daemons": _hang_with_daemons,
+    "bomb": _bomb,
     "raise": _raise,
     "flood": _flood,
     "fork and return": _fork_and_return,

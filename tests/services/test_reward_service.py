@@ -108,6 +108,13 @@ def test_an_overdue_process_is_killed_with_every_daemon_it_made(service: Service
     assert_pool_recovers(service)
 
 
+def test_a_burst_of_forks_is_killed_to_the_last_one(service: Service, note: Path) -> None:
+    assert service.ask("bomb", deadline_s=4 * HANG_S, note=str(note)).kind == "timed_out"
+    assert len(pids_in(note)) >= 64
+    assert not {pid for pid in pids_in(note) if is_running(pid)}
+    assert_pool_recovers(service)
+
+
 def test_a_hanging_scorer_does_not_stop_the_others(service: Service) -> None:
     hanging = service.post("hang", deadline_s=4 * HANG_S)
     assert [service.ask("length", "x").kind for _ in range(5)] == ["scored"] * 5
@@ -222,6 +229,15 @@ def test_heartbeats_carry_what_was_counted(service: Service) -> None:
     for name in ("queue", "scored", "timed_out", "crashed", "invalid", "busy_s", "score_p95_s", "queue_p95_s"):
         assert name in counters
     assert counters["scorer.scorer_zoo:score.answers"] >= 2
+
+
+def test_slow_maths_is_ended_from_outside_and_the_next_answer_is_scored(tmp_path: Path) -> None:
+    service = Service(tmp_path, {"scorers": [{"kind": "math"}], "retries": 0})
+    for answer in (r"\sum_{k=1}^{10^{9}} \frac{1}{k^k}", r"\int_0^1 x^{x^x} dx", r"\binom{10^{9}}{5 \cdot 10^{8}}"):
+        verdict = service.ask("math", rf"\boxed{{{answer}}}", deadline_s=2 * HANG_S, answer="7")
+        assert verdict.kind == "timed_out" or verdict.value == 0.0
+        assert service.ask("math", r"\boxed{7.0}", answer="7").value == 1.0
+    service.close()
 
 
 def test_killing_the_service_leaves_no_process(tmp_path: Path, note: Path) -> None:

@@ -32,7 +32,7 @@ from trainer.tokenizers import build_tokenizer
 from trainer.training import Training
 from trainer.worker import ACCEPT, TrainerWorker
 
-LIMIT_S = 20.0
+LIMIT_S = 3.0
 FROM_TRAINER = frozenset({m.BatchRequest, m.VersionPublished, m.CheckpointSaved})
 
 

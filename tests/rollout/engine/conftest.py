@@ -129,7 +129,7 @@ async def generate_all(engine: EmbeddedEngine, requests: list[GenerationRequest]
 async def until(condition: Callable[[], bool]) -> None:
     """Yield to the loop until something is so."""
     async with asyncio.timeout(DEADLINE_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is waited for is another thread's progress
             await asyncio.sleep(0)
 
 
