@@ -9,8 +9,8 @@ Why `may_ship` together with `may_admit` is enough. Call U the unshipped groups 
     (I)  for every m >= n:  #{g in U : deadline(g) <= m}  <=  (m - n + 1) * groups_per_step.
 Admission at version v lets U grow to at most (v + bound + 1) * groups_per_step - (n-1) * groups_per_step, which is the
 right side of (I) at m = v + bound + 1, the new group's earliest possible deadline; so (I) survives, whatever version
-other workers have. Shipping only sets that pass `may_ship` turns (I) for n into (I) for n+1. Drops and filters shrink U,
-and first versions, once known, only push deadlines back. By (I) at m = n the overdue never exist, and the earliest
+other workers have. Shipping only sets that pass `may_ship` turns (I) for n into (I) for n+1. Drops and filters shrink
+U, and first versions, once known, only push deadlines back. By (I) at m = n the overdue never exist, and the earliest
 groups_per_step groups of U always pass once they are finished: no deadlock. (docs/decisions/0002-coordinator.md)
 """
 

@@ -125,8 +125,8 @@ class LedgerSettings(Settings):
 
     segment_mb: float = Field(64.0, gt=0)
     """Size at which a segment file is closed and the next begun, MB."""
-    keep_steps: int | None = Field(100, ge=0)
-    """Newest steps whose token payloads stay on disk although a checkpoint covers them; null: all."""
+    keep_mb: float | None = Field(2048.0, ge=0)
+    """Token payloads of used samples kept on disk, MB, once a checkpoint covers them; null: all stay."""
 
 
 class MetricsSettings(Settings):

@@ -202,7 +202,7 @@ class Job:
                 run_id=run_id,
                 must_exist=self.is_resume,
                 segment_bytes=int(config.ledger.segment_mb * 2**20),
-                keep_steps=config.ledger.keep_steps,
+                keep_bytes=None if config.ledger.keep_mb is None else int(config.ledger.keep_mb * 2**20),
             )
         )
         state = ledger.load()
@@ -240,8 +240,8 @@ class Job:
                 manifest = WeightStore(weight_dir, config.trainer.weights.kind, keep=2).newest()
                 first.append(p.Published(version=0, lineage="l0", manifest_path=str(manifest)))
             outcome = await server.run(first)
-            counts.update(self._counts(coordinator))
             await server.farewell(grace_s=10.0)
+            counts.update(self._counts(coordinator, ledger.load()))
             return outcome
         finally:
             await hub.close()
@@ -322,19 +322,23 @@ class Job:
             display=display, tally=self.tally, metrics=metrics, tracer=tracer,
         )  # fmt: skip
 
-    def _counts(self, coordinator: Coordinator) -> dict[str, Any]:
-        counts = coordinator.counts()
-        size = self.config.group_size
+    def _counts(self, coordinator: Coordinator, state: p.LedgerState) -> dict[str, Any]:
+        """Groups and samples by fate. A batch that was shipped but not trained (a stop came between) is in flight."""
+        counts, size = coordinator.counts(), self.config.group_size
+        done = [batch for batch in state.batches if batch.step <= coordinator.version]
+        num_groups = sum(len(batch.groups) for batch in done)
+        num_samples = sum(len(group.sample_indices) for batch in done for group in batch.groups)
+        num_dropped = sum(counts.dropped.values())
         return {
             "groups_drawn": counts.drawn,
-            "groups_consumed": counts.consumed,
+            "groups_consumed": num_groups,
             "groups_filtered": counts.filtered,
-            "groups_dropped": sum(counts.dropped.values()),
+            "groups_dropped": num_dropped,
             "dropped_by_reason": counts.dropped,
-            "groups_in_flight": counts.in_flight,
-            "samples_consumed": coordinator.samples_consumed,
+            "groups_in_flight": counts.in_flight + counts.consumed - num_groups,
+            "samples_consumed": num_samples,
             "samples_filtered": counts.filtered * size,
-            "samples_dropped": sum(counts.dropped.values()) * size,
+            "samples_dropped": num_dropped * size + num_groups * size - num_samples,
         }
 
     def _finish(self, outcome: Outcome, counts: dict[str, Any], wall_s: float) -> int:

@@ -3,9 +3,9 @@
 Owns: opening and locking, one transaction per burst of effects, payloads by sample, retention.
 Refuses: deciding anything (the coordinator's), reading another run's file while it is written (the lock).
 
-After kill -9 at any moment the ledger holds exactly the committed transactions: payload bytes are handed to the operating
-system before the rows that name them are committed, and bytes without a row are never read. `fsync=True` extends this to
-power loss. Not for network file systems (SQLite's WAL).
+After kill -9 at any moment the ledger holds exactly the committed transactions: payload bytes are handed to the
+operating system before the rows that name them are committed, and bytes without a row are never read. `fsync=True`
+extends this to power loss. Not for network file systems (SQLite's WAL).
 """
 
 from __future__ import annotations
@@ -95,17 +95,22 @@ class Ledger:
         self._lock = _lock(run_dir)
         try:
             self._db = _open(self._path, run_id, fsync)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        try:
             self._segments = SegmentStore(run_dir / SEGMENT_FOLDER, segment_bytes=segment_bytes, fsync=fsync)
             self._check_segments()
             (self._seq,) = self._db.execute("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'seq'").fetchone()
         except BaseException:
+            self._db.close()
             os.close(self._lock)
             raise
 
     # ------------------------------------------------------------ writing
 
     def apply(self, entries: Sequence[LedgerEntry]) -> None:
-        """Write all entries in one transaction and commit. Raises LedgerError (disk full, ...): nothing is kept then."""
+        """Write all entries in one transaction and commit. Raises LedgerError (disk full): nothing is kept then."""
         if not entries:
             return
         burst = _Burst(self._seq, self._segments)

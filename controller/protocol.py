@@ -291,7 +291,7 @@ class RecordEval(Effect, frozen=True):
 
 
 class LeaseOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """One lease to hand out. The shell adds data row, seed, and the prefix (`prefix_tokens` of them) from the ledger."""
+    """One lease to hand out. The shell adds the data row, the seed, and the prefix from the ledger."""
 
     lease_id: int
     group_id: int

@@ -1,6 +1,6 @@
 """Append-only files of token payloads beside the ledger: one record per sample or part of one, each with its checksum.
 
-Owns: the record format, files of bounded size, reading back. Refuses: knowing which records matter (the ledger's rows do).
+Owns: the record format, files of bounded size, reading back. Refuses: knowing which records matter (ledger.py does).
 
 A record is written before the row that names it is committed, so after kill -9 a row never points at missing bytes, and
 bytes without a row are simply never read. A new process life always begins a new file.

@@ -24,7 +24,7 @@ LEASES_PER_LIFE = 1 << 32
 
 
 class Phase(Enum):
-    """RUNNING: work is handed out. FINISHING: the trainer goes home, last evaluations run. OVER: EndRun was returned."""
+    """RUNNING: work is handed out. FINISHING: the trainer goes home, last evaluations run. OVER: EndRun was sent."""
 
     RUNNING = "running"
     FINISHING = "finishing"

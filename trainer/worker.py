@@ -138,7 +138,8 @@ class TrainerWorker:
 
     async def _wait_for_news(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), POLL_S)
+            async with asyncio.timeout(POLL_S):  # wait_for of Python 3.11 can swallow the cancellation that ends us
+                await self._news.wait()
         self._news.clear()
 
     def _is_over(self) -> bool:

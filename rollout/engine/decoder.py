@@ -6,7 +6,7 @@ Refuses: sampling, requests, versions; other architectures (`generic.GenericDeco
 A step of a small model on a CPU is bounded by the number of operators as much as by arithmetic: q, k and v are one
 product, so are gate and up; norm and rotation serve q and k together; residuals ride on the output products.
 
-Legend: B rows of a step, N prompts of a prefill, T tokens, H query heads, K key heads, G = H / K, D head size,
+Legend: B rows of a step, N prompts of a prefill, M tokens of all of them, T tokens, H query heads, K key heads, G = H / K, D head size,
 V vocabulary.
 """
 
@@ -174,7 +174,8 @@ class LeanDecoder:
         x = weights.embedding.index_select(0, tokens)
         for index, layer in enumerate(weights.layers):
             heads, value = self._project(x, layer, cos, sin)
-            attended = self.cache.attend(index, plan, heads[:, :, :group], heads[:, :, group], value)
+            self.cache.write(index, plan.places, heads[:, :, group], value)
+            attended = self.cache.attend(index, plan, heads[:, :, :group])
             x = self._finish_layer(x, attended, layer)
         return self._norm(x, weights.norm) @ weights.head
 
@@ -185,33 +186,33 @@ class LeanDecoder:
             self._prefill_pass([rows[index] for index in members], [contexts[index] for index in members])
 
     def _prefill_pass(self, rows: Sequence[int], contexts: Sequence[np.ndarray]) -> None:
-        """One right-padded batch. Padding comes after a row's tokens, so causal attention never sees it from them."""
+        """One batch, packed: products run over the M tokens there are, only attention sees prompts side by side [N, T].
+
+        There padding comes after a prompt's tokens, so causal attention never sees it from them.
+        """
         shape, group = self.shape, self.shape.num_queries_per_key
-        num_prompts, longest = len(rows), max(map(len, contexts))
-        padded = np.zeros((num_prompts, longest), np.int64)
-        for index, context in enumerate(contexts):
-            padded[index, : len(context)] = context
+        lengths = np.array([len(context) for context in contexts])
+        num_prompts, longest = len(contexts), int(lengths.max())
+        prompts_M = np.repeat(np.arange(num_prompts), lengths)
+        positions_M = np.concatenate([np.arange(length) for length in lengths])
+        spots = self._on_device(prompts_M * longest + positions_M)
+        positions = self._on_device(positions_M)
         targets = self._on_device(np.asarray(rows, np.int64))
-        rotary = self._rotary[:longest].repeat(num_prompts, 1, 1)
-        cos, sin = rotary.split(1, 1)
-        x = self._weights.embedding.index_select(0, self._on_device(padded.reshape(-1)))
+        places = self.cache.places(targets[self._on_device(prompts_M)], positions)
+        cos, sin = self._rotary.index_select(0, positions).split(1, 1)
+        x = self._weights.embedding.index_select(0, self._on_device(np.concatenate(contexts).astype(np.int64)))
+        spread = x.new_zeros(num_prompts * longest, shape.num_key_heads, group, shape.head_size)
         for index, layer in enumerate(self._weights.layers):
             heads, value = self._project(x, layer, cos, sin)
-            heads_NTKGD = heads.view(num_prompts, longest, shape.num_key_heads, group + 1, shape.head_size)
-            key_NTKD = heads_NTKGD[:, :, :, group]
-            value_NTKD = value.view(num_prompts, longest, shape.num_key_heads, shape.head_size)
-            self.cache.write_prompts(index, targets, key_NTKD, value_NTKD)
+            self.cache.write(index, places, heads[:, :, group], value)
             if index + 1 == shape.num_layers:
                 break  # nothing after the last layer's keys and values is needed
-            query = heads_NTKGD[:, :, :, :group].reshape(num_prompts, longest, shape.num_heads, shape.head_size)
-            attended = F.scaled_dot_product_attention(
-                query.transpose(1, 2),
-                key_NTKD.transpose(1, 2),
-                value_NTKD.transpose(1, 2),
-                is_causal=True,
-                enable_gqa=group > 1,
-            )
-            x = self._finish_layer(x, attended.transpose(1, 2).reshape(len(x), -1), layer)
+            spread.index_copy_(0, spots, heads[:, :, :group])
+            query = spread.view(num_prompts, longest, shape.num_heads, shape.head_size).transpose(1, 2)
+            keys, values = self.cache.read(index, targets, longest)
+            attended = F.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=group > 1)
+            attended = attended.transpose(1, 2).reshape(num_prompts * longest, -1).index_select(0, spots)
+            x = self._finish_layer(x, attended, layer)
 
     # ------------------------------------------------------------------ rows
 

@@ -4,7 +4,7 @@ Owns: the buffers, writing, copying rows, decode attention. Refuses: knowing whi
 
 Rows 0..B-1 take part in a step: the scheduler keeps the active rows a prefix, so nothing is gathered here.
 
-Legend: B rows, N prompts, K key/value heads, G query heads per key/value head, D head size, C context, T positions.
+Legend: B rows of a step, N prompts, M tokens, K key/value heads, G query heads per key/value head, D head size, C context, T positions.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ class KVCache:
         self._open = torch.zeros((), dtype=dtype, device=device)
         self._shut = torch.full((), -math.inf, dtype=dtype, device=device)
 
+    def places(self, rows_M: Tensor, positions_M: Tensor) -> Tensor:
+        """Where `write` puts M tokens, at these positions of these rows."""
+        return (self._head_starts.index_select(0, rows_M) + positions_M[:, None]).view(-1)
+
     def plan(self, positions_B: Tensor, longest: int) -> StepPlan:
         """Prepare a step that writes at `positions_B` and attends positions 0..position of each row.
 
@@ -63,23 +67,25 @@ class KVCache:
         bias = torch.where(beyond, self._shut, self._open).view(num_rows, 1, 1, span_T)
         return StepPlan(num_rows, span_T, places, bias)
 
-    def attend(self, layer: int, plan: StepPlan, query_BKGD: Tensor, key_BKD: Tensor, value_BKD: Tensor) -> Tensor:
-        """Write the new keys and values, attend; returns [B, K * G * D].
+    def write(self, layer: int, places: Tensor, key_MKD: Tensor, value_MKD: Tensor) -> None:
+        """Write the keys and values of M tokens."""
+        flat_keys, flat_values = self._flat_layers[layer]
+        flat_keys.index_copy_(0, places, key_MKD.reshape(-1, self.head_size))
+        flat_values.index_copy_(0, places, value_MKD.reshape(-1, self.head_size))
+
+    def read(self, layer: int, rows_N: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [N, K, T, D] of the first `num_tokens` positions of some rows, copied."""
+        keys, values = self._layers[layer]
+        return keys[:, :, :num_tokens].index_select(0, rows_N), values[:, :, :num_tokens].index_select(0, rows_N)
+
+    def attend(self, layer: int, plan: StepPlan, query_BKGD: Tensor) -> Tensor:
+        """Attention of one new token per row, whose keys and values are written; returns [B, K * G * D].
 
         The G query heads of a key head stand in as G query positions: grouped attention without repeating keys.
         """
-        flat_keys, flat_values = self._flat_layers[layer]
-        flat_keys.index_copy_(0, plan.places, key_BKD.reshape(-1, self.head_size))
-        flat_values.index_copy_(0, plan.places, value_BKD.reshape(-1, self.head_size))
         keys, values = self._layers[layer]
         keys, values = keys[: plan.num_rows, :, : plan.span_T], values[: plan.num_rows, :, : plan.span_T]
         return F.scaled_dot_product_attention(query_BKGD, keys, values, attn_mask=plan.bias).reshape(plan.num_rows, -1)
-
-    def write_prompts(self, layer: int, rows_N: Tensor, key_NTKD: Tensor, value_NTKD: Tensor) -> None:
-        """Write positions 0..T-1 of N rows."""
-        num_tokens = key_NTKD.shape[1]
-        for buffer, written in zip(self._layers[layer], (key_NTKD, value_NTKD), strict=True):
-            buffer[:, :, :num_tokens].index_copy_(0, rows_N, written.transpose(1, 2))
 
     def copy_rows(self, sources: Tensor, targets: Tensor, num_tokens: int) -> None:
         """Copy the first `num_tokens` positions of rows `sources` to rows `targets` (disjoint), all layers at once."""

@@ -24,7 +24,7 @@ from areal_like.errors import DeadlineExceeded, OperationError, UserError
 from services.config import RewardSettings
 from services.reward import process_tree
 from services.reward.job import Outcome, Ready, make_setup
-from services.reward.process_handle import Died, Overdue, ScoringProcess
+from services.reward.process_handle import Died, OutputLog, Overdue, ScoringProcess
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class Pool:
         self._idle_came = asyncio.Condition()
         self._lost = asyncio.Event()
         self._num_failed_starts = 0
+        self._output_log = OutputLog()
         self._others = frozenset(process_tree.children_of(os.getpid()))
         """Children of ours that are none of the pool's business."""
         self.counters: Counter[str] = Counter()
@@ -127,7 +128,7 @@ class Pool:
         return Outcome(job_id=job_id, kind=kind, reason=reason, scorer=scorer, scorer_s=spent)
 
     async def _start_one(self) -> Ready:
-        process = ScoringProcess.spawn()
+        process = ScoringProcess.spawn(self._output_log)
         self._processes[process.pid] = process
         try:
             ready = await process.prepare(self._setup, START_TIMEOUT_S)
@@ -237,8 +238,8 @@ class Pool:
                     await self._check_memory(process, is_idle)
 
     async def _check_memory(self, process: ScoringProcess, is_idle: bool) -> None:
-        used_bytes = process_tree.tree_rss_bytes(process.pid)
-        if used_bytes <= self._max_bytes:
+        used_bytes = process_tree.tree_holds_more_than(process.pid, self._max_bytes)
+        if not used_bytes:
             return
         self.counters["killed_memory"] += 1
         limit_mb = self._settings.max_memory_mb

@@ -38,8 +38,8 @@ from services.reward.job import (
 
 log = logging.getLogger(__name__)
 
-MAX_LOGGED_BYTES = 256_000
-"""How much of what one scoring process prints reaches the service's log; the rest is drained and dropped."""
+LOGGED_BYTES_PER_MINUTE = 256_000
+"""How much of what all scoring processes print reaches the service's log; the rest is drained and dropped."""
 _LAST_WORDS_S = 0.2
 
 _T = TypeVar("_T")
@@ -61,11 +61,33 @@ class Died(OperationError):
         super().__init__(reason)
 
 
+class OutputLog:
+    """What scorers print, passed on to the service's own stderr, so much a minute."""
+
+    def __init__(self) -> None:
+        self._room_bytes, self._until_s, self.num_dropped_bytes = 0, 0.0, 0
+
+    def write(self, chunk: bytes) -> None:
+        """Pass on what there is room for."""
+        now_s = time.monotonic()
+        if now_s >= self._until_s:
+            self._room_bytes, self._until_s = LOGGED_BYTES_PER_MINUTE, now_s + 60.0
+        passed = chunk[: self._room_bytes]
+        if passed:
+            sys.stderr.write(passed.decode(errors="replace"))
+            self._room_bytes -= len(passed)
+            if not self._room_bytes:
+                log.warning("scorers print too much; what they print is dropped for a while")
+        self.num_dropped_bytes += len(chunk) - len(passed)
+
+
 class ScoringProcess:
     """One child; `score` may be called again only after it returned an Outcome."""
 
-    def __init__(self, child: subprocess.Popen[bytes], stream: socket.socket, output_fd: int) -> None:
-        self._child, self._raw, self._output_fd = child, stream, output_fd
+    def __init__(
+        self, child: subprocess.Popen[bytes], stream: socket.socket, output_fd: int, output_log: OutputLog
+    ) -> None:
+        self._child, self._raw, self._output_fd, self._output_log = child, stream, output_fd, output_log
         self.pid = child.pid
         self.num_scored = 0
         self.killed_because = ""
@@ -74,12 +96,11 @@ class ScoringProcess:
         """Its children at the time it became ready: a scorer's own helpers."""
         self.died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._scorer = ""
-        self._num_logged = 0
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     @staticmethod
-    def spawn() -> ScoringProcess:
+    def spawn(output_log: OutputLog) -> ScoringProcess:
         """Start the child, in a session of its own. Must be called from the main thread (parent-death signal)."""
         ours, theirs = socket.socketpair()
         output_read, output_write = os.pipe()
@@ -101,7 +122,7 @@ class ScoringProcess:
             theirs.close()
             os.close(output_write)
         os.set_blocking(output_read, False)
-        process = ScoringProcess(child, ours, output_read)
+        process = ScoringProcess(child, ours, output_read, output_log)
         asyncio.get_running_loop().add_reader(output_read, process._drain_output)
         return process
 
@@ -232,12 +253,7 @@ class ScoringProcess:
         if not chunk:
             self._close_output()
             return
-        room = MAX_LOGGED_BYTES - self._num_logged
-        if room > 0:
-            sys.stderr.write(chunk[:room].decode(errors="replace"))
-            self._num_logged += len(chunk)
-            if self._num_logged >= MAX_LOGGED_BYTES:
-                log.warning("scoring process %d prints too much; the rest is dropped", self.pid)
+        self._output_log.write(chunk)
 
     def _close_output(self) -> None:
         if self._output_fd >= 0:

@@ -71,12 +71,26 @@ def living(pids: Iterable[int]) -> set[int]:
     return {pid for pid in pids if is_alive(pid)}
 
 
-def tree_rss_bytes(pid: int) -> int:
-    """Resident memory of a process and all below it; shared pages count several times."""
+def tree_holds_more_than(pid: int, max_bytes: int) -> int:
+    """Resident bytes of a process and all below it where they are more than `max_bytes`, else 0.
+
+    The cheap sum counts a page that forked processes share once for each; only when it is too large is a page shared
+    by n of them counted as n-ths (Linux).
+    """
+    members = [pid, *descendants_of(pid)]
+    if _sum_of_memory(members, "rss") <= max_bytes:
+        return 0
+    held_bytes = _sum_of_memory(members, "pss" if sys.platform == "linux" else "uss")
+    return held_bytes if held_bytes > max_bytes else 0
+
+
+def _sum_of_memory(pids: list[int], field: str) -> int:
     total = 0
-    for member in (pid, *descendants_of(pid)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total += psutil.Process(member).memory_info().rss
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            process = psutil.Process(pid)
+            info = process.memory_info() if field == "rss" else process.memory_full_info()
+            total += int(getattr(info, field))
     return total
 
 

@@ -29,6 +29,7 @@ from areal_like.channel import Hub, Peer
 from areal_like.config import ProcessSpec
 from areal_like.errors import UserError
 from areal_like.messages import Goodbye, Heartbeat, Hello, ScoreRequest, Shutdown
+from areal_like.sockets import Complaints
 from areal_like.trace import Tracer
 from areal_like.verdict import Verdict
 from services.config import RewardSettings
@@ -66,6 +67,7 @@ class RewardServer:
         self._peer = self._make_peer(curve_dir) if spec.hub_address else None
         self._tracer: Tracer | None = None
         self._stop = asyncio.Event()
+        self._complaints = Complaints(log)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop`, then drain. Raises UserError for scorers that cannot be used and ports in use."""
@@ -161,7 +163,8 @@ class RewardServer:
                 start_s = end_s - (time.monotonic() - began_s)
                 self._tracer.complete("score", start_s, end_s, f"lane {lane}", kind=verdict.kind)
             if not verdict.is_scored:
-                log.warning("%s: %s (%s)", verdict.kind, verdict.reason, entry.request.request_id)
+                text = f"{verdict.reason} ({entry.peer} {entry.request.request_id})"
+                self._complaints.say(f"verdict {verdict.kind}", text)
 
         await self._desk.work(on_scored)
 

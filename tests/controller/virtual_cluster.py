@@ -230,9 +230,8 @@ class VirtualCluster:
             if len(task.versions) >= task.length:
                 if task.versions:
                     self._finish(worker, lease_id, task)
-            elif self.segment_tokens and len(task.versions) - task.order.prefix_tokens >= self.segment_tokens:
-                if task.order.purpose == "train":
-                    self._give_back(worker, lease_id, task, "segment")
+            elif task.order.purpose == "train" and 0 < self.segment_tokens <= len(task.versions) - task.order.prefix_tokens:
+                self._give_back(worker, lease_id, task, "segment")
 
     def _finish(self, worker: VirtualWorker, lease_id: int, task: Task) -> None:
         del worker.tasks[lease_id]
@@ -360,10 +359,10 @@ class VirtualCluster:
         """The trainer asks for its next batch, at most one step ahead."""
         trainer = self.trainer
         step = max([trainer.version, *trainer.batches]) + 1
-        if trainer.version >= 0 and trainer.asked is None and step <= trainer.version + 2 and not trainer.is_done:
-            if trainer.last_step is None or step <= trainer.last_step:
-                trainer.asked = step
-                self.post("trainer", p.BatchRequested(step=step))
+        is_free = trainer.asked is None and step <= trainer.version + 2
+        if is_free and trainer.version >= 0 and (trainer.last_step is None or step <= trainer.last_step):
+            trainer.asked = step
+            self.post("trainer", p.BatchRequested(step=step))
 
     def finish_step(self) -> None:
         trainer = self.trainer
@@ -423,28 +422,32 @@ class VirtualCluster:
         for _ in range(max_rounds):
             if self.end is not None:
                 break
-            for worker in self.workers.values():
-                if not worker.is_alive:
-                    worker.is_alive = True
-                    worker.incarnation += 1
-                    self.hello(worker)
-                elif not worker.is_known:
-                    self.hello(worker)
-                self._load(worker)
-                self._generate(worker, 3)
-                self._report(worker)
-            self.resend()
-            self.request_batch()
-            self.deliver_all()
-            self.finish_step()
-            self.deliver_all()
-            self.now_s += 1.0
-            self.handle(p.Tick())
+            self.calm_round()
         assert self.end is not None, "deadlock: " + " | ".join(self.coordinator.waits())
         return self.end
 
+    def calm_round(self) -> None:
+        """Everybody does what is due, and everything arrives."""
+        for worker in self.workers.values():
+            if not worker.is_alive:
+                worker.is_alive = True
+                worker.incarnation += 1
+                self.hello(worker)
+            elif not worker.is_known:
+                self.hello(worker)
+            self._load(worker)
+            self._generate(worker, 3)
+            self._report(worker)
+        self.resend()
+        self.request_batch()
+        self.deliver_all()
+        self.finish_step()
+        self.deliver_all()
+        self.now_s += 1.0
+        self.handle(p.Tick())
+
     def check_end(self) -> None:
-        """After a completed run: every step was shipped once, nothing acknowledged is missing, nobody waits for an ack."""
+        """After a completed run: every step was shipped once, and nobody waits for an acknowledgement."""
         assert self.end is not None
         if self.end.status == "completed":
             assert self.coordinator.shipped == self.settings.num_steps

@@ -233,7 +233,7 @@ def test_heartbeats_carry_what_was_counted(service: Service) -> None:
 
 def test_slow_maths_is_ended_from_outside_and_the_next_answer_is_scored(tmp_path: Path) -> None:
     service = Service(tmp_path, {"scorers": [{"kind": "math"}], "retries": 0})
-    for answer in (r"\sum_{k=1}^{10^{9}} \frac{1}{k^k}", r"\int_0^1 x^{x^x} dx", r"\binom{10^{9}}{5 \cdot 10^{8}}"):
+    for answer in (r"\sum_{k=1}^{10^{9}} \frac{1}{k^k}", r"\binom{10^{9}}{5 \cdot 10^{8}}"):
         verdict = service.ask("math", rf"\boxed{{{answer}}}", deadline_s=2 * HANG_S, answer="7")
         assert verdict.kind == "timed_out" or verdict.value == 0.0
         assert service.ask("math", r"\boxed{7.0}", answer="7").value == 1.0

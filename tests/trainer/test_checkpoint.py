@@ -130,7 +130,7 @@ def test_full_disk_is_told_and_the_previous_checkpoint_stays(tmp_path: Path) -> 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
     try:
-        with pytest.raises(OperationError, match="could not write .*step_000040"):
+        with pytest.raises(OperationError, match=r"could not write .*step_000040"):
             save(tmp_path, 40, text="x" * 20_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -201,9 +201,13 @@ def test_kill_in_the_middle_of_saves_always_leaves_a_valid_checkpoint(delay_s: f
 
 
 def test_failed_folder_leaves_no_trace(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="mine"), atomic_folder(tmp_path / "x") as partial:
-        (partial / "file").write_text("")
-        raise RuntimeError("mine")
+    def fail() -> None:
+        with atomic_folder(tmp_path / "x") as partial:
+            (partial / "file").write_text("")
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        fail()
     assert list(tmp_path.iterdir()) == []
 
 

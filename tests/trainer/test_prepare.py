@@ -207,7 +207,7 @@ def test_tokenizer_larger_than_the_model_is_a_user_error(tmp_path: Path) -> None
 def test_row_longer_than_the_model_is_a_user_error(tmp_path: Path) -> None:
     asked = supervised(tmp_path)
     Path(asked["sft_rows"]).write_text(json.dumps({"prompt": "1+" * 40, "response": "1"}))
-    with pytest.raises(UserError, match="row 1: .*the limit is 64"):
+    with pytest.raises(UserError, match=r"row 1: .*the limit is 64"):
         prepare(spec(tmp_path / "out", **asked))
 
 

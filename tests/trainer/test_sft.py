@@ -83,7 +83,7 @@ def test_row_that_is_too_long_is_named(tokenizer: PreTrainedTokenizerBase) -> No
 
 
 def test_row_the_tokenizer_cannot_express_is_named(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(UserError, match="row 7.*cannot express"):
+    with pytest.raises(UserError, match=r"row 7.*cannot express"):
         encoder(tokenizer).encode({"prompt": "one", "response": "1"}, where="row 7")
 
 

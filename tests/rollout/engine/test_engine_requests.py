@@ -132,6 +132,20 @@ def test_equal_share_keys_with_different_prompts_share_nothing(kit: Any) -> None
     kit.run(body())
 
 
+def test_a_row_that_was_given_to_another_lends_its_prompt_no_more(kit: Any) -> None:
+    bench = kit.bench()
+    prompts = [np.arange(1, 9, dtype=np.int32), np.arange(9, 19, dtype=np.int32)]
+    requests = [kit.ask(i, prompt_P=prompts[i % 2], share_key=i % 2) for i in range(4)]
+
+    async def body() -> None:
+        async with bench.engine(num_slots=1) as engine:
+            outcomes = await kit.generate_all(engine, requests)
+        for request, outcome in zip(requests, outcomes, strict=True):
+            assert bench.worst_error(request, outcome.segment) < 1e-4
+
+    kit.run(body())
+
+
 def test_queue_is_first_in_first_out(kit: Any) -> None:
     bench = kit.bench()
     ended: list[int] = []

@@ -1,0 +1,227 @@
+"""How fast is the embedded engine beside transformers' `generate`? The quickstart's model, one thread, the same slots.
+
+    python -m benchmarks.engine            about 3 minutes
+    python -m benchmarks.engine --quick    about 30 seconds
+
+`equal`: answers of one length. `long tail`: prompts and answer lengths of the quickstart's task (2 + Geometric(.25) terms,
+at most 16). An untrained model does not stop where a trained one would, so both sides are made to stop there: the engine
+by each request's own max_new_tokens, `generate` by a stopping criterion per row, which is what EOS does to it (a finished
+row is padded until the last one of its batch ends). Only tokens of answers count. Requests come in random order; `generate`
+takes them in batches of as many as the engine has slots, `sorted` first sorts them by prompt length, which in this task
+foretells the answer's. The engine also records log-probs and versions, `generate` is not asked to. Sides alternate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; oversubscribed threads would measure nothing
+
+import numpy as np
+import torch
+import yaml
+from transformers import AutoConfig, AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
+
+from areal_like.messages import Sampling
+from areal_like.running_sum import CHARACTERS, rows, solve
+from areal_like.trajectory import Segment
+from areal_like.weights import TensorBytes, WeightStore
+from benchmarks.runs import write
+from rollout.config import EngineSettings
+from rollout.engine.embedded import EmbeddedEngine
+from rollout.engine.port import GenerationRequest
+
+NUM_SPECIAL = 3  # padding, beginning, end: the first ids of the quickstart's tokenizer
+EQUAL_PROMPT, EQUAL_ANSWER = 12, 100
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Prompts and how long each answer is."""
+
+    name: str
+    prompts: list[np.ndarray]
+    answer_lengths: list[int]
+
+    @property
+    def num_tokens(self) -> int:
+        """Useful tokens: those of answers."""
+        return sum(self.answer_lengths)
+
+    def sorted(self) -> Workload:
+        """The same, by prompt length."""
+        order = sorted(range(len(self.prompts)), key=lambda i: len(self.prompts[i]))
+        return Workload(
+            f"{self.name}, sorted", [self.prompts[i] for i in order], [self.answer_lengths[i] for i in order]
+        )
+
+
+def equal(num_requests: int) -> Workload:
+    """Random prompts and answers of one length each."""
+    rng = np.random.default_rng(0)
+    size = (num_requests, EQUAL_PROMPT)
+    prompts = rng.integers(NUM_SPECIAL, NUM_SPECIAL + len(CHARACTERS), size).astype(np.int32)
+    return Workload("equal", list(prompts), [EQUAL_ANSWER] * num_requests)
+
+
+def long_tail(num_requests: int) -> Workload:
+    """Prompts of the quickstart's task and the lengths of their right answers, end of sequence included."""
+    ids = {character: NUM_SPECIAL + index for index, character in enumerate(CHARACTERS)}
+    texts = [row["prompt"] for row in islice(rows(1, "train"), num_requests)]
+    prompts = [np.array([ids[character] for character in text], np.int32) for text in texts]
+    return Workload("long tail", prompts, [len(solve(text)) + 1 for text in texts])
+
+
+class _EndAt(StoppingCriteria):
+    """Ends each row at its own length."""
+
+    def __init__(self, prompt_length: int, answer_lengths: list[int]) -> None:
+        self._ends = torch.tensor(answer_lengths) + prompt_length
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return self._ends <= input_ids.shape[1]
+
+
+@torch.inference_mode()
+def run_transformers(model: Any, workload: Workload, num_slots: int) -> float:
+    """Wall seconds of `generate`, batch after batch."""
+    start_s = time.perf_counter()
+    for start in range(0, len(workload.prompts), num_slots):
+        prompts, lengths = (part[start : start + num_slots] for part in (workload.prompts, workload.answer_lengths))
+        width = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), width, dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):  # padded on the left, as generate wants it
+            ids[row, width - len(prompt) :] = torch.from_numpy(prompt.astype(np.int64))
+            mask[row, width - len(prompt) :] = 1
+        is_equal = len(set(lengths)) == 1
+        criteria = StoppingCriteriaList([] if is_equal else [_EndAt(width, lengths)])
+        out = model.generate(
+            ids, attention_mask=mask, max_new_tokens=max(lengths), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+            pad_token_id=0, stopping_criteria=criteria,
+        )  # fmt: skip
+        assert out.shape[1] == width + max(lengths)
+    return time.perf_counter() - start_s
+
+
+async def run_engine(engine: EmbeddedEngine, workload: Workload) -> float:
+    """Wall seconds of the engine, all requests given at once."""
+    start_s = time.perf_counter()
+    outcomes = await asyncio.gather(*(
+        engine.generate(GenerationRequest(
+            request_id=i, prompt_P=prompt, prefix=Segment.empty(), sampling=Sampling(max_new_tokens=length), seed=i,
+        ))
+        for i, (prompt, length) in enumerate(zip(workload.prompts, workload.answer_lengths, strict=True))
+    ))  # fmt: skip
+    wall_s = time.perf_counter() - start_s
+    assert [len(outcome.segment) for outcome in outcomes] == workload.answer_lengths
+    return wall_s
+
+
+def publish(model: Any, root: Path) -> Path:
+    """The model's weights as version 0."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        data = memoryview(parameter.detach().numpy().reshape(-1).view(np.uint8))
+        tensors[name] = TensorBytes("float32", tuple(parameter.shape), data)
+    return WeightStore(root, "disk", keep=2).publish(0, "l0", tensors)
+
+
+async def compare(
+    model: Any, model_dir: Path, manifest: Path, workload: Workload, num_slots: int, repeats: int, max_context: int
+) -> dict[str, Any]:
+    """Both sides in turn, `repeats` times after one warm-up."""
+    settings = EngineSettings(num_slots=num_slots, max_context=max_context)
+    engine = EmbeddedEngine(model_dir, settings, dtype="float32", num_threads=torch.get_num_threads())
+    await engine.start()
+    await engine.load_version(manifest, "recompute")
+    is_tailed = len(set(workload.answer_lengths)) > 1
+    sides: dict[str, Callable[[], Any]] = {"transformers": lambda: run_transformers(model, workload, num_slots)}
+    if is_tailed:
+        sides["transformers, sorted"] = lambda: run_transformers(model, workload.sorted(), num_slots)
+    speeds: dict[str, list[float]] = {"embedded": [], **{name: [] for name in sides}}
+    for repeat in range(repeats + 1):
+        walls = {"embedded": await run_engine(engine, workload)}
+        walls |= {name: await asyncio.to_thread(side) for name, side in sides.items()}
+        for name, wall_s in walls.items():
+            if repeat:
+                speeds[name].append(workload.num_tokens / wall_s)
+    await engine.close()
+    ratios = {
+        name: [ours / theirs for ours, theirs in zip(speeds["embedded"], speeds[name], strict=True)] for name in sides
+    }
+    return {
+        "workload": workload.name, "slots": num_slots, "requests": len(workload.prompts), "tokens": workload.num_tokens,
+        "longest_answer": max(workload.answer_lengths),
+        "tokens_per_s": {name: _spread(values) for name, values in speeds.items()},
+        "ratio": {name: _spread(values) for name, values in ratios.items()},
+    }  # fmt: skip
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def _cell(spread: dict[str, float], digits: int) -> str:
+    median, low, high = (f"{spread[key]:,.{digits}f}" for key in ("median", "low", "high"))
+    return f"{median} ({low} to {high})"
+
+
+def print_table(cases: list[dict[str, Any]]) -> None:
+    """One line per case and side of transformers; spreads are lowest and highest repetition."""
+    print(f"{'workload':<10} {'slots':>5}  {'embedded tokens/s':<28} {'generate tokens/s':<28} ratio")
+    for case in cases:
+        speeds = case["tokens_per_s"]
+        for name, ratio in case["ratio"].items():
+            label = case["workload"] if name == "transformers" else "  sorted"
+            ours, theirs = _cell(speeds["embedded"], 0), _cell(speeds[name], 0)
+            print(f"{label:<10} {case['slots']:>5}  {ours:<28} {theirs:<28} {_cell(ratio, 2)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=Path("configs/quickstart.yaml"), help="whose model.init is used")
+    parser.add_argument("--slots", default="16,128", help="slot counts, comma-separated")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    init = dict(yaml.safe_load(options.config.read_text())["model"]["init"])
+    init = {"vocab_size": NUM_SPECIAL + len(CHARACTERS), **init}
+    config = AutoConfig.for_model(init.pop("model_type"), **init)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    repeats, waves = (2, 3) if options.quick else (7, 12)
+    cases = []
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(Path(folder) / "model")
+        manifest = publish(model, Path(folder) / "weights")
+        for num_slots in map(int, options.slots.split(",")):
+            for workload in (equal(num_slots), long_tail(waves * num_slots)):
+                cases.append(asyncio.run(compare(
+                    model, Path(folder) / "model", manifest, workload, num_slots, repeats,
+                    config.max_position_embeddings,
+                )))  # fmt: skip
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"\n{num_parameters / 1e6:.2f}M parameters, fp32, {options.threads} thread(s), {repeats} repetitions")
+    print_table(cases)
+    result = {"parameters": num_parameters, "threads": options.threads, "repetitions": repeats, "cases": cases}
+    path = write("engine", " ".join(["python -m benchmarks.engine", *sys.argv[1:]]), result)
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()
