@@ -3,12 +3,13 @@
     python -m benchmarks.engine            about 3 minutes
     python -m benchmarks.engine --quick    about 30 seconds
 
-`equal`: answers of one length. `long tail`: prompts and answer lengths of the quickstart's task (2 + Geometric(.25) terms,
-at most 16). An untrained model does not stop where a trained one would, so both sides are made to stop there: the engine
-by each request's own max_new_tokens, `generate` by a stopping criterion per row, which is what EOS does to it (a finished
-row is padded until the last one of its batch ends). Only tokens of answers count. Requests come in random order; `generate`
-takes them in batches of as many as the engine has slots, `sorted` first sorts them by prompt length, which in this task
-foretells the answer's. The engine also records log-probs and versions, `generate` is not asked to. Sides alternate.
+`equal`: answers of one length. `long tail`: prompts and answer lengths of the quickstart's task (2 + Geometric(.25)
+terms, at most 16). An untrained model does not stop where a trained one would, so both sides are made to stop there:
+the engine by each request's own max_new_tokens, `generate` by a stopping criterion per row, which is what EOS does to
+it (a finished row is padded until the last one of its batch ends). Only tokens of answers count. Requests come in the
+task's order; `generate` takes them in batches of as many as the engine has slots; `sorted` first sorts them by prompt
+length, which in this task foretells the answer's. The engine also records log-probs and versions, which `generate` is
+not asked to do. Sides alternate; the first round is thrown away.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def run_transformers(model: Any, workload: Workload, num_slots: int) -> float:
     """Wall seconds of `generate`, batch after batch."""
     start_s = time.perf_counter()
     for start in range(0, len(workload.prompts), num_slots):
-        prompts, lengths = (part[start : start + num_slots] for part in (workload.prompts, workload.answer_lengths))
+        prompts = workload.prompts[start : start + num_slots]
+        lengths = workload.answer_lengths[start : start + num_slots]
         width = max(map(len, prompts))
         ids = torch.zeros(len(prompts), width, dtype=torch.int64)
         mask = torch.zeros_like(ids)

@@ -286,5 +286,5 @@ class _Audit:
                 self._find(4, f"group {group_id} is booked on step {group.step}, which did not use it")
             elif group.fate not in ("consumed", "filtered", "dropped", "live"):
                 self._find(4, f"group {group_id} has the unknown fate {group.fate}")
-            elif group.fate == "dropped" and not group.reason:
+            if group.fate == "dropped" and not group.reason:
                 self._find(4, f"group {group_id} was dropped without a reason")

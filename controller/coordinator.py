@@ -73,6 +73,11 @@ class Coordinator:
         """Who waits for whom right now, in plain words; empty when nothing waits."""
         return waiting.waits(self._state)
 
+    def is_live(self, lease_id: int) -> bool:
+        """Is this lease still wanted? Of a burst of events a later one may end what an earlier one leased."""
+        lease = self._state.leases.get(lease_id)
+        return lease is not None and not lease.is_void
+
     @property
     def progress(self) -> int:
         """Rises whenever anything useful happened (tokens, samples, versions, batches); for the watchdog."""

@@ -2,12 +2,16 @@
 
 Owns: the hand-out of leases within workers' credits. Refuses: whether a group may start (admission.py).
 
-Samples of one group go to one worker where it has room. Among workers the one with most free credits is served first.
+Samples of one group go to one worker where it has room. Among workers the one with most free credits is served first,
+and none starts more than its share of what the bound lets run at once, so that the first to load a version does not
+take the whole step while the others still load it.
 A sample goes only to a worker that has loaded at least its min_version, so that no slot waits for weights. While
 training work may exist, evaluations get at most half of a worker's credits, then whatever is left over.
 """
 
 from __future__ import annotations
+
+import math
 
 from areal_like.trajectory import NO_VERSION
 from controller import eval_pins
@@ -30,7 +34,8 @@ def assign(state: RunState) -> None:
         _lease_eval_rows(state, workers, orders, share=2 if is_training else 1)
     if is_training:
         _lease_pending(state, workers, orders)
-        while (worker := _worker_for_group(state, workers)) is not None:
+        share = _samples_per_credit(state)
+        while (worker := _worker_for_group(state, workers, share)) is not None:
             _start_group(state, worker, orders)
             _lease_pending(state, workers, orders)
     if state.eval_jobs:
@@ -86,12 +91,24 @@ def _lease_pending(state: RunState, workers: list[Worker], orders: dict[str, lis
         state.table.push_pending(group, sample)
 
 
-def _worker_for_group(state: RunState, workers: list[Worker]) -> Worker | None:
+def _samples_per_credit(state: RunState) -> float:
+    """Of all samples that the bound lets run at once, how many fall to each credit of the workers that may take them."""
+    settings = state.settings
+    if settings.bound is None:
+        return math.inf
+    num_credits = sum(
+        worker.capacity for worker in state.workers.values() if worker.is_present and not worker.quarantine
+    )
+    return settings.groups_per_step * (settings.bound + 1) * settings.group_size / max(1, num_credits)
+
+
+def _worker_for_group(state: RunState, workers: list[Worker], share: float) -> Worker | None:
     """The roomiest worker that may start a whole group, or part of one where it could never hold two."""
     size = state.settings.group_size
     for worker in sorted(workers, key=lambda w: -w.free):
         is_roomy = worker.free >= size or (worker.free > 0 and worker.capacity < 2 * size)
-        if is_roomy and may_start_group(state, worker.version):
+        is_fair = not worker.outstanding or len(worker.outstanding) < share * worker.capacity
+        if is_roomy and is_fair and may_start_group(state, worker.version):
             return worker
     return None
 

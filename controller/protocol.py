@@ -7,6 +7,7 @@ Contract with the shell (`controller/server.py`):
   1. `effects = coordinator.handle(event, now_s)`; in the list all effects with `is_ledger` come first.
   2. The ledger effects of one or several handled events, with their payloads, are applied and committed as one.
   3. Only then the other effects are carried out, in order. A crash between 1 and 2, or 2 and 3, loses nothing told.
+     Of `SendLeases` only those that are `Coordinator.is_live` by then: a later event of the burst may have ended some.
   4. A message that cannot be sent to a worker means `WorkerLost`, and `WorkerJoined` when it is heard again.
 `StorePartial` and `StoreFinished` always refer to the payload of the very event that was handled (found by `lease_id`).
 """

@@ -54,7 +54,9 @@ class Worker:
     version: int = NO_VERSION
     """Loaded."""
     announced: int = NO_VERSION
-    """Last announced to it."""
+    """Newest announced to this process."""
+    is_retold: bool = False
+    """The last announcement may have been lost in a silence: say it again."""
     outstanding: set[int] = field(default_factory=set)
     voided: set[int] = field(default_factory=set)
     """Leases it held when it was lost; bounded by its capacity."""

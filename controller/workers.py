@@ -24,7 +24,7 @@ def join(state: RunState, event: p.WorkerJoined) -> None:
         if worker.voided:  # it may still be busy with what is leased to others by now
             state.emit(p.SendCancel(worker=worker.name, lease_ids=tuple(sorted(worker.voided))))
             worker.voided.clear()
-        worker.announced = worker.version  # an announcement may have been lost in the silence
+        worker.is_retold = True
     worker.incarnation, worker.capacity = event.incarnation, event.capacity
     worker.is_present, worker.is_gone = True, False
     state.progress += 1
@@ -60,7 +60,8 @@ def _take_leases_back(state: RunState, worker: Worker) -> None:
 def version_loaded(state: RunState, event: p.WorkerVersionLoaded) -> None:
     """The worker samples with this version from now on; a quarantine ends."""
     worker = state.workers.get(event.worker)
-    if worker is None or event.lineage != state.lineage:  # a lost worker may come back, and has the version then
+    if worker is None or event.lineage != state.lineage or event.version > worker.announced:
+        # not from a lost worker (it may come back and has the version then), but from a dead predecessor
         state.note("ignored", f"{event.worker} loaded version {event.version} of lineage {event.lineage}")
         return
     worker.version = max(worker.version, event.version)
@@ -97,12 +98,12 @@ def announce(state: RunState) -> None:
         target, path = state.version, state.manifest_path
         if worker.pin is not None:
             target, path = worker.pin.version, worker.pin.manifest_path
-        is_due = target > worker.announced
+        is_due = target > worker.announced or (worker.is_retold and worker.version < target == worker.announced)
         if not is_due and worker.quarantine and worker.load_attempts < state.settings.max_load_attempts:
             is_due = state.now_s >= worker.retry_at_s
         if is_due:
             worker.load_attempts = worker.load_attempts + 1 if target == worker.announced else 1
-            worker.announced = target
+            worker.announced, worker.is_retold = target, False
             worker.retry_at_s = state.now_s + state.settings.load_retry_s
             state.emit(p.SendVersion(worker=worker.name, version=target, lineage=state.lineage, manifest_path=path))
 

@@ -25,9 +25,11 @@ _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.(?P<kind>partial|replaced
 
 
 @contextlib.contextmanager
-def atomic_folder(target: Path) -> Iterator[Path]:
+def atomic_folder(target: Path, *, replaces: bool = True) -> Iterator[Path]:
     """Yield an empty folder to fill; it becomes `target` on a clean exit and is removed on an exception.
 
+    replaces: what `target` was before goes. Otherwise a target that somebody else completed meanwhile stays, and ours
+    is thrown away: for writers of equal content, whose readers must not lose the folder under their feet.
     Raises OperationError when the disk refuses (whatever `target` was before stays as it was), UserError when the
     parent folder cannot be written at all.
     """
@@ -49,7 +51,8 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     try:
         yield partial
         _flush(partial)
-        _move_into_place(partial, target)
+        if replaces or not _is_filled(target):
+            _move_into_place(partial, target)
     except (OSError, SafetensorError) as error:
         raise _refused(target, error) from error
     finally:
@@ -75,6 +78,10 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(trash, ignore_errors=True)
     os.rename(folder, trash)
     shutil.rmtree(trash, ignore_errors=True)
+
+
+def _is_filled(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
 
 
 def _move_into_place(partial: Path, target: Path) -> None:

@@ -62,7 +62,7 @@ def prepare(spec: PrepareSpec) -> Path:
     if spec.sft is not None:
         assert model is not None
         _supervise(spec, spec.sft, model, tokenizer)
-    with atomic_folder(target) as partial:
+    with atomic_folder(target, replaces=False) as partial:
         if source is not None and spec.sft is None:
             _link_model(source, partial)
         else:

@@ -6,8 +6,8 @@ Refuses: sampling, requests, versions; other architectures (`generic.GenericDeco
 A step of a small model on a CPU is bounded by the number of operators as much as by arithmetic: q, k and v are one
 product, so are gate and up; norm and rotation serve q and k together; residuals ride on the output products.
 
-Legend: B rows of a step, N prompts of a prefill, M tokens of all of them, T tokens, H query heads, K key heads, G = H / K, D head size,
-V vocabulary.
+Legend: B rows of a step, N prompts of a prefill, M tokens of all of them, T tokens of one, H query heads, K key heads,
+G = H / K, D head size, C context, V vocabulary.
 """
 
 from __future__ import annotations

@@ -148,11 +148,9 @@ class EmbeddedEngine:
         self._wake.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, JOIN_S)
-        self._stager.shutdown(wait=False, cancel_futures=True)
+        self._stager.shutdown(wait=False)
         await asyncio.sleep(0)  # lets the last hand-over run
         self._fail_pending(EngineError("the engine was closed"))
-        for task in self._loads:
-            task.cancel()
 
     # ------------------------------------------------------------------ requests
 
@@ -246,6 +244,7 @@ class EmbeddedEngine:
             start_s = time.monotonic()
             version = await self._loop.run_in_executor(self._stager, self._stage, core.decoder, manifest_path)
             stage_s = time.monotonic() - start_s
+            self._check_alive()  # a future made after the engine's end would wait for ever
             swap = _Swap(version, interruption, self._control_future())
 
             def apply() -> None:

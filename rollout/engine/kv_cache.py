@@ -4,7 +4,8 @@ Owns: the buffers, writing, copying rows, decode attention. Refuses: knowing whi
 
 Rows 0..B-1 take part in a step: the scheduler keeps the active rows a prefix, so nothing is gathered here.
 
-Legend: B rows of a step, N prompts, M tokens, K key/value heads, G query heads per key/value head, D head size, C context, T positions.
+Legend: B rows of a step, N prompts, M tokens, K key/value heads, G query heads per key/value head,
+D head size, C context, T positions.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ from rollout.engine.slots import Answer
 class Scheduler:
     """First in, first out.
 
-    While more answers wait than rows are free, admission waits until an eighth of the rows is free: a prefill costs
+    While more answers wait than rows are free, admission waits until a sixteenth of the rows is free: a prefill costs
     about as much as a decode step however few prompts it has, and a free row costs little in the meantime. The bound on
     the queue is the worker's (it leases no more samples than it may hold).
     """
 
     def __init__(self, num_slots: int) -> None:
         self._queue: deque[Answer] = deque()
-        self._admission_rows = max(1, num_slots // 8)
+        self._admission_rows = max(1, num_slots // 16)
         self._lenders: dict[int, list[Answer]] = {}
 
     def __len__(self) -> int:

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from real_ledger import apply_all, segment_of
-from virtual_cluster import FAULTLESS, FAULTS, VirtualCluster, random_settings, run_schedule
+from schedules import FAULTLESS, FAULTS, random_settings, run_schedule
+from virtual_cluster import VirtualCluster
 
 from controller import protocol as p
 from controller.audit import audit
@@ -30,7 +31,8 @@ def test_thousands_of_random_schedules_keep_the_laws_and_finish() -> None:
     completed = sum(end is not None and end.status == "completed" for end in ends)
     assert completed > 0.95 * NUM_SCHEDULES
     reasons = {end.reason for end in ends if end is not None and end.status == "failed"}
-    assert all("rejected" in reason for reason in reasons), reasons
+    expected = ("prompts was rejected", "no rollout worker is left")  # too long on purpose; loading failed too often
+    assert all(any(words in reason for words in expected) for reason in reasons), reasons
 
 
 @pytest.mark.parametrize("mode", ["async", "sync", "one_step_off"])
@@ -120,21 +122,19 @@ def test_the_real_ledger_agrees_with_the_model_over_crashes_and_its_audit_is_cle
 
 
 class CoordinatorMachine(RuleBasedStateMachine):
-    """Hypothesis chooses settings, the order of actions, and every random choice inside them (so that it shrinks)."""
+    """Hypothesis chooses settings and the order of actions; what an action hits is drawn from a seed it chooses."""
 
     @initialize(
         seed=st.integers(0, 10_000),
-        rng=st.randoms(use_true_random=False),
+        hits=st.integers(0, 10_000),
         num_workers=st.integers(1, 3),
         capacity=st.sampled_from([1, 2, 5]),
         segment_tokens=st.sampled_from([0, 2]),
     )
-    def start(
-        self, seed: int, rng: random.Random, num_workers: int, capacity: int, segment_tokens: int
-    ) -> None:
+    def start(self, seed: int, hits: int, num_workers: int, capacity: int, segment_tokens: int) -> None:
         self.cluster = VirtualCluster(
             random_settings(random.Random(seed)),
-            rng,
+            random.Random(hits),
             num_workers=num_workers,
             capacity=capacity,
             segment_tokens=segment_tokens,
@@ -163,12 +163,11 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "cluster"):
-            self.cluster.rng = random.Random(0)
             self.cluster.run_to_end()
             self.cluster.check_end()
 
 
 TestCoordinatorMachine = CoordinatorMachine.TestCase
 TestCoordinatorMachine.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=400, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )

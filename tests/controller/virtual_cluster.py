@@ -1,7 +1,7 @@
 """A whole run under a virtual clock: simulated workers, trainer, network and crashes around the real coordinator.
 
-Owns: the actions that a schedule is made of (`ACTIONS`), faults included, and the checks after every event.
-Refuses: choosing the schedule (a seeded sweep or hypothesis does). Tokens are represented by their versions.
+Owns: the actions that a schedule is made of, faults included, and the checks after every event.
+Refuses: choosing the schedule (schedules.py or hypothesis does). Tokens are represented by their versions.
 """
 
 from __future__ import annotations
@@ -114,6 +114,11 @@ class VirtualCluster:
         sender, event, tokens = self.letters.pop(index)
         self.handle(event, tokens)
 
+    def deliver_burst(self) -> None:
+        """Several letters are handled before anything is committed or sent, as the shell does under load."""
+        burst, self.letters = self.letters[:8], self.letters[8:]
+        self.handle_burst([(event, tokens) for _, event, tokens in burst])
+
     def deliver_all(self) -> None:
         while self.letters:
             _, event, tokens = self.letters.pop(0)
@@ -135,34 +140,47 @@ class VirtualCluster:
         is_committed: bool = True,
         is_sent: bool = True,
     ) -> None:
-        self.num_events += 1
-        if isinstance(event, p.WorkerJoined):
-            self.joined[event.worker] = event.incarnation
-        effects = self.coordinator.handle(event, self.now_s)
+        self.handle_burst([(event, tokens or {})], is_committed=is_committed, is_sent=is_sent)
+
+    def handle_burst(
+        self,
+        burst: list[tuple[p.Event, dict[int, list[int]]]],
+        *,
+        is_committed: bool = True,
+        is_sent: bool = True,
+    ) -> None:
+        """What the shell does: all events, then one transaction, then everything else."""
+        entries: list[tuple[p.Effect, list[int] | None]] = []
+        others: list[p.Effect] = []
+        for event, tokens in burst:
+            self.num_events += 1
+            if isinstance(event, p.WorkerJoined):
+                self.joined[event.worker] = event.incarnation
+            effects = self.coordinator.handle(event, self.now_s)
+            num_others = len(others)
+            for effect in effects:
+                if effect.is_ledger:
+                    assert len(others) == num_others, "ledger effects come first"
+                    entries.append((effect, tokens.get(getattr(effect, "lease_id", -1))))
+                else:
+                    others.append(effect)
         if not is_committed:
             return
-        is_after_ledger = False
-        entries: list[tuple[p.Effect, list[int] | None]] = []
-        for effect in effects:
-            is_after_ledger |= not effect.is_ledger
-            assert effect.is_ledger != is_after_ledger, "ledger effects come first"
-            if effect.is_ledger:
-                lease_id = getattr(effect, "lease_id", None)
-                versions = (tokens or {}).get(lease_id) if lease_id is not None else None
-                entries.append((effect, versions))
-                self.ledger.apply(effect, versions)
+        for effect, versions in entries:
+            self.ledger.apply(effect, versions)
         if self.mirror is not None and entries:
             self.mirror(entries)
         self.ledger.check_counts(self.coordinator.counts())
         if entries:
             self.ledger.check_invariant()
         if is_sent:
-            for effect in effects[len(entries) :]:
+            for effect in others:
                 self._carry_out(effect)
 
     def _carry_out(self, effect: p.Effect) -> None:
         name = getattr(effect, "worker", None)
-        if name is not None and self.joined.get(name) != str(self.workers[name].incarnation):
+        worker = self.workers.get(name or "")
+        if worker is not None and (not worker.is_alive or self.joined.get(worker.name) != str(worker.incarnation)):
             return  # meant for a process that is dead
         match effect:
             case p.SendLeases():
@@ -176,7 +194,7 @@ class VirtualCluster:
                     self.workers[effect.worker].unacked.pop(lease_id, None)
             case p.SendVersion():
                 worker = self.workers[effect.worker]
-                assert effect.version >= worker.version or not worker.is_alive, "a worker was told to go back"
+                assert effect.version >= worker.version, "a worker was told to go back"
                 worker.announced = max(worker.announced, effect.version)
             case p.SendBatch():
                 if self.trainer.last_step is None or effect.step <= self.trainer.last_step:
@@ -194,9 +212,9 @@ class VirtualCluster:
                 pass
 
     def _take_leases(self, worker: VirtualWorker, effect: p.SendLeases) -> None:
-        if not worker.is_alive:
-            return
         for order in effect.leases:
+            if not self.coordinator.is_live(order.lease_id):
+                continue
             assert order.lease_id not in worker.tasks
             prefix: list[int] = []
             if order.purpose == "train":
@@ -206,7 +224,7 @@ class VirtualCluster:
                 assert facts is None or not facts.is_finished, "a finished sample was leased"
                 assert order.min_version >= max([group.version, *prefix[-1:]])
             assert len(prefix) == order.prefix_tokens, "law 6: reported tokens were lost"
-            length = max(len(prefix), 1 + min(int(self.rng.expovariate(self.rng.choice([0.1, 0.5]))), 30))
+            length = max(len(prefix), 1 + int(min(self.rng.expovariate(self.rng.choice([0.1, 0.5])), 30)))
             worker.tasks[order.lease_id] = Task(order, prefix, length, len(prefix))
         assert len(worker.tasks) + len(worker.unacked) <= worker.capacity, "credits were exceeded"
 
@@ -230,7 +248,10 @@ class VirtualCluster:
             if len(task.versions) >= task.length:
                 if task.versions:
                     self._finish(worker, lease_id, task)
-            elif task.order.purpose == "train" and 0 < self.segment_tokens <= len(task.versions) - task.order.prefix_tokens:
+            elif (
+                task.order.purpose == "train"
+                and 0 < self.segment_tokens <= len(task.versions) - task.order.prefix_tokens
+            ):
                 self._give_back(worker, lease_id, task, "segment")
 
     def _finish(self, worker: VirtualWorker, lease_id: int, task: Task) -> None:
@@ -461,63 +482,3 @@ class VirtualCluster:
             for lease_id, (event, versions) in list(worker.unacked.items()):
                 self.handle(event, {lease_id: versions})
             assert not worker.unacked, "law 4: a finished sample was never acknowledged"
-
-
-STEADY = ("deliver", "deliver", "deliver", "deliver", "generate", "generate", "load_version", "request_batch")
-FAULTLESS = (*STEADY, "finish_step", "report_progress", "tick", "restart_worker", "come_back", "resend")
-FAULTS = ("kill_worker", "silence", "duplicate", "fail_to_load", "drain_one", "reject_one", "crash")
-ACTIONS = (*FAULTLESS, *FAULTS)
-
-
-def random_settings(rng: random.Random) -> CoordinatorSettings:
-    """Small runs over all modes and policies."""
-    mode = rng.choice(["async", "async", "async", "one_step_off", "sync"])
-    return CoordinatorSettings(
-        groups_per_step=rng.randint(1, 3),
-        group_size=rng.randint(1, 3),
-        num_steps=rng.randint(2, 5),
-        mode=mode,
-        max_staleness=rng.choice([0, 0, 1, 2, 4, None]),
-        on_stale=rng.choice(["wait", "wait", "wait", "drop", "keep"]),
-        group_timeout_s=rng.choice([20.0, 1e6, 1e6]),
-        on_failure=rng.choice(["drop_sample", "drop_group", 0.0]),
-        filter_zero_signal=rng.random() < 0.3,
-        max_filtered_batches=0,
-        num_workers=2,
-        num_eval_rows=rng.choice([0, 0, 2]),
-        eval_every_steps=rng.choice([0, 1, 2]),
-        max_sample_losses=20,
-        load_retry_s=2.0,
-    )
-
-
-def run_schedule(
-    seed: int,
-    *,
-    settings: CoordinatorSettings | None = None,
-    num_actions: int = 150,
-    make: Callable[..., VirtualCluster] = VirtualCluster,
-    mirror: Callable[[list[tuple[p.Effect, list[int] | None]]], None] | None = None,
-) -> VirtualCluster:
-    """One seeded random schedule with faults, then calm until the end."""
-    rng = random.Random(seed)
-    settings = settings or random_settings(rng)
-    fault, crash, reject = rng.choice([(0.0, 0.0, 0.0), (0.15, 0.05, 0.05), (0.4, 0.2, 0.05), (0.8, 0.05, 0.0)])
-    cluster = make(
-        settings,
-        rng,
-        num_workers=rng.randint(1, 3),
-        capacity=rng.choice([1, 2, 4, 9]),
-        segment_tokens=rng.choice([0, 0, 2]),
-        failure_rate=rng.choice([0.0, 0.1]),
-        equal_rate=rng.choice([0.0, 0.3]),
-        mirror=mirror,
-    )
-    weights = [1.0] * len(FAULTLESS) + [fault] * (len(FAULTS) - 2) + [reject, crash]
-    for action in rng.choices(ACTIONS, weights, k=num_actions):
-        if cluster.end is not None:
-            break
-        getattr(cluster, action)()
-    cluster.run_to_end()
-    cluster.check_end()
-    return cluster

@@ -211,6 +211,15 @@ def test_failed_folder_leaves_no_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_folder_completed_meanwhile_by_another_stays(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "x", replaces=False) as partial:
+        (partial / "file").write_text("mine")
+        (tmp_path / "x").mkdir()
+        (tmp_path / "x" / "file").write_text("theirs")
+    assert (tmp_path / "x" / "file").read_text() == "theirs"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
 # ---------------------------------------------------------------- what is in it
 
 STEPS = 6

@@ -77,6 +77,23 @@ def test_prompt_template_and_chat_template_shape_the_prompt(tokenizer: PreTraine
     assert tokenizer.decode(chat.tokens_T) == "<bos>1;1<eos>"
 
 
+@pytest.mark.parametrize("name", ["characters:running_sum", "bytes"])
+@pytest.mark.parametrize("add_bos", ["auto", "always", "never"])
+@pytest.mark.parametrize("template", [None, "{prompt}0="])
+@pytest.mark.parametrize("chat_template", [None, "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"])
+def test_supervised_prompt_is_the_rollout_workers_prompt(
+    name: str, add_bos: Any, template: str | None, chat_template: str | None
+) -> None:
+    from rollout.tokens import PromptTokens
+
+    tokenizer = build_tokenizer(name, None)
+    tokenizer.chat_template = chat_template
+    row = {"prompt": "1+2=", "response": "#3"}
+    example = encoder(tokenizer, prompt_template=template, add_bos=add_bos).encode(row, where="row")
+    theirs = PromptTokens(tokenizer, template=template, add_bos=add_bos, max_context=64)
+    assert example.tokens_T[~example.loss_mask_T].tolist() == theirs.prompt(row).tolist()
+
+
 def test_row_that_is_too_long_is_named(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(UserError, match=r"row 7.*the limit is 8"):
         encoder(tokenizer, max_tokens=8).encode({"prompt": "1+2+3+4=", "response": "1"}, where="row 7")

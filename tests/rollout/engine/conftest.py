@@ -133,11 +133,42 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
+async def run_steps(engine: EmbeddedEngine, num_steps: int) -> None:
+    """Let a paused engine take so many steps and pause again, however slow this loop is."""
+    core = engine._core
+    assert core is not None
+    left, honest = [num_steps], core.decoder.step
+
+    def counted(tokens_B: np.ndarray, positions_B: np.ndarray) -> torch.Tensor:
+        left[0] -= 1
+        if not left[0]:
+            engine._is_paused = True
+            core.decoder.step = honest  # type: ignore[method-assign]
+        return honest(tokens_B, positions_B)
+
+    core.decoder.step = counted  # type: ignore[method-assign]
+    before = engine.counters()["steps"]
+    await engine.resume()
+    await until(lambda: engine.counters()["steps"] == before + num_steps)
+
+
+async def start(
+    engine: EmbeddedEngine, requests: list[GenerationRequest], num_steps: int
+) -> list[asyncio.Task[GenerationOutcome]]:
+    """Submit requests and let the engine take so many steps; it is paused then."""
+    await engine.pause()
+    tasks = [asyncio.ensure_future(engine.generate(request)) for request in requests]
+    await asyncio.sleep(0)
+    await run_steps(engine, num_steps)
+    return tasks
+
+
 class Kit:
     """What the tests of this folder share."""
 
     LLAMA_LIKE, VOCAB = LLAMA_LIKE, VOCAB
     ask, generate_all, until, publish = map(staticmethod, (ask, generate_all, until, publish))
+    run_steps, start = map(staticmethod, (run_steps, start))
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -1,0 +1,161 @@
+"""The coordinator, scenario by scenario: verdicts, filters, how a run ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from desk import Desk, has, leased, only
+
+from controller import protocol as p
+
+# ---------------------------------------------------------------- verdicts and filters
+
+
+@pytest.mark.parametrize(
+    ("on_failure", "fate"),
+    [("drop_sample", "ready"), ("drop_group", "verdict_timed_out"), (0.5, "ready")],
+)
+def test_a_non_score_is_handled_as_configured(on_failure: Any, fate: str) -> None:
+    desk = Desk(group_size=3, groups_per_step=1, max_staleness=0, on_failure=on_failure)
+    desk.start()
+    desk.finish(0, 0, value=1.0)
+    stored = only(desk.finish(0, 1, kind="timed_out"), p.StoreFinished)
+    if fate != "ready":
+        assert desk.coordinator.counts().dropped == {fate: 1}
+        return
+    desk.finish(0, 2, value=0.0)
+    kept = only(desk.ask(1), p.SendBatch).groups[0].sample_indices
+    assert kept == ((0, 2) if on_failure == "drop_sample" else (0, 1, 2))
+    assert stored.value == (None if on_failure == "drop_sample" else 0.5), "errors are not zeros"
+
+
+def test_a_group_with_fewer_than_two_scores_is_dropped_but_a_group_of_one_needs_only_one() -> None:
+    desk = Desk(group_size=2, groups_per_step=1, max_staleness=0)
+    desk.start()
+    desk.finish(0, 0)
+    desk.finish(0, 1, kind="crashed")
+    assert desk.coordinator.counts().dropped == {"too_few_scores": 1}
+    desk = Desk(group_size=1, groups_per_step=1, max_staleness=0)
+    desk.start()
+    desk.finish(0)
+    assert desk.coordinator.counts().ready == 1
+
+
+def test_a_group_without_signal_is_filtered_and_its_place_is_free_even_at_bound_zero() -> None:
+    desk = Desk(group_size=2, groups_per_step=1, max_staleness=0, filter_zero_signal=True)
+    desk.start()
+    desk.finish(0, 0)
+    effects = desk.finish(0, 1)
+    assert only(effects, p.FilterGroup).value == 1.0
+    assert {order.group_id for order in leased(effects)} == {1}
+    desk.finish(1, 0)
+    desk.finish(1, 1, value=0.0)
+    assert has(desk.ask(1), p.SendBatch)
+
+
+def test_many_filtered_batches_in_a_row_end_the_run_with_advice() -> None:
+    desk = Desk(group_size=2, groups_per_step=1, max_staleness=0, filter_zero_signal=True, max_filtered_batches=3)
+    desk.start()
+    for group_id in range(3):
+        desk.finish(group_id, 0)
+        desk.finish(group_id, 1)
+    end = only(desk.effects, p.EndRun)
+    assert end.status == "failed"
+    assert "3 filtered" in end.reason
+    assert "easier or harder prompts" in end.reason
+
+
+def test_a_run_whose_first_prompts_are_all_rejected_ends_with_the_reason() -> None:
+    desk = Desk(groups_per_step=2, max_staleness=0)
+    desk.start()
+    for _ in range(2):
+        desk.give_back(next(iter(desk.held)), 0, [], "rejected: prompt has 900 tokens, the context holds 128")
+    assert "prompt has 900 tokens" in only(desk.effects, p.EndRun).reason
+    assert desk.coordinator.counts().dropped == {"rejected": 2}
+
+
+# ---------------------------------------------------------------- the end
+
+
+def finish_all(desk: Desk, num_steps: int, groups_per_step: int = 1) -> None:
+    for step in range(1, num_steps + 1):
+        for group_id in range((step - 1) * groups_per_step, step * groups_per_step):
+            desk.finish(group_id, first=step - 1)
+        desk.ask(step)
+        desk.publish(step)
+        desk.load("w0", step)
+
+
+def test_a_completed_run_waits_for_the_checkpoint() -> None:
+    desk = Desk(groups_per_step=1, max_staleness=0, num_steps=2)
+    desk.start()
+    finish_all(desk, 2)
+    assert only(desk.effects, p.SendNoMoreBatches).last_step == 2
+    assert not has(desk.effects, p.EndRun)
+    assert "checkpoint" in desk.coordinator.waits()[0]
+    end = desk.do(p.CheckpointTaken(version=2, path="c2"))
+    assert only(end, p.EndRun).status == "completed"
+    assert desk.coordinator.is_over
+
+
+def test_a_stop_finishes_the_running_step_and_saves() -> None:
+    desk = Desk(groups_per_step=1, max_staleness=2)
+    desk.start()
+    desk.finish(0)
+    desk.finish(1)
+    desk.ask(1)
+    desk.ask(2)  # prefetched
+    assert only(desk.do(p.StopRequested()), p.SendNoMoreBatches).last_step == 1
+    assert leased(desk.publish(1)) == []
+    assert only(desk.do(p.CheckpointTaken(version=1, path="c1")), p.EndRun).status == "stopped"
+
+
+def test_a_stop_before_anything_was_published_ends_at_once() -> None:
+    desk = Desk()
+    desk.do(p.RunStarted(lineage="l0"))
+    assert only(desk.do(p.StopRequested()), p.EndRun).status == "stopped"
+
+
+def test_data_that_runs_out_ends_the_run_in_good_order() -> None:
+    desk = Desk(groups_per_step=2, max_staleness=4, max_draws=3)
+    desk.start()
+    for group_id in range(3):
+        desk.finish(group_id)
+    desk.ask(1)
+    desk.publish(1)
+    end = only(desk.ask(2), p.SendNoMoreBatches)
+    assert "data is used up" in end.reason
+    assert only(desk.do(p.CheckpointTaken(version=1, path="c")), p.EndRun).status == "exhausted"
+    assert desk.coordinator.counts().in_flight == 1
+
+
+def test_a_run_without_workers_left_ends_with_a_reason() -> None:
+    desk = Desk(num_workers=1)
+    desk.start()
+    desk.ask(1)
+    desk.lose("w0")
+    assert not has(desk.effects, p.EndRun), "a restart may come"
+    desk.lose("w0", is_permanent=True)
+    end = only(desk.effects, p.EndRun)
+    assert end.status == "failed"
+    assert "w0: gone" in end.reason
+
+
+def test_a_lost_trainer_ends_the_run_as_failed() -> None:
+    desk = Desk()
+    desk.start()
+    assert only(desk.do(p.TrainerLost(reason="killed")), p.EndRun).status == "failed"
+    late = desk.report(desk.lease_of(0), group_id=0)
+    assert has(late, p.StoreFinished), "what still arrives is kept for the resume"
+    assert has(late, p.SendAck)
+
+
+def test_payloads_are_purged_only_when_the_oldest_kept_checkpoint_covers_them() -> None:
+    desk = Desk(groups_per_step=1, max_staleness=0, keep_checkpoints=2)
+    desk.start()
+    finish_all(desk, 3)
+    covered = [
+        only(desk.do(p.CheckpointTaken(version=v, path=f"c{v}")), p.PurgePayloads).covered_step for v in (1, 2, 3)
+    ]
+    assert covered == [0, 1, 2]

@@ -1,0 +1,185 @@
+"""The coordinator, scenario by scenario: resume, evaluation, words for the watchdog."""
+
+from __future__ import annotations
+
+import pytest
+from desk import Desk, batch_of, has, leased, only, sample, state_of
+
+from areal_like.errors import UserError
+from controller import protocol as p
+from controller.coordinator import Coordinator
+from controller.settings import CoordinatorSettings
+
+# ---------------------------------------------------------------- resume
+
+
+def test_a_resume_replays_recorded_batches_in_order_under_a_new_lineage() -> None:
+    state = state_of(num_drawn=4, batches=(batch_of(1, 0), batch_of(2, 2), batch_of(3, 1)), live=(
+        p.GroupRecord(group_id=3, version=2, samples=(sample(0, 2, 3),)),
+    ))  # fmt: skip
+    settings = CoordinatorSettings(groups_per_step=1, group_size=1, num_steps=9, max_staleness=2)
+    desk = Desk(Coordinator.restore(settings, state))
+    effects = desk.start(checkpoint=1)
+    assert only(effects, p.RecordLineage).lineage == "l1"
+    assert leased(effects) == [], "started counts the replayed steps, and group 3 goes on from version 3 only"
+    for step, group_id in ((2, 2), (3, 1)):
+        effects = desk.ask(step)
+        batch = only(effects, p.SendBatch)
+        assert (batch.groups[0].group_id, batch.is_replay, batch.lineage) == (group_id, True, "l1")
+        assert only(effects, p.RecordBatch).is_replay
+        desk.publish(step)
+        orders = leased(desk.load("w0", step))
+    assert [(order.group_id, order.min_version, order.prefix_tokens) for order in orders if order.group_id == 3] == [
+        (3, 3, 4)
+    ]
+    assert min(order.lease_id for order in orders) > 2**32, "lease ids of earlier lives are not given again"
+    assert not has(desk.ask(4), p.SendBatch)
+    final = only(desk.finish(3, first=2, last=3), p.SendBatch)
+    assert (final.step, final.is_replay) == (4, False)
+
+
+def test_a_restored_coordinator_counts_what_the_ledger_counted() -> None:
+    state = state_of(
+        num_drawn=6, num_filtered=1, dropped={"stale": 1}, batches=(batch_of(1, 0, 1),),
+        live=(
+            p.GroupRecord(group_id=4, version=0, samples=(sample(0, 0, 0, is_finished=True, is_kept=True, value=1.0),)),
+            p.GroupRecord(group_id=5, version=0, samples=()),
+        ),
+    )  # fmt: skip
+    coordinator = Coordinator.restore(CoordinatorSettings(groups_per_step=2, group_size=1, num_steps=9), state)
+    counts = coordinator.counts()
+    assert (counts.drawn, counts.consumed, counts.filtered, counts.running, counts.ready) == (6, 2, 1, 1, 1)
+    assert counts.add_up()
+
+
+def test_a_tightened_bound_drops_what_can_no_longer_be_used_instead_of_waiting_for_ever() -> None:
+    live = tuple(p.GroupRecord(group_id=i, version=0, samples=()) for i in range(1, 6))
+    state = state_of(num_drawn=6, batches=(batch_of(1, 0),), live=live)
+    settings = CoordinatorSettings(groups_per_step=1, group_size=1, num_steps=9, max_staleness=2)
+    desk = Desk(Coordinator.restore(settings, state))
+    desk.start(checkpoint=1)
+    assert desk.coordinator.counts().dropped == {"surplus": 3}
+
+
+def test_contradictions_with_the_record_are_the_users_mistake() -> None:
+    state = state_of(num_drawn=2, batches=(batch_of(1, 0, 1),))
+    with pytest.raises(UserError, match="groups_per_step"):
+        Coordinator.restore(CoordinatorSettings(groups_per_step=3, group_size=1, num_steps=9), state)
+    coordinator = Coordinator.restore(CoordinatorSettings(groups_per_step=2, group_size=1, num_steps=9), state)
+    with pytest.raises(UserError, match="checkpoint 5 is newer"):
+        coordinator.handle(p.RunStarted(lineage="l1", checkpoint_version=5), 0.0)
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+def test_the_baseline_uses_all_workers_and_training_goes_on_beside_it() -> None:
+    desk = Desk(num_eval_rows=6, max_staleness=0, groups_per_step=8)
+    orders = leased(desk.start(workers=("w0", "w1"), capacity=4))
+    assert sum(order.purpose == "eval" for order in orders) == 4, "half of each worker's credits"
+    assert sum(order.purpose == "train" for order in orders) == 4
+    workers = {effect.worker for effect in desk.effects if isinstance(effect, p.SendLeases)}
+    assert workers == {"w0", "w1"}
+
+
+def test_a_periodic_evaluation_pins_one_worker_which_hears_of_newer_versions_only_afterwards() -> None:
+    desk = Desk(num_eval_rows=2, num_periodic_eval_rows=1, eval_at_start=False, eval_every_steps=1, max_staleness=3,
+                groups_per_step=1)  # fmt: skip
+    desk.start(workers=("w0", "w1"))
+    for group_id in range(2):
+        desk.finish(group_id)
+        desk.ask(group_id + 1)
+    desk.publish(1)
+    orders = leased(desk.load("w0", 1) + desk.load("w1", 1))
+    assert [order.group_id for order in orders if order.purpose == "eval"] == [0]
+    pinned, _ = desk.held[desk.lease_of(0, purpose="eval")]
+    announced = [e.worker for e in desk.publish(2) if isinstance(e, p.SendVersion)]
+    assert announced == [{"w0": "w1", "w1": "w0"}[pinned]], "the other one is pinned to version 1"
+    effects = desk.finish(0, purpose="eval", first=1, value=0.25)
+    assert only(effects, p.EvalDone) == p.EvalDone(version=1, requested_version=1, kind="periodic", values=(0.25,))
+    assert only(effects, p.RecordEval).is_ledger
+    assert only(effects, p.SendVersion).worker == pinned
+
+
+def test_eval_rows_of_a_lost_worker_start_from_scratch_at_the_pinned_version() -> None:
+    desk = Desk(num_eval_rows=1, max_staleness=0, groups_per_step=1)
+    desk.start()
+    desk.progress(desk.lease_of(0, purpose="eval"), 0, [0, 0])
+    desk.lose("w0")
+    desk.join("w0", incarnation="b")
+    (order,) = [order for order in leased(desk.load("w0", 0)) if order.purpose == "eval"]
+    assert (order.prefix_tokens, order.min_version) == (0, 0)
+
+
+def test_an_eval_answer_that_mixes_versions_does_not_count_and_a_failed_score_is_not_zero() -> None:
+    desk = Desk(num_eval_rows=1, max_staleness=4, groups_per_step=1)
+    desk.start()
+    refused = desk.finish(0, purpose="eval", first=0, last=1)
+    assert not has(refused, p.EvalDone)
+    assert only(desk.finish(0, purpose="eval", kind="crashed"), p.EvalDone).values == (None,)
+
+
+def test_an_evaluation_whose_version_is_gone_is_pinned_to_the_newest_or_dropped() -> None:
+    desk = Desk(num_eval_rows=1, eval_at_start=False, eval_every_steps=1, max_staleness=3, groups_per_step=1)
+    desk.start()
+    for group_id in range(2):
+        desk.finish(group_id)
+        desk.ask(group_id + 1)
+    desk.publish(1)
+    desk.publish(2)
+    effects = desk.fail("w0", 1)
+    assert only(effects, p.EvalDropped).version == 1, "version 2 has its own evaluation"
+    assert only(effects, p.SendVersion).version == 2
+    desk.load("w0", 2)
+    assert only(desk.finish(0, purpose="eval", first=2), p.EvalDone).version == 2
+
+
+def test_the_final_evaluation_ends_the_run_and_a_hopeless_one_does_not_hang_it() -> None:
+    for is_hopeless in (False, True):
+        desk = Desk(groups_per_step=1, max_staleness=0, num_steps=1, num_eval_rows=2, eval_at_start=False)
+        desk.start()
+        desk.finish(0)
+        desk.ask(1)
+        desk.publish(1)
+        desk.do(p.CheckpointTaken(version=1, path="c1"))
+        desk.load("w0", 1)
+        assert not has(desk.effects, p.EndRun)
+        if is_hopeless:
+            desk.lose("w0", is_permanent=True)
+            assert has(desk.effects, p.EvalDropped)
+        else:
+            for row in range(2):
+                desk.finish(row, purpose="eval", first=1)
+            assert only(desk.effects, p.EvalDone).kind == "final"
+        assert only(desk.effects, p.EndRun).status == "completed"
+
+
+def test_an_evaluation_job_of_no_steps_scores_the_published_version() -> None:
+    desk = Desk(groups_per_step=1, num_steps=0, num_eval_rows=2)
+    desk.start()
+    for row in range(2):
+        desk.finish(row, purpose="eval")
+    assert only(desk.effects, p.EvalDone).values == (1.0, 1.0)
+    assert only(desk.effects, p.EndRun).status == "completed"
+
+
+# ---------------------------------------------------------------- words and numbers
+
+
+def test_waits_say_who_holds_the_batch_up_and_progress_rises_only_with_useful_work() -> None:
+    desk = Desk(max_staleness=0, num_workers=2)
+    desk.do(p.RunStarted(lineage="l0"))
+    assert "starting version" in desk.coordinator.waits()[0]
+    desk = Desk(max_staleness=0, num_workers=2)
+    desk.start()
+    desk.ask(1)
+    desk.finish(0)
+    waits = desk.coordinator.waits()
+    assert waits[0] == "trainer waits for batch 1: 1 of 2 groups ready; w0 holds 1 samples"
+    assert "1 rollout worker(s) to say hello" in waits[1]
+    before = desk.coordinator.progress
+    desk.tick(1.0)
+    desk.report(1, group_id=0)
+    assert desk.coordinator.progress == before
+    desk.finish(1)
+    assert desk.coordinator.progress > before

@@ -1,0 +1,222 @@
+"""Seeded mutants of the coordinator: the checks of the virtual cluster must catch every one of them.
+
+A check that no broken coordinator fails proves nothing; here each law is broken on purpose, one small function each.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from schedules import FAULTLESS, run_schedule
+from virtual_cluster import VirtualCluster
+
+from areal_like import staleness
+from controller import protocol as p
+from controller import reports
+from controller.coordinator import Coordinator
+from controller.groups import Group, GroupTable
+from controller.settings import CoordinatorSettings
+from controller.state import RunState, Worker
+
+MAX_SEEDS = 500
+
+
+def settings(**changes: Any) -> CoordinatorSettings:
+    chosen: dict[str, Any] = {
+        "groups_per_step": 2, "group_size": 2, "num_steps": 8, "max_staleness": 3, "on_stale": "wait",
+        "num_workers": 2, "max_sample_losses": 50, "max_filtered_batches": 0,
+    }  # fmt: skip
+    return CoordinatorSettings(**{**chosen, **changes})
+
+
+def caught(make: Callable[..., VirtualCluster] = VirtualCluster, **changes: Any) -> str:
+    """The first complaint of the checks over many schedules; empty where none complains."""
+    for seed in range(MAX_SEEDS):
+        try:
+            run_schedule(seed, settings=settings(**changes), num_actions=300, make=make)
+        except (AssertionError, KeyError) as error:
+            return str(error) or "assertion inside the coordinator"
+    return ""
+
+
+def test_the_unchanged_coordinator_passes_what_the_mutants_fail() -> None:
+    for bound in (0, 3):
+        for seed in range(40):
+            run_schedule(seed, settings=settings(max_staleness=bound), num_actions=300)
+
+
+def test_admission_off_by_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def may_admit(started: int, version: int, groups_per_step: int, bound: int | None) -> bool:
+        return bound is None or (started - 2) // groups_per_step <= version + bound
+
+    monkeypatch.setattr(staleness, "may_admit", may_admit)
+    assert "law 1" in caught()
+    assert "law 1" in caught(max_staleness=0)
+
+
+def test_admission_with_the_newest_instead_of_the_loaded_version_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def usable(worker: Worker) -> bool:
+        return worker.is_present and not worker.quarantine and worker.announced >= 0
+
+    def version_of(table: GroupTable, group_id: int, version: int) -> Group:
+        return add(table, group_id, version + 1)
+
+    add = GroupTable.add
+    monkeypatch.setattr(GroupTable, "add", version_of)
+    monkeypatch.setattr(Worker, "is_usable", property(usable))
+    assert caught()
+
+
+def test_looking_only_one_step_ahead_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = staleness.may_ship
+
+    def may_ship(step: int, left_by_deadline: Mapping[int, int], groups_per_step: int) -> bool:
+        near = {limit: number for limit, number in left_by_deadline.items() if limit <= step + 1}
+        return honest(step, near, groups_per_step)
+
+    monkeypatch.setattr(staleness, "may_ship", may_ship)
+    assert "invariant I" in caught(groups_per_step=1, max_staleness=5)
+
+
+def test_shipping_without_waiting_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staleness, "may_ship", lambda *_: True)
+    assert caught()
+
+
+def test_a_lost_acknowledgement_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = RunState.emit
+
+    def emit(state: RunState, effect: p.Effect) -> None:
+        if not (isinstance(effect, p.SendAck) and effect.lease_ids[0] % 5 == 0):
+            honest(state, effect)
+
+    monkeypatch.setattr(RunState, "emit", emit)
+    complaint = caught()
+    assert "acknowledged" in complaint or "credits" in complaint
+
+
+def test_an_acknowledgement_before_the_ledger_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def take_effects(state: RunState) -> list[p.Effect]:
+        effects, state._effects = state._effects, []
+        return sorted(effects, key=lambda effect: effect.is_ledger)
+
+    monkeypatch.setattr(RunState, "take_effects", take_effects)
+    assert "ledger effects come first" in caught()
+
+
+def test_a_double_ship_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Coordinator._ship
+    last: list[Group] = []
+
+    def ship(coordinator: Coordinator, step: int, chosen: list[Group]) -> None:
+        if step % 3 == 0 and last:
+            again = coordinator._state.table.add(last[0].group_id, last[0].version)
+            again.samples = last[0].samples
+            chosen = sorted([again, *chosen[1:]], key=lambda group: group.group_id)
+        last[:] = chosen
+        honest(coordinator, step, chosen)
+
+    monkeypatch.setattr(Coordinator, "_ship", ship)
+    complaint = caught()
+    assert "already" in complaint or "running" in complaint, complaint
+
+
+def test_a_duplicate_answer_taken_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = RunState.cancel
+    monkeypatch.setattr(RunState, "cancel", lambda state, leases: honest(state, []))
+    assert caught()
+
+
+def test_another_order_than_earliest_deadline_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `wait` the step then waits for ever for groups that are ready already."""
+
+    def newest_first(ready: Mapping[int, set[int]], count: int) -> list[int]:
+        return sorted((group_id for ids in ready.values() for group_id in ids), reverse=True)[:count]
+
+    monkeypatch.setattr(staleness, "earliest_first", newest_first)
+    assert "deadlock" in caught(groups_per_step=1)
+
+
+def test_a_resume_that_forgets_recorded_batches_is_caught() -> None:
+    class Forgetful(VirtualCluster):
+        def restored(self, state: p.LedgerState) -> Coordinator:
+            saved = max((checkpoint.version for checkpoint in state.checkpoints), default=0)
+            kept = tuple(batch for batch in state.batches if batch.step <= saved)
+            fields = {name: getattr(state, name) for name in p.LedgerState.__struct_fields__}
+            return super().restored(p.LedgerState(**{**fields, "batches": kept}))
+
+    assert caught(Forgetful)
+
+
+def test_a_resume_that_forgets_partial_tokens_is_caught() -> None:
+    class Forgetful(VirtualCluster):
+        def restored(self, state: p.LedgerState) -> Coordinator:
+            live = tuple(
+                p.GroupRecord(
+                    group_id=group.group_id,
+                    version=group.version,
+                    samples=tuple(sample for sample in group.samples if sample.is_finished),
+                )
+                for group in state.live
+            )
+            fields = {name: getattr(state, name) for name in p.LedgerState.__struct_fields__}
+            return super().restored(p.LedgerState(**{**fields, "live": live}))
+
+    assert caught(Forgetful)
+
+
+def test_a_floor_that_ignores_samples_without_tokens_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = GroupTable.refresh
+
+    def refresh(table: GroupTable, group: Group) -> None:
+        version, group.version = group.version, group.ceiling if group.ceiling is not None else group.version
+        honest(table, group)
+        group.version = version
+
+    monkeypatch.setattr(GroupTable, "refresh", refresh)
+    assert caught(group_size=3)
+
+
+def late_schedules() -> str:
+    """Workers that fall silent for long and come back with old answers; the first complaint."""
+    names = [*FAULTLESS, "silence"]
+    weights = [{"come_back": 0.1, "report_progress": 2.0, "silence": 0.5}.get(name, 1.0) for name in names]
+    chosen = settings(groups_per_step=1, group_size=1, max_staleness=2)
+    for seed in range(300):
+        rng = random.Random(seed)
+        cluster = VirtualCluster(chosen, rng, num_workers=3, capacity=3, failure_rate=0.0)
+        try:
+            for name in rng.choices(names, weights, k=300):
+                if cluster.end is None:
+                    getattr(cluster, name)()
+            cluster.run_to_end()
+            cluster.check_end()
+        except AssertionError as error:
+            return str(error)
+    return ""
+
+
+def test_a_late_answer_that_brings_a_deadline_forward_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First come first kept is not enough: an answer from before the group's floor makes `wait` lose groups."""
+    assert late_schedules() == ""
+    honest = reports._refusal
+
+    def lenient(*facts: Any) -> str:
+        refusal = honest(*facts)
+        return "" if refusal.startswith("late") else refusal
+
+    monkeypatch.setattr(reports, "_refusal", lenient)
+    assert late_schedules()
+
+
+def test_a_prefix_that_is_sampled_anew_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(state: RunState, group: Group, sample: Any, *, is_loss: bool) -> None:
+        sample.num_tokens, sample.first_version, sample.last_version = 0, -1, -1
+        state.table.push_pending(group, sample)
+
+    monkeypatch.setattr(reports, "requeue", forgetful)
+    monkeypatch.setattr("controller.workers.requeue", forgetful)
+    assert "tokens" in caught()
