@@ -92,7 +92,7 @@ def _lease_pending(state: RunState, workers: list[Worker], orders: dict[str, lis
 
 
 def _samples_per_credit(state: RunState) -> float:
-    """Of all samples that the bound lets run at once, how many fall to each credit of the workers that may take them."""
+    """Of the samples that the bound lets run at once, how many fall to each credit of the workers there are."""
     settings = state.settings
     if settings.bound is None:
         return math.inf

@@ -128,6 +128,7 @@ class Server:
         self._num_stop_requests = 0
         self._stop_due_s: float | None = None
         self._eval_leases: set[int] = set()
+        self._unreachable: list[p.Event] = []
         self._last_progress: tuple[object, float] = (None, clock())
         self._is_stalling = False
 
@@ -206,7 +207,9 @@ class Server:
                 return self._on_finished(peer, message)
             case m.SampleReturned():
                 if self._settings.stop_on_long_prompt and message.reason.startswith("rejected"):
-                    raise UserError(message.reason, where="data.train", remedy="shorten it, or data.on_long_prompt=drop")
+                    raise UserError(
+                        message.reason, where="data.train", remedy="shorten it, or data.on_long_prompt=drop"
+                    )
                 part = _report(message.lease_id, message.start, message.segment)
                 payload = Payload({message.lease_id: message.segment}, worker=peer)
                 return p.LeaseReturned(worker=peer, part=part, reason=message.reason), payload
@@ -284,6 +287,9 @@ class Server:
             self._observe(entry.effect)
         for effect in others:
             self._carry_out(effect)
+        if self._unreachable:
+            lost, self._unreachable = self._unreachable, []
+            self._handle_all([(event, _NOTHING) for event in lost])
 
     @staticmethod
     def _entry(effect: p.Effect, payload: Payload) -> LedgerEntry:
@@ -314,7 +320,9 @@ class Server:
         match effect:
             case p.SendLeases():
                 self._steps.starts()
-                self._send(effect.worker, m.Lease(tasks=tuple(self._task(order) for order in effect.leases)))
+                # A later event of the same burst may have ended a lease that an earlier one made.
+                live = [order for order in effect.leases if self._coordinator.is_live(order.lease_id)]
+                self._send(effect.worker, m.Lease(tasks=tuple(self._task(order) for order in live)))
             case p.SendAck():
                 self._send(effect.worker, m.SampleAck(lease_ids=effect.lease_ids))
             case p.SendCancel():
@@ -346,9 +354,14 @@ class Server:
                 raise AssertionError(f"no hands for {type(effect).__name__}")
 
     def _send(self, peer: str, message: m.Message) -> None:
-        """Send, or leave a trace: an unroutable peer is found lost by its silence, and its leases go on elsewhere."""
-        if not self._hub.send(peer, message):
-            log.warning("%s cannot be reached with %s", peer, type(message).__name__)
+        """Send; a rollout worker out of reach is lost until it says Hello again, and its leases go on elsewhere."""
+        if self._hub.send(peer, message):
+            return
+        log.warning("%s cannot be reached with %s", peer, type(message).__name__)
+        info = self._hub.peers.get(peer)
+        if info is not None and info.role == "rollout":
+            self._hub.forget(peer)
+            self._unreachable.append(p.WorkerLost(worker=peer, reason="unreachable", incarnation=info.incarnation))
 
     def _task(self, order: p.LeaseOrder) -> m.SampleTask:
         is_eval = order.purpose == "eval"
