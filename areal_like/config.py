@@ -1,13 +1,13 @@
 """Base of every settings class, and the few settings that more than one wing must know.
 
-Owns: `Settings`, the shared sections, `ProcessSpec` (what one process of a run is started with).
+Owns: `Settings`, the shared sections, `StartSpec` and `ProcessSpec` (what a process is started with).
 Refuses: reading YAML, composing sections (controller/config.py), torch.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import pydantic
 import yaml
@@ -17,6 +17,9 @@ from areal_like.errors import UserError
 
 Mode = Literal["async", "one_step_off", "sync"]
 DType = Literal["float32", "bfloat16"]
+AddBos = Literal["auto", "always", "never"]
+BUILT_IN_TOKENIZERS = ("characters:running_sum", "bytes")
+"""Tokenizers that are made in code; preparing a model saves them beside it."""
 
 
 class Settings(pydantic.BaseModel):
@@ -41,7 +44,7 @@ class ModelSettings(Settings):
 
 
 class SamplingSettings(Settings):
-    """How rollout workers sample. One meaning of log-prob everywhere: log_softmax(logits / temperature), before cuts."""
+    """How rollout workers sample. One meaning of log-prob: log_softmax(logits / temperature), before cuts."""
 
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; the trainer divides logits by the same number."""
@@ -61,17 +64,41 @@ class StalenessSettings(Settings):
     max_staleness: int | Literal["unbounded"] = 4
     """Largest allowed (step - 1) - first version of a group; 0 is synchronous, `unbounded` switches the bound off."""
     on_stale: Literal["wait", "drop", "keep"] = "wait"
-    """`wait`: strict and lossless; `drop`: strict, over-age groups are dropped; `keep`: admission only, as AReaL does."""
+    """`wait`: strict and lossless; `drop`: strict, over-age groups go; `keep`: admission only, as AReaL does."""
     group_timeout_s: float = Field(1800.0, gt=0)
     """Wall-clock deadline of a group from its first lease; past it the group is dropped with reason `timeout`."""
 
 
-class ProcessSpec(Settings):
+class StartSpec(Settings):
+    """What any process of ours is started with: a JSON file that its starter saves and the process loads."""
+
+    name: str
+    """Names the process in its log."""
+    run_id: str
+    parent_pid: int
+    """The launcher; when it is gone the process ends itself."""
+    seed: int
+    num_threads: int = 1
+    """Compute threads."""
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        path.write_text(self.model_dump_json(indent=1))
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what `save` wrote. Raises UserError when the file is not such a spec."""
+        try:
+            return cls.model_validate_json(path.read_text())
+        except (OSError, pydantic.ValidationError) as error:
+            what = f"not a {cls.__name__} ({error})"
+            raise UserError(what, where=str(path), remedy="start jobs with areal-like") from error
+
+
+class ProcessSpec(StartSpec):
     """All that one process of a run needs to start; written as JSON to <run>/processes/<name>.json by the launcher."""
 
     role: Literal["rollout", "trainer", "reward"]
-    name: str
-    run_id: str
     run_dir: str
     hub_address: str
     """The controller's ROUTER, e.g. tcp://127.0.0.1:40001."""
@@ -80,10 +107,6 @@ class ProcessSpec(Settings):
     """For the reward service: where to bind its own ROUTER."""
     curve_dir: str | None = None
     """Folder with the run's CURVE key files (owner-only); None: plain, loopback only."""
-    parent_pid: int
-    """The launcher; when it is gone the process ends itself."""
-    seed: int
-    num_threads: int = 1
     heartbeat_s: float = 0.5
     silence_s: float = 15.0
     """A peer not heard of for this long counts as lost."""
@@ -101,18 +124,6 @@ class ProcessSpec(Settings):
     """Trainer: checkpoint folder to continue from."""
     settings: dict[str, Any]
     """The wing's own section, to be validated by the wing."""
-
-    def save(self, path: Path) -> None:
-        """Write as JSON."""
-        path.write_text(self.model_dump_json(indent=1))
-
-    @staticmethod
-    def load(path: Path) -> ProcessSpec:
-        """Read what `save` wrote. Raises UserError when the file is not a process spec."""
-        try:
-            return ProcessSpec.model_validate_json(path.read_text())
-        except (OSError, pydantic.ValidationError) as error:
-            raise UserError(f"not a process spec ({error})", where=str(path), remedy="start jobs with areal-like") from error
 
 
 def dump_yaml(settings: Settings) -> str:

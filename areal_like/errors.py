@@ -1,11 +1,13 @@
 """The one error tree for operations, and the shape of a user's mistake.
 
-Owns: exception types. Refuses: deciding what happens next (that is the catcher's policy).
+Owns: exception types, `first_line`. Refuses: deciding what happens next (that is the catcher's policy).
 `UserError` is a ValueError: somebody typed something that cannot work; it is shown as one sentence without a traceback.
 `OperationError` is everything that can go wrong while a correct configuration runs.
 """
 
 from __future__ import annotations
+
+MAX_LINE_CHARS = 200
 
 
 class UserError(ValueError):
@@ -55,3 +57,8 @@ class ProcessDied(OperationError):
     def __init__(self, name: str, returncode: int, tail: str) -> None:
         self.name, self.returncode, self.tail = name, returncode, tail
         super().__init__(f"process {name} ended with status {returncode}")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else's library says, short enough to stand inside a sentence of ours."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:MAX_LINE_CHARS]

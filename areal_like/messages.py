@@ -49,7 +49,7 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """The hub accepted a Hello. `incarnation` is the hub's: a change means the hub restarted and knows nothing of us."""
+    """The hub accepted a Hello. `incarnation` is the hub's: a change means it restarted and knows nothing of us."""
 
     run_id: str
     incarnation: str
@@ -153,10 +153,10 @@ class SampleFinished(Message, frozen=True, kw_only=True):
 
 
 class SampleReturned(Message, frozen=True, kw_only=True):
-    """A lease given back unfinished. `segment` holds all answer tokens from position `start` that were not reported yet.
+    """A lease given back unfinished. `segment` holds the answer tokens from position `start` not reported yet.
 
-    reason: "segment" (token budget), "drain" (worker leaves), "cancelled", or "rejected: ..." (cannot ever run, e.g. the
-    prompt is longer than the context).
+    reason: "segment" (token budget), "drain" (worker leaves), "cancelled", or "rejected: ..." (cannot ever run, e.g.
+    the prompt is longer than the context).
     """
 
     lease_id: int

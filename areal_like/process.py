@@ -1,4 +1,4 @@
-"""How a process of a run lives: it starts from a ProcessSpec, dies with its parent, and says clearly how it ended.
+"""How a process of a run lives: it starts from a spec, dies with its parent, and says clearly how it ended.
 
 Owns: exit statuses, signals, the parent's death, compute threads, logging to stderr. Refuses: starting processes
 (controller/launch), and what a process does.
@@ -22,11 +22,11 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import psutil
 
-from areal_like.config import ProcessSpec
+from areal_like.config import ProcessSpec, StartSpec
 from areal_like.errors import UserError
 from areal_like.shadow import check_not_shadowed
 
@@ -39,6 +39,7 @@ PARENT_POLL_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
+AnySpec = TypeVar("AnySpec", bound=StartSpec)
 ProcessMain = Callable[[ProcessSpec, asyncio.Event], Awaitable[None]]
 
 
@@ -47,16 +48,21 @@ def run_process(main: ProcessMain, argv: Sequence[str] | None = None) -> NoRetur
 
     `argv` without the program's name (default: sys.argv[1:]) must hold `--spec FILE`.
     """
+    run_blocking(ProcessSpec, lambda spec: asyncio.run(_serve(main, spec)), argv)
+
+
+def run_blocking(kind: type[AnySpec], main: Callable[[AnySpec], None], argv: Sequence[str] | None = None) -> NoReturn:
+    """Run `main(spec)` to its end and exit: what a process owes its starter, whether it serves or just works."""
     parser = argparse.ArgumentParser(description="One process of a run; started by areal-like, not by hand.")
     parser.add_argument("--spec", required=True, type=Path, help="JSON file written by the launcher")
     arguments = parser.parse_args(argv)
     try:
-        spec = ProcessSpec.load(arguments.spec)
+        spec = kind.load(arguments.spec)
         die_with_parent(spec.parent_pid)
         limit_threads(spec.num_threads)
         start_logging(spec.name)
         check_not_shadowed()
-        asyncio.run(_serve(main, spec))
+        main(spec)
         status = ORDERLY
     except BaseException as error:  # the fault boundary of the process
         status = report_end(error)
@@ -83,10 +89,7 @@ async def _serve(main: ProcessMain, spec: ProcessSpec) -> None:
 
 
 def report_end(error: BaseException) -> int:
-    """Print how it ended (`error: ...` last, a traceback before it unless it is the user's mistake); the exit status.
-
-    Also for entry points that do not go through `run_process`.
-    """
+    """Print how it ended (`error: ...` last, a traceback before it unless the user erred); the exit status."""
     if isinstance(error, SystemExit):
         if isinstance(error.code, str):
             print(f"error: {error.code}", file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 FinishReason = Literal["stop", "length"]
-"""`stop`: an end-of-sequence or stop token was sampled (it is part of the answer). `length`: the token limit was hit."""
+"""`stop`: an end-of-sequence or stop token was sampled (part of the answer). `length`: the token limit was hit."""
 
 NO_VERSION = -1
 """Version of a token the policy did not sample (prompt, tool output)."""

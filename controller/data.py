@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import re
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
+from areal_like.boxed import last_boxed
 from areal_like.errors import UserError
 from controller.config import DataSource, RunConfig
 from controller.config_problems import nearest
@@ -269,23 +269,10 @@ def final_answer(value: Any) -> Any:
     if "####" in value:
         text = value.rpartition("####")[2].strip().replace(",", "")
     elif "\\boxed" in value or "\\fbox" in value:
-        text = _last_boxed(value)
+        text = last_boxed(value) or ""
     else:
         text = value.strip()
     return text or None
-
-
-def _last_boxed(text: str) -> str:
-    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    after = text[start:].removeprefix("\\boxed").removeprefix("\\fbox").lstrip()
-    if not after.startswith("{"):  # TeX takes the next token: \boxed 5
-        return after.split("$")[0].split()[0] if after.split("$")[0].split() else ""
-    depth = 0
-    for token in re.finditer(r"\\.|[{}]", after, re.DOTALL):  # an escaped brace is no brace
-        depth += (token.group() == "{") - (token.group() == "}")
-        if depth == 0:
-            return after[1 : token.start()].strip()
-    return ""
 
 
 def _plain(row: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
-from areal_like.errors import OperationError, UserError
+from areal_like.errors import OperationError, UserError, first_line
 from controller.config import DataSource
 from controller.config_problems import nearest
 
@@ -228,7 +228,7 @@ def _read_parquet(path: Path, limit: int | None) -> RawRows:
     try:
         table = parquet.read_table(path)
     except ArrowException as error:
-        raise UserError(f"is not a Parquet file ({str(error).splitlines()[0]})", where=str(path)) from error
+        raise UserError(f"is not a Parquet file ({first_line(error)})", where=str(path)) from error
     rows = table.slice(0, limit).to_pylist() if limit is not None else table.to_pylist()
     return RawRows.of(rows, lambda index: f"{path} row {index}")
 
@@ -260,10 +260,9 @@ def _read_dataset(source: DataSource, key: str, split: str) -> RawRows:
     except UserError:
         raise
     except Exception as error:  # fault boundary: datasets, the hub client and pyarrow share no base class
-        first = next(iter(str(error).splitlines()), "")
         remedy = f"a local folder, a hub name with {key}.config and {key}.split, or {key}.path for a file"
         raise UserError(
-            f"cannot be loaded ({type(error).__name__}: {first[:200]})", where=where, remedy=remedy
+            f"cannot be loaded ({type(error).__name__}: {first_line(error)})", where=where, remedy=remedy
         ) from error
     return RawRows(len(loaded), lambda index: dict(loaded[index]), lambda index: f"{name} {split} row {index}")
 

@@ -69,7 +69,6 @@ class Display:
     console: Console = field(default_factory=lambda: Console(highlight=False, soft_wrap=True))
     _live: Live | None = None
     _rows: deque[StepRow] = field(default_factory=lambda: deque(maxlen=12))
-    _notes: deque[tuple[str, Level]] = field(default_factory=lambda: deque(maxlen=6))
     _accuracy: list[tuple[int, float]] = field(default_factory=list)
     _snapshot: Snapshot | None = None
     _progress: str = ""
@@ -91,12 +90,11 @@ class Display:
     def note(self, text: str, level: Level = "info") -> None:
         """An event in one line; it stays on screen above the live table."""
         self.console.print(Text(f"{time.strftime('%H:%M:%S')} {text}", style=_STYLE[level]))
-        self._notes.append((text, level))
 
     def progress(self, text: str) -> None:
         """What preparation is doing; replaces the last such line on a terminal."""
         if self._live is None and text != self._progress:
-            self.console.print(text)
+            self.console.print(Text(text))
         self._progress = text
 
     def step(self, row: StepRow) -> None:
@@ -104,7 +102,7 @@ class Display:
         self._progress = ""
         self._rows.append(row)
         if self._live is None:
-            self.console.print(row.line())
+            self.console.print(Text(row.line()))
 
     def accuracy(self, version: int, value: float, num_rows: int) -> None:
         """A finished evaluation."""
@@ -138,7 +136,7 @@ class Display:
             "trainer waited",
         ):
             table.add_column(title, justify="right", no_wrap=True)
-        for row in self._rows:
+        for row in tuple(self._rows):  # drawn by a thread of its own, while rows are added
             table.add_row(
                 f"{row.step}/{row.num_steps}" + ("*" if row.is_replay else ""),
                 f"{row.reward:.3f}",

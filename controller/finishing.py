@@ -83,14 +83,18 @@ _ADVICE = {
 def hopeless_reason(state: RunState) -> str:
     """Why no rollout worker will ever work again although a batch is owed; empty while one may."""
     workers = state.workers.values()
-    if state.requested is None or state.requested <= state.shipped or len(workers) < state.settings.num_workers:
-        return ""
-    if not all(is_stuck(state, worker) for worker in workers):
+    if state.requested is None or state.requested <= state.shipped or not _is_deserted(state):
         return ""
     if state.is_trainer_busy and any(worker.quarantine and worker.is_present for worker in workers):
         return ""  # a new version is on its way and may load
     causes = "; ".join(f"{w.name}: {w.quarantine if w.is_present else 'gone'}" for w in workers)
     return f"no rollout worker is left for batch {state.requested} ({causes})"
+
+
+def _is_deserted(state: RunState) -> bool:
+    """Every expected worker was there, or was lost before it came, and none will do anything more."""
+    workers = state.workers.values()
+    return len(workers) >= state.settings.num_workers and all(is_stuck(state, worker) for worker in workers)
 
 
 def _tell_trainer(state: RunState) -> None:
@@ -113,7 +117,7 @@ def _go_home(state: RunState) -> None:
             state.cancel([state.leases[lease_id] for lease_id in sorted(group.lease_ids)])
         eval_pins.request_final(state)
         eval_pins.advance(state)
-    if state.eval_jobs and all(is_stuck(state, worker) for worker in state.workers.values()):
+    if state.eval_jobs and _is_deserted(state):
         for job in list(state.eval_jobs):
             eval_pins.drop(state, job, "no rollout worker is left")
     is_saved = state.last_step <= state.base or any(version >= state.last_step for version in state.checkpoints)

@@ -43,6 +43,12 @@ class JobRows:
         """Draws before the data is used up; None: endless."""
         return self.order.max_draws if self.order is not None else 0
 
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """What a resumed run must find again, by key of the configuration."""
+        tables = {"data.train": self.train_table, "data.eval": self.eval_table}
+        return {key: table.fingerprint for key, table in tables.items() if table is not None}
+
     def train(self, group_id: int) -> Mapping[str, Any]:
         """The row of a draw."""
         assert self.train_table is not None

@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +35,7 @@ from controller.segments import (
 
 LEDGER_FILE = "ledger.sqlite"
 SEGMENT_FOLDER = "segments"
+_VALUES = msgspec.msgpack.Decoder(tuple[float | None, ...])
 REMEDY = "restore the run folder from a copy, or start a new run"
 
 
@@ -63,14 +63,15 @@ class Ledger:
     ) -> None:
         """Open or create <run_dir>/ledger.sqlite and <run_dir>/segments/.
 
-        segment_bytes: a segment file is closed past this size. cache_bytes: recently written payloads kept in memory.
+        segment_bytes: a segment file is closed past this size. cache_bytes: payloads kept in memory until
+        their group is given for training or has another end.
         keep_bytes: segment files no longer needed that stay nevertheless, newest ones, in bytes (None: all stay).
         fsync: survive power loss too, not only kill -9.
         Raises UserError (open elsewhere, unwritable folder, missing although must_exist), LedgerError (damaged).
         """
         self._path = run_dir / LEDGER_FILE
         self._keep_bytes, self._cache_bytes = keep_bytes, cache_bytes
-        self._cache: OrderedDict[tuple[int, int], Trajectory] = OrderedDict()
+        self._cache: dict[int, dict[int, Trajectory]] = {}
         self._cached_bytes = 0
         if must_exist and not self._path.exists():
             raise UserError("there is no ledger here", where=str(run_dir), remedy="give the folder of a run")
@@ -110,8 +111,12 @@ class Ledger:
             raise LedgerError(f"{self._path}: cannot write ({error}); is the disk full?") from error
         self._seq = burst.seq
         for entry in entries:
-            if isinstance(entry.effect, p.StoreFinished) and entry.trajectory is not None:
-                self._remember((entry.effect.group_id, entry.effect.sample_index), entry.trajectory)
+            match entry.effect:
+                case p.StoreFinished(purpose="train", group_id=group_id, sample_index=index):
+                    assert entry.trajectory is not None
+                    self._remember(group_id, index, entry.trajectory)
+                case p.DropGroup(group_id=group_id) | p.FilterGroup(group_id=group_id):
+                    self._forget(group_id)
 
     def purge(self, covered_step: int) -> PurgeReport:
         """Delete the oldest segment files that nothing needs any more, beyond `keep_bytes`.
@@ -161,6 +166,14 @@ class Ledger:
         except (sqlite3.Error, ValueError, KeyError) as error:
             raise LedgerError(f"{self._path} is damaged ({error}); {REMEDY}") from error
 
+    def evaluations(self) -> dict[int, tuple[float | None, ...]]:
+        """Values of the newest complete evaluation of each version, by eval row. Raises LedgerError (damaged)."""
+        try:
+            rows = self._db.execute('SELECT version, "values" FROM evals ORDER BY seq').fetchall()
+            return {version: _VALUES.decode(blob) for version, blob in rows}
+        except (sqlite3.Error, ValueError) as error:
+            raise LedgerError(f"{self._path} is damaged ({error}); {REMEDY}") from error
+
     def prefix(self, group_id: int, sample_index: int) -> Segment:
         """The stored tokens of an unfinished sample, empty where there are none. Raises LedgerError (damaged)."""
         rows = self._db.execute(
@@ -177,7 +190,7 @@ class Ledger:
 
     def trajectory(self, group_id: int, sample_index: int) -> Trajectory:
         """The payload of a finished sample. Raises LedgerError where it was purged or is damaged."""
-        if (cached := self._cache.get((group_id, sample_index))) is not None:
+        if (cached := self._cache.get(group_id, {}).get(sample_index)) is not None:
             return cached
         row = self._db.execute(
             "SELECT file, offset, size FROM samples WHERE group_id = ? AND sample_index = ?", (group_id, sample_index)
@@ -191,7 +204,7 @@ class Ledger:
             raise LedgerError(f"{self._path}: sample of group {group_id} is damaged ({error}); {REMEDY}") from error
 
     def batch_samples(self, groups: Sequence[p.BatchGroup]) -> tuple[BatchSample, ...]:
-        """Payloads and rewards of a batch, ordered by (group_id, sample_index)."""
+        """Payloads and rewards of a batch, ordered by (group_id, sample_index). A second time they come from disk."""
         samples: list[BatchSample] = []
         for group in sorted(groups, key=lambda group: group.group_id):
             rewards = dict(
@@ -206,6 +219,8 @@ class Ledger:
                         reward=rewards[index],
                     )
                 )
+        for group in groups:
+            self._forget(group.group_id)
         return tuple(samples)
 
     def close(self) -> None:
@@ -235,11 +250,14 @@ class Ledger:
                 if sizes.get(number, 0) < end:
                     raise LedgerError(f"{self._segments.path(number)} is missing or cut short; {REMEDY}")
 
-    def _remember(self, key: tuple[int, int], trajectory: Trajectory) -> None:
-        self._cache[key] = trajectory
+    def _remember(self, group_id: int, index: int, trajectory: Trajectory) -> None:
+        self._cache.setdefault(group_id, {})[index] = trajectory
         self._cached_bytes += _size(trajectory)
         while self._cached_bytes > self._cache_bytes and self._cache:
-            self._cached_bytes -= _size(self._cache.popitem(last=False)[1])
+            self._forget(next(iter(self._cache)))
+
+    def _forget(self, group_id: int) -> None:
+        self._cached_bytes -= sum(map(_size, self._cache.pop(group_id, {}).values()))
 
 
 def _size(trajectory: Trajectory) -> int:

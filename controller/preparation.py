@@ -17,8 +17,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from areal_like import __version__
-from areal_like.errors import ProcessDied, UserError
+from areal_like.errors import DeadlineExceeded, ProcessDied, UserError
 from areal_like.metrics import read_jsonl
 from controller.config import RunConfig
 from controller.data import Table, load_demonstrations
@@ -43,7 +45,7 @@ class Prepared:
 def needs_preparation(config: RunConfig) -> bool:
     """False where model.path is a folder on this machine that is used as it is."""
     is_plain = config.model.path is not None and config.model.tokenizer == "from_model" and config.warm_start is None
-    return not (is_plain and Path(str(config.model.path)).is_dir())
+    return not (is_plain and _plain_folder(config).is_dir())
 
 
 async def prepare(
@@ -58,14 +60,15 @@ async def prepare(
     """Make the starting model, or find it in the cache.
 
     out_dir: put it there instead of the cache. publish_to: also publish it as version 0 in this weight store.
-    Raises UserError (what the preparation refused), ProcessDied.
+    Raises UserError (what the preparation refused), ProcessDied, DeadlineExceeded (it does nothing any more).
     """
     started_s = time.monotonic()
     if publish_to is None and out_dir is None and not needs_preparation(config):
         return Prepared(_plain_folder(config), 0.0, was_cached=True)
     demonstrations = load_demonstrations(config)
     target = out_dir or _cache_folder(config, demonstrations)
-    if publish_to is None and out_dir is None and (target / "config.json").is_file():
+    is_cached = publish_to is None and out_dir is None
+    if is_cached and _is_there(target):
         display.note(f"starting model: {target} (prepared before)")
         return Prepared(target, 0.0, was_cached=True)
     rows_path = None
@@ -73,6 +76,7 @@ async def prepare(
         rows_path = folder.processes / "demonstrations.jsonl"
         _write_rows(demonstrations, rows_path)
     status_path = folder.logs / "prepare.status.jsonl"
+    status_path.unlink(missing_ok=True)  # an earlier stretch of the run may have been stopped in its preparation
     spec = prepare_spec(config, out_dir=target, sft_rows=rows_path, status_path=status_path, publish_to=publish_to)
     spec_path = folder.processes / "prepare.json"
     spec.save(spec_path)
@@ -80,20 +84,28 @@ async def prepare(
     try:
         environment = child_environment(spec.num_threads, user_path=Path.cwd())
         await launcher.start("prepare", ["-m", "trainer.prepare", "--spec", str(spec_path)], environment)
-        await _follow(launcher, display, status_path)
+        await _follow(launcher, display, status_path, config.launch.stall_after_s)
+    except UserError:
+        if not (is_cached and _is_there(target)):  # another run has completed the same model meanwhile
+            raise
     finally:
         if rows_path is not None:
             rows_path.unlink(missing_ok=True)
     return Prepared(target, time.monotonic() - started_s, was_cached=False)
 
 
+def _is_there(target: Path) -> bool:
+    return (target / "config.json").is_file()
+
+
 def _plain_folder(config: RunConfig) -> Path:
-    return Path(str(config.model.path)).resolve()
+    return Path(str(config.model.path)).expanduser().resolve()
 
 
-async def _follow(launcher: LocalLauncher, display: Display, status_path: Path) -> None:
+async def _follow(launcher: LocalLauncher, display: Display, status_path: Path, stall_after_s: float) -> None:
     """Show progress lines until the process has ended; judge its end."""
     num_shown = 0
+    life = _Life(launcher.pid_of("prepare"), stall_after_s)
     while True:
         ended = next((end for end in launcher.reap() if end.name == "prepare"), None)
         rows = await asyncio.to_thread(read_jsonl, status_path)
@@ -101,6 +113,7 @@ async def _follow(launcher: LocalLauncher, display: Display, status_path: Path) 
             display.progress("  " + "  ".join(f"{key} {_short(value)}" for key, value in row.items()))
         num_shown = len(rows)
         if ended is None:
+            life.look()
             await asyncio.sleep(POLL_S)
             continue
         if ended.returncode == 0:
@@ -109,6 +122,23 @@ async def _follow(launcher: LocalLauncher, display: Display, status_path: Path) 
         if ended.returncode == USER_MISTAKE:
             raise UserError(last_error(tail) or "the model cannot be prepared")
         raise ProcessDied("prepare", ended.returncode, tail)
+
+
+class _Life:
+    """Whether a process still does anything: computing, loading and downloading all cost processor time."""
+
+    def __init__(self, pid: int | None, patience_s: float) -> None:
+        self._pid, self._patience_s = pid, patience_s
+        self._spent_s, self._moved_s = -1.0, time.monotonic()
+
+    def look(self) -> None:
+        """Raises DeadlineExceeded."""
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(self._pid).cpu_times()
+            if times.user + times.system != self._spent_s:
+                self._spent_s, self._moved_s = times.user + times.system, time.monotonic()
+        if time.monotonic() - self._moved_s > self._patience_s:
+            raise DeadlineExceeded("the starting model", "process prepare, which does nothing", self._patience_s)
 
 
 def _short(value: object) -> str:
@@ -123,9 +153,10 @@ def _cache_folder(config: RunConfig, demonstrations: Table | None) -> Path:
     }
     if path := config.model.path:
         with contextlib.suppress(OSError):
-            facts["folder"] = sorted((entry.name, entry.stat().st_mtime_ns) for entry in Path(path).iterdir())
+            entries = Path(path).expanduser().iterdir()
+            facts["folder"] = sorted((entry.name, entry.stat().st_mtime_ns) for entry in entries)
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
-    return (Path(config.runs_dir) / ".prepared" / digest).resolve()
+    return (Path(config.runs_dir).expanduser() / ".prepared" / digest).resolve()
 
 
 def _write_rows(rows: Table, path: Path) -> None:

@@ -45,10 +45,11 @@ class StepReporter:
 
     def shipped(self, step: int, *, staleness: list[int], num_samples: int, num_tokens: int, is_replay: bool) -> None:
         """The batch of `step` left for the trainer."""
+        self.starts()
         self._shipments[step] = Shipment(staleness, num_samples, num_tokens, is_replay, self._clock())
 
     def starts(self) -> None:
-        """Rollouts begin: throughput is counted from here."""
+        """The first lease or, when a resumed run replays, the first batch goes out: throughput counts from here."""
         if self._first_s is None:
             self._first_s = self._clock()
             self._last = (self._first_s, *self._totals())
@@ -64,14 +65,14 @@ class StepReporter:
             del self._shipments[old]
         now_s = self._clock()
         self.starts()
-        self._tally.add_step(metrics, shipment.num_samples, shipment.num_tokens, shipment.staleness)
+        self._tally.add_step(shipment.num_samples, shipment.num_tokens, shipment.staleness)
         assert self._first_s is not None
         self._tally.train_wall_s = now_s - self._first_s
         then_s, tokens, wait_s, busy_s = self._last
         new_tokens, new_wait_s, new_busy_s = self._totals()
         self._last = (now_s, new_tokens, new_wait_s, new_busy_s)
         elapsed_s = max(now_s - then_s, 1e-9)
-        waited_s, worked_s = new_wait_s - wait_s, new_busy_s - busy_s
+        waited_s, worked_s = max(0.0, new_wait_s - wait_s), max(0.0, new_busy_s - busy_s)
         row = StepRow(
             step=step,
             num_steps=self._num_steps,
@@ -88,16 +89,20 @@ class StepReporter:
         self._display.step(row)
         self._metrics.append(
             {
+                **metrics,
                 "kind": "step",
                 "time_s": time.time(),
                 "step": step,
                 "wall_s": self._tally.train_wall_s,
                 "staleness": shipment.staleness,
+                "staleness_mean": row.staleness_mean,
+                "staleness_max": row.staleness_max,
                 "num_samples": shipment.num_samples,
                 "num_sampled_tokens": shipment.num_tokens,
                 "is_replay": shipment.is_replay,
+                "samples_per_s": shipment.num_samples / elapsed_s,
                 "rollout_tokens_per_s": row.rollout_tokens_per_s,
+                "trainer_tokens_per_s": row.trainer_tokens_per_s,
                 "trainer_wait_share": row.wait_share,
-                **metrics,
             }
         )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import time
 import uuid
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, Literal
 import psutil
 
 from areal_like.errors import UserError
+from areal_like.process import is_same_process
 
 FORMAT = 1
 """Number of the folder's layout; a higher one than ours is refused."""
@@ -88,8 +88,8 @@ class RunFolder:
     @staticmethod
     def create(runs_dir: Path, name: str) -> RunFolder:
         """Make `runs_dir/name`, or `name-2`, `name-3`, ... when taken. Raises UserError when it cannot be written."""
-        if not name or name in (".", "..") or "/" in name or os.sep in name:
-            raise UserError(f"`{name}` cannot be the name of a folder", where="name", remedy="use letters, digits, - _")
+        if name != name.strip() or not name.isprintable() or name.startswith(".") or not name or "/" in name:
+            raise UserError(f"{name!r} cannot be the name of a folder", where="name", remedy="use letters, digits, - _")
         try:
             runs_dir.mkdir(parents=True, exist_ok=True)
             number = 1
@@ -143,8 +143,8 @@ class RunFolder:
         return dict(state)
 
     def write_state(self, status: Status, **more: Any) -> None:
-        """Replace the status file atomically; keys already there stay unless given anew."""
-        old = json.loads(self.state.read_text()) if self.state.is_file() else {"created_s": time.time()}
+        """Replace the status file atomically; keys already there stay unless given anew. Raises UserError, OSError."""
+        old = self.read_state() if self.state.is_file() else {"created_s": time.time()}
         me = psutil.Process()
         state = {
             "run_id": uuid.uuid4().hex[:12],
@@ -154,6 +154,7 @@ class RunFolder:
             "controller_pid": me.pid,
             "controller_started_s": me.create_time(),
             "updated_s": time.time(),
+            "reason": "",
             **more,
         }
         fresh = self.state.with_suffix(".tmp")
@@ -164,9 +165,8 @@ class RunFolder:
         """Raise UserError when the controller of this run is alive."""
         state = self.read_state()
         try:
-            process = psutil.Process(int(state["controller_pid"]))
-            is_alive = abs(process.create_time() - float(state["controller_started_s"])) < 1.0
-        except (psutil.Error, KeyError, ValueError):
+            is_alive = is_same_process(int(state["controller_pid"]), float(state["controller_started_s"]))
+        except (KeyError, ValueError):
             is_alive = False
         if is_alive and state.get("status") == "running":
             raise UserError(

@@ -1,19 +1,26 @@
 """What a run did, in numbers: collected while it runs, written to summary.json and printed at its end.
 
 Owns: the sums and the keys of the summary. Refuses: display while running, judging laws (audit.py).
+
+After a resume steps, staleness, accuracies and fates are the whole run's; times, rates and shares are those of the last
+stretch (`lives` says how many there were). Shares are of a process's own time: trainer_wait_share of waiting and
+working, rollout_idle_share of idle, busy and paused, each summed over processes.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from controller.records import BatchRecord, Counts
 
 
 def _share(part_s: float, whole_s: float) -> float | None:
@@ -22,7 +29,7 @@ def _share(part_s: float, whole_s: float) -> float | None:
 
 @dataclass
 class Tally:
-    """Running sums of one run (or of one stretch of it, after a resume)."""
+    """Running sums of one run."""
 
     steps: int = 0
     samples: int = 0
@@ -33,40 +40,48 @@ class Tally:
     accuracy: dict[int, float] = field(default_factory=dict)
     """Mean of component `correct` (else of the value) by evaluated version."""
     eval_rows: dict[int, int] = field(default_factory=dict)
-    last_metrics: dict[str, float] = field(default_factory=dict)
+    """Rows that got a score, by evaluated version."""
     train_wall_s: float = 0.0
     """From the first lease to the last step."""
-    counters: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Sums of each process's own counters; those of earlier incarnations are kept in `retired`."""
-    retired: dict[str, Counter[str]] = field(default_factory=dict)
+    counters: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+    """Newest counters of each process, by name and incarnation."""
 
-    def add_step(self, metrics: Mapping[str, float], num_samples: int, num_tokens: int, staleness: list[int]) -> None:
+    def add_step(self, num_samples: int, num_tokens: int, staleness: Sequence[int]) -> None:
         """One consumed batch."""
         self.steps += 1
         self.samples += num_samples
         self.tokens += num_tokens
         self.staleness.update(staleness)
-        self.last_metrics = dict(metrics)
 
-    def add_history(self, staleness: list[int]) -> None:
+    def add_history(self, staleness: Sequence[int]) -> None:
         """A batch that an earlier stretch of the run consumed."""
         self.steps += 1
         self.staleness.update(staleness)
 
-    def add_counters(self, name: str, counters: Mapping[str, float]) -> None:
-        """The latest monotonic counters of a process; a counter that went back means a new incarnation."""
-        old = self.counters.get(name, {})
-        if any(counters.get(key, 0.0) < value for key, value in old.items()):
-            self.retired.setdefault(name, Counter()).update(old)
-        self.counters[name] = dict(counters)
+    def add_evaluation(self, version: int, values: Sequence[float | None]) -> int:
+        """A finished evaluation; returns how many answers got a score. None of them: no accuracy, not a zero."""
+        scored = [value for value in values if value is not None]
+        if scored:
+            self.accuracy[version] = sum(scored) / len(scored)
+            self.eval_rows[version] = len(scored)
+        return len(scored)
+
+    def add_counters(self, name: str, incarnation: str, counters: Mapping[str, float]) -> None:
+        """The latest counters of one process; a restarted one begins at zero and is added to its predecessor."""
+        self.counters[name, incarnation] = dict(counters)
 
     def total(self, prefix: str, key: str) -> float:
         """Sum of one counter over all processes whose name starts with `prefix`."""
-        names = [name for name in {*self.counters, *self.retired} if name.startswith(prefix)]
-        return sum(
-            self.counters.get(name, {}).get(key, 0.0) + self.retired.get(name, Counter()).get(key, 0.0)
-            for name in names
-        )
+        return sum(found.get(key, 0.0) for (name, _), found in self.counters.items() if name.startswith(prefix))
+
+    def totals(self) -> dict[str, dict[str, float]]:
+        """All counters by process name, its incarnations added up."""
+        sums: dict[str, Counter[str]] = {}
+        for (name, _), found in self.counters.items():
+            mine = sums.setdefault(name, Counter())
+            for key, value in found.items():
+                mine[key] += value  # type: ignore[assignment]
+        return {name: dict(found) for name, found in sums.items()}
 
     def summary(self, counts: Mapping[str, Any], *, status: str, wall_s: float, prepare_s: float) -> dict[str, Any]:
         """The summary's keys; None where a run had nothing to measure (no evaluation, no step)."""
@@ -79,6 +94,7 @@ class Tally:
             "status": status,
             "accuracy_before": self.accuracy.get(0),
             "accuracy_after": self.accuracy[versions[-1]] if versions and versions[-1] > 0 else None,
+            "accuracy_after_version": versions[-1] if versions and versions[-1] > 0 else None,
             "eval_prompts": self.eval_rows[versions[-1]] if versions else 0,
             "wall_s": round(wall_s, 2),
             "prepare_s": round(prepare_s, 2),
@@ -97,6 +113,29 @@ class Tally:
             **counts,
             "accuracy_by_version": {str(version): self.accuracy[version] for version in versions},
         }
+
+
+def fates(counts: Counts, batches: Sequence[BatchRecord], *, group_size: int, version: int) -> dict[str, Any]:
+    """Groups and samples by fate, where the policy is at `version`.
+
+    A batch that was shipped but not trained (a stop came between) is in flight. A filtered or dropped group counts with
+    all its samples; a consumed one with those that were kept, the others were dropped.
+    """
+    done = [batch for batch in batches if batch.step <= version]
+    num_groups = sum(len(batch.groups) for batch in done)
+    num_samples = sum(len(group.sample_indices) for batch in done for group in batch.groups)
+    num_dropped = sum(counts.dropped.values())
+    return {
+        "groups_drawn": counts.drawn,
+        "groups_consumed": num_groups,
+        "groups_filtered": counts.filtered,
+        "groups_dropped": num_dropped,
+        "dropped_by_reason": dict(counts.dropped),
+        "groups_in_flight": counts.in_flight + counts.consumed - num_groups,
+        "samples_consumed": num_samples,
+        "samples_filtered": counts.filtered * group_size,
+        "samples_dropped": num_dropped * group_size + num_groups * group_size - num_samples,
+    }
 
 
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
@@ -120,6 +159,6 @@ def print_summary(summary: Mapping[str, Any], folder: Path, console: Console) ->
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for key, value in summary.items():
-        table.add_row(key, _words(value))
+        table.add_row(key, Text(_words(value)))
     console.print(table)
-    console.print(f"run folder: {folder}", soft_wrap=True, highlight=False)
+    console.print(f"run folder: {folder}", soft_wrap=True, highlight=False, markup=False)

@@ -4,7 +4,9 @@ Owns: start, first sign of life, silence, exit, restart with backoff. Refuses: w
 coordinator's): it returns `Loss`es for the server to report there.
 
 A process ends in one of four ways: as told (no news), by the user's mistake (status 2: the run ends with its words),
-by an accident within its restart budget (started again), by an accident beyond it (permanent).
+by an accident within its restart budget (started again), by an accident beyond it (permanent). Leaving without having
+been told is an accident too, even with a Goodbye and status 0. An exit is judged LAST_WORDS_S after it was seen: what
+the process said just before is read first.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 
 BACKOFF_S = (0.0, 1.0, 3.0, 10.0)
 """Wait before the first, second, ... restart of a process; the last value repeats."""
+LAST_WORDS_S = 0.3
+"""From the exit of a process to its judgement: its last messages are on their way."""
 USER_MISTAKE = 2
 """Exit status that says: the user must change something."""
 
@@ -61,6 +65,8 @@ class Supervisor:
         self._launcher, self._hub = launcher, hub
         self._startup_timeout_s, self._silence_s = startup_timeout_s, silence_s
         self._wards: dict[str, Ward] = {}
+        self._exits: list[tuple[float, Exit]] = []
+        """Seen at, not judged yet."""
         self.restarts = 0
 
     def add(self, spec: ProcessSpec, spec_path: Path, max_restarts: int, now_s: float) -> None:
@@ -74,23 +80,46 @@ class Supervisor:
             ward.has_reported = True
 
     def release(self, name: str) -> None:
-        """The process said Goodbye, or was told to end: its exit is no surprise and it is not started again."""
+        """The process has done its work, or was told to end: its exit is no surprise and it is not started again."""
         self._launcher.expect_end(name)
         self._wards.pop(name, None)
+
+    def lost_touch(self, name: str, now_s: float) -> None:
+        """It cannot be reached: it says Hello again within the time of a start, or counts as lost."""
+        if ward := self._wards.get(name):
+            ward.has_reported, ward.started_s = False, now_s
+
+    def watches(self, name: str) -> bool:
+        """The process is under supervision: it runs, or will be started again."""
+        return name in self._wards
+
+    def watches_role(self, role: Role) -> bool:
+        """Some process of this role is under supervision."""
+        return any(ward.spec.role == role for ward in self._wards.values())
+
+    def is_running(self, name: str) -> bool:
+        """The process lives."""
+        return self._launcher.is_running(name)
 
     async def tick(self, now_s: float) -> list[Loss]:
         """Start what is due, and look at who ended or fell silent.
 
-        Raises UserError (a process says the user must change something), ProcessDied (never came up).
+        Raises UserError (a process says the user must change something), OperationError (it cannot be started).
         """
-        losses = [loss for end in self._launcher.reap() if (loss := self._on_exit(end, now_s)) is not None]
+        self._exits += [(now_s, end) for end in self._launcher.reap()]
+        due = [end for seen_s, end in self._exits if now_s - seen_s >= LAST_WORDS_S]
+        self._exits = [(seen_s, end) for seen_s, end in self._exits if end not in due]
+        losses = [loss for end in due if (loss := self._on_exit(end, now_s)) is not None]
         losses.extend(self._on_silence(self._hub.silent(self._silence_s), now_s))
         for name, ward in list(self._wards.items()):
-            if ward.start_due_s is not None and ward.start_due_s <= now_s and name not in self._launcher.names:
+            if ward.start_due_s is not None and ward.start_due_s <= now_s and not self._lingers(name):
                 await self._start(ward, now_s)
             elif ward.start_due_s is None and not ward.has_reported:
                 losses.extend(self._late_starter(ward, now_s))
         return losses
+
+    def _lingers(self, name: str) -> bool:
+        return name in self._launcher.names or any(end.name == name for _, end in self._exits)
 
     async def _start(self, ward: Ward, now_s: float) -> None:
         ward.start_due_s, ward.started_s, ward.has_reported = None, now_s, False
@@ -101,6 +130,9 @@ class Supervisor:
         log.info("started %s (process %d)", ward.spec.name, pid)
 
     def _on_exit(self, end: Exit, now_s: float) -> Loss | None:
+        info = self._hub.peers.get(end.name)
+        if info is not None and info.pid == end.pid:
+            self._hub.forget(end.name)
         ward = self._wards.get(end.name)
         if ward is None or end.expected:
             return None
@@ -115,16 +147,20 @@ class Supervisor:
         for name in names:
             self._hub.forget(name)
             ward = self._wards.get(name)
-            if ward is not None and ward.start_due_s is None:
+            if ward is not None and ward.start_due_s is None and not self._has_ended(name):
                 self._launcher.kill(name)
                 losses.append(self._lose(ward, f"silent for {self._silence_s:g} s", now_s))
         return losses
 
     def _late_starter(self, ward: Ward, now_s: float) -> list[Loss]:
-        if now_s - ward.started_s <= self._startup_timeout_s:
+        if now_s - ward.started_s <= self._startup_timeout_s or self._has_ended(ward.spec.name):
             return []
         self._launcher.kill(ward.spec.name)
         return [self._lose(ward, f"no sign of life within {self._startup_timeout_s:g} s of its start", now_s)]
+
+    def _has_ended(self, name: str) -> bool:
+        """Its exit was seen and is judged in a moment."""
+        return any(end.name == name and not end.expected for _, end in self._exits)
 
     def _lose(self, ward: Ward, reason: str, now_s: float, returncode: int | None = None) -> Loss:
         is_permanent = ward.restarts >= ward.max_restarts

@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from areal_like.config import BUILT_IN_TOKENIZERS
+from areal_like.prompts import PLACEHOLDER
 from controller.config import BUILT_IN_SCORERS, MODE_STALENESS, DataSource, RunConfig
 from controller.config_problems import Problem, nearest
-
-_BUILT_IN_TOKENIZERS = ("bytes", "characters:running_sum")
 
 
 def cross_check(config: RunConfig) -> list[Problem]:
@@ -61,13 +61,13 @@ def _model(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 ("model.tokenizer", "model.init"),
                 "a model made from model.init brings no tokenizer",
-                f"a tokenizer folder, or {' or '.join(_BUILT_IN_TOKENIZERS)}",
+                f"a tokenizer folder, or {' or '.join(BUILT_IN_TOKENIZERS)}",
             )
     if model.path == "":
         yield Problem(("model.path",), "is empty", "a Hugging Face folder")
-    if model.tokenizer.startswith("characters:") and model.tokenizer not in _BUILT_IN_TOKENIZERS:
+    if model.tokenizer.startswith("characters:") and model.tokenizer not in BUILT_IN_TOKENIZERS:
         yield Problem(
-            ("model.tokenizer",), f"no tokenizer `{model.tokenizer}` is built in", "characters:running_sum or bytes"
+            ("model.tokenizer",), f"no tokenizer `{model.tokenizer}` is built in", " or ".join(BUILT_IN_TOKENIZERS)
         )
     if model.attention in ("flash_attn", "varlen") and not config.trainer.device.startswith("cuda"):
         yield Problem(
@@ -293,8 +293,8 @@ def _devices(config: RunConfig) -> Iterator[Problem]:
     if not re.fullmatch(r"single_turn|[A-Za-z_][\w.]*:[A-Za-z_]\w*", config.rollout.workflow):
         yield Problem(("rollout.workflow",), f"no workflow `{config.rollout.workflow}`", "single_turn, or module:Class")
     template = config.rollout.prompt_template
-    if template is not None and "{prompt}" not in template:
-        yield Problem(("rollout.prompt_template",), "does not say where the prompt goes", "write {prompt} in it")
+    if template is not None and PLACEHOLDER not in template:
+        yield Problem(("rollout.prompt_template",), "does not say where the prompt goes", f"write {PLACEHOLDER} in it")
 
 
 def _launch(config: RunConfig) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ from areal_like.errors import WeightError
 from controller.config import RunConfig
 from controller.run_folder import RunFolder
 from controller.settings import CoordinatorSettings
-from trainer.checkpoint import verify
+from trainer.checkpoint import all_checkpoints, verify
 from trainer.prepare_spec import PrepareSpec
 
 Role = Literal["rollout", "trainer", "reward"]
@@ -154,6 +154,11 @@ def prepare_spec(
         prompt_template=config.rollout.prompt_template,
         add_bos=config.rollout.add_bos,
     )
+
+
+def checkpoints_on_disk(run_dir: Path) -> list[tuple[int, Path]]:
+    """(version, folder) of the checkpoints of a run, oldest first; unverified."""
+    return all_checkpoints(run_dir)
 
 
 def checkpoint_problem(folder: Path) -> str | None:

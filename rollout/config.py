@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from areal_like.config import DType, Settings
+from areal_like.config import AddBos, DType, Settings
 
 
 class EngineSettings(Settings):
@@ -41,7 +41,7 @@ class RolloutSettings(Settings):
     """How one sample is produced: `single_turn`, or `module:Class` of your own."""
     prompt_template: str | None = None
     """None: the chat template if the tokenizer has one, else the prompt as it is. Otherwise text with {prompt}."""
-    add_bos: Literal["auto", "always", "never"] = "auto"
+    add_bos: AddBos = "auto"
     """`auto`: what the tokenizer does by itself; a BOS is never doubled."""
     progress_s: float = Field(0.5, gt=0, le=1.0)
     """Seconds between reports of partial work (law 6: at most one)."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from areal_like.errors import UserError
+from areal_like.errors import UserError, first_line
 from trainer.attention import AttentionChoice, attach
 from trainer.logprobs import token_logprobs
 from trainer.packed import PackedSequences
@@ -40,7 +40,7 @@ def check(model: PreTrainedModel, choice: AttentionChoice, dtype: torch.dtype, t
             if choice.name == "sdpa":
                 raise
             raise UserError(  # fault boundary: a kernel refuses shapes it does not know with a bare RuntimeError
-                f"{choice.name} attention refuses {type(model).__name__} ({str(error).splitlines()[0]})",
+                f"{choice.name} attention refuses {type(model).__name__} ({first_line(error)})",
                 where="model.attention",
                 remedy="use sdpa",
             ) from error

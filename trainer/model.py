@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from areal_like.errors import UserError
+from areal_like.errors import UserError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def resolve_folder(path: str) -> Path:
         return Path(snapshot_download(path, allow_patterns=HUB_FILES, etag_timeout=10))
     except Exception as error:  # fault boundary: network, authentication and hub errors have no common root
         raise UserError(
-            f"there is no such folder, and the hub did not give it ({type(error).__name__}: {_first_line(error)})",
+            f"there is no such folder, and the hub did not give it ({type(error).__name__}: {first_line(error)})",
             where=path,
             remedy="check model.path, or download the model and name its folder",
         ) from error
@@ -66,7 +66,7 @@ def check_folder(folder: Path) -> PretrainedConfig:
                     opened.keys()
             except (SafetensorError, OSError) as error:
                 raise UserError(
-                    f"the weights cannot be read ({_first_line(error)})", where=str(file), remedy="fetch the file again"
+                    f"the weights cannot be read ({first_line(error)})", where=str(file), remedy="fetch the file again"
                 ) from error
     return config
 
@@ -81,14 +81,12 @@ def read_config(folder: Path) -> PretrainedConfig:
     try:
         model_type = json.loads(file.read_text()).get("model_type")
     except (OSError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"is not JSON ({_first_line(error)})", where=str(file), remedy="fetch the file again"
-        ) from error
+        raise UserError(f"is not JSON ({first_line(error)})", where=str(file), remedy="fetch the file again") from error
     _check_model_type(model_type, where=str(file))
     try:
         return AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # fault boundary: transformers' validation has many exception types
-        raise UserError(f"is not a usable config ({_first_line(error)})", where=str(file), remedy="mend it") from error
+        raise UserError(f"is not a usable config ({first_line(error)})", where=str(file), remedy="mend it") from error
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -178,7 +176,7 @@ def make_model(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, s
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         except (ValueError, TypeError, RuntimeError, ZeroDivisionError, KeyError) as error:
             raise UserError(
-                f"no model can be made of these settings ({_first_line(error)})", where="model.init", remedy="mend them"
+                f"no model can be made of these settings ({first_line(error)})", where="model.init", remedy="mend them"
             ) from error
     return _without_dropout(model)
 
@@ -199,7 +197,7 @@ def load_causal_lm(folder: Path, *, device: str = "cpu") -> PreTrainedModel:
         )
     except Exception as error:  # fault boundary: loading raises whatever the architecture's code raises
         raise UserError(
-            f"the model cannot be loaded ({type(error).__name__}: {_first_line(error)})",
+            f"the model cannot be loaded ({type(error).__name__}: {first_line(error)})",
             where=str(folder),
             remedy="check that config.json and the weights belong together",
         ) from error
@@ -225,7 +223,7 @@ def to_device(model: PreTrainedModel, device: str) -> PreTrainedModel:
         return moved
     except (RuntimeError, AssertionError) as error:  # what torch raises for unknown names, and for CUDA without CUDA
         raise UserError(
-            f"device {device!r} cannot be used ({_first_line(error)})",
+            f"device {device!r} cannot be used ({first_line(error)})",
             where="device",
             remedy="use cpu, or a CUDA torch",
         ) from error
@@ -262,7 +260,3 @@ def model_context(config: PretrainedConfig) -> int | None:
 def num_parameters(model: PreTrainedModel) -> int:
     """Parameters, tied ones once."""
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

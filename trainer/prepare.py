@@ -9,11 +9,9 @@ written anew: its weight files are linked, so that preparing a large model costs
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +23,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from areal_like.errors import UserError
 from areal_like.metrics import JsonlLog
-from areal_like.process import die_with_parent, limit_threads, report_end, start_logging
-from areal_like.shadow import check_not_shadowed
+from areal_like.process import run_blocking
 from areal_like.weights import WeightStore
 from trainer import attention, export, sft
 from trainer.agreement import check as check_agreement
@@ -165,22 +162,13 @@ def _link_model(source: Path, folder: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """The preparation as a process of its own; exit statuses as of every process of a run."""
-    parser = argparse.ArgumentParser(description="Prepares the starting model; started by areal-like, not by hand.")
-    parser.add_argument("--spec", required=True, type=Path, help="JSON file written by the launcher")
-    arguments = parser.parse_args(argv)
-    try:
-        spec = PrepareSpec.load(arguments.spec)
-        die_with_parent(spec.parent_pid)
-        limit_threads(spec.num_threads)
-        start_logging("prepare")
-        check_not_shadowed()
-        started_s = time.monotonic()
-        folder = prepare(spec)
-        log.info("prepared %s in %.1f s", folder, time.monotonic() - started_s)
-        status = 0
-    except BaseException as error:  # the fault boundary of the process
-        status = report_end(error)
-    sys.exit(status)
+    run_blocking(PrepareSpec, _prepare_and_say, argv)
+
+
+def _prepare_and_say(spec: PrepareSpec) -> None:
+    started_s = time.monotonic()
+    folder = prepare(spec)
+    log.info("prepared %s in %.1f s", folder, time.monotonic() - started_s)
 
 
 if __name__ == "__main__":

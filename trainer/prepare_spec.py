@@ -5,25 +5,18 @@ Owns: `PrepareSpec`. Refuses: preparing (prepare.py), deciding where prepared mo
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import pydantic
 
-from areal_like.config import ModelSettings, Settings
-from areal_like.errors import UserError
+from areal_like.config import AddBos, ModelSettings, StartSpec
 from trainer.config import SftSettings
 
 
-class PrepareSpec(Settings):
-    """All that one preparation needs; written as JSON by whoever starts it."""
+class PrepareSpec(StartSpec):
+    """All that one preparation needs; `seed` draws a made model's weights and the order of the supervised rows."""
 
-    run_id: str
-    """Names the preparation in logs."""
-    parent_pid: int
-    """The launcher; when it is gone the preparation ends itself."""
-    seed: int
-    """Draws the weights of a model made from a config, and the order of the supervised rows."""
+    name: str = "prepare"
     model: ModelSettings
     """The model to load or to make."""
     out_dir: str
@@ -32,8 +25,6 @@ class PrepareSpec(Settings):
     """JSONL file of {prompt, response} rows; None: no supervised steps."""
     sft: SftSettings | None = None
     """How to run the supervised steps; needed when sft_rows is given."""
-    num_threads: int = 1
-    """Compute threads."""
     status_path: str | None = None
     """JSONL file for progress lines: step, loss, seconds."""
     publish_to: str | None = None
@@ -44,7 +35,7 @@ class PrepareSpec(Settings):
     """Lineage of that version."""
     prompt_template: str | None = None
     """As `rollout.prompt_template`: the supervised prompt must look as the rollout prompt does."""
-    add_bos: Literal["auto", "always", "never"] = "auto"
+    add_bos: AddBos = "auto"
     """As `rollout.add_bos`."""
 
     @pydantic.model_validator(mode="after")
@@ -52,17 +43,3 @@ class PrepareSpec(Settings):
         if (self.sft_rows is None) != (self.sft is None):
             raise ValueError("sft_rows and sft come together: the rows, and how to train on them")
         return self
-
-    def save(self, path: Path) -> None:
-        """Write as JSON."""
-        path.write_text(self.model_dump_json(indent=1))
-
-    @staticmethod
-    def load(path: Path) -> PrepareSpec:
-        """Read what `save` wrote. Raises UserError when the file is not a preparation spec."""
-        try:
-            return PrepareSpec.model_validate_json(path.read_text())
-        except (OSError, pydantic.ValidationError) as error:
-            raise UserError(
-                f"not a preparation spec ({error})", where=str(path), remedy="use areal-like sft"
-            ) from error

@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from areal_like.config import AddBos
 from areal_like.errors import OperationError, UserError
 from areal_like.packing import pack
+from areal_like.prompts import PromptEncoder, encode_text
 from trainer.attention import AttentionChoice, attach
 from trainer.config import SftSettings
 from trainer.logprobs import token_logprobs
@@ -71,7 +73,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 class ExampleEncoder:
-    """Rows to token sequences; prompts look exactly as a rollout worker makes them of the same settings."""
+    """Rows to token sequences; prompts are made by the rule that rollout workers follow (areal_like/prompts.py)."""
 
     def __init__(
         self,
@@ -80,28 +82,18 @@ class ExampleEncoder:
         eos_token_id: int,
         max_tokens: int,
         prompt_template: str | None = None,
-        add_bos: Literal["auto", "always", "never"] = "auto",
+        add_bos: AddBos = "auto",
     ) -> None:
         self._tokenizer, self._eos, self._max_tokens = tokenizer, eos_token_id, max_tokens
-        self._template, self._add_bos = prompt_template, add_bos
-        bos = tokenizer.bos_token_id
-        self._bos = bos
-        self._adds_bos = bos is not None and tokenizer.encode("", add_special_tokens=True)[:1] == [bos]
+        self._prompts = PromptEncoder(tokenizer, template=prompt_template, add_bos=add_bos)
 
     def encode(self, row: dict[str, Any], *, where: str) -> Example:
         """Raises UserError, at `where`, for a row that does not fit or that the tokenizer cannot express."""
         try:
-            prompt = self._prompt(row)
-            response = self._tokenizer.encode(row["response"], add_special_tokens=False)
-        except Exception as error:  # fault boundary: chat templates are programs, tokenizers raise bare Exception
-            what = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(
-                f"the tokenizer cannot express this row ({what})",
-                where=where,
-                remedy="mend the row, or model.tokenizer",
-            ) from error
-        if not prompt:
-            raise UserError("the prompt is empty", where=where, remedy="remove the row")
+            prompt = self._prompts.encode(row)
+            response = encode_text(self._tokenizer, row["response"], what="the response")
+        except UserError as error:
+            raise UserError(error.what, where=where, remedy=error.remedy or "mend the row") from error
         tokens = [*prompt, *response, self._eos]
         if len(tokens) > self._max_tokens:
             raise UserError(
@@ -111,27 +103,6 @@ class ExampleEncoder:
             )
         mask_T = np.arange(len(tokens)) >= len(prompt)
         return Example(np.asarray(tokens, np.int32), mask_T)
-
-    def _prompt(self, row: dict[str, Any]) -> list[int]:
-        messages = row.get("messages")
-        if messages is None and self._template is not None:
-            return self._with_bos(self._template.replace("{prompt}", row["prompt"]), is_chat=False)
-        if messages is None and not self._tokenizer.chat_template:
-            return self._with_bos(row["prompt"], is_chat=False)
-        messages = messages or [{"role": "user", "content": row["prompt"]}]
-        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return self._with_bos(str(text), is_chat=True)
-
-    def _with_bos(self, text: str, *, is_chat: bool) -> list[int]:
-        ids = list(self._tokenizer.encode(text, add_special_tokens=False))
-        if self._bos is None or not ids:
-            return ids
-        had_bos = ids[0] == self._bos
-        while ids and ids[0] == self._bos:
-            ids.pop(0)
-        by_itself = had_bos or (self._adds_bos and not is_chat)
-        is_wanted = self._add_bos == "always" or (self._add_bos == "auto" and by_itself)
-        return [self._bos, *ids] if is_wanted else ids
 
 
 # ---------------------------------------------------------------- training

@@ -12,11 +12,11 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from areal_like.errors import UserError
+from areal_like.config import BUILT_IN_TOKENIZERS
+from areal_like.errors import UserError, first_line
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 RUNNING_SUM_CHARACTERS = "0123456789+=,;#"
-BUILT_IN = ("characters:running_sum", "bytes")
 
 
 def build_tokenizer(name: str, model_folder: Path | None) -> PreTrainedTokenizerBase:
@@ -33,14 +33,14 @@ def build_tokenizer(name: str, model_folder: Path | None) -> PreTrainedTokenizer
             raise UserError(
                 "a model made from `model.init` has no tokenizer of its own",
                 where="model.tokenizer",
-                remedy=f"name a tokenizer folder, or one of {', '.join(BUILT_IN)}",
+                remedy=f"name a tokenizer folder, or one of {', '.join(BUILT_IN_TOKENIZERS)}",
             )
         return load_tokenizer(model_folder)
     if not Path(name).is_dir():
         raise UserError(
             f"there is no tokenizer folder {name!r}",
             where="model.tokenizer",
-            remedy=f"use from_model, an existing folder, or one of {', '.join(BUILT_IN)}",
+            remedy=f"use from_model, an existing folder, or one of {', '.join(BUILT_IN_TOKENIZERS)}",
         )
     return load_tokenizer(Path(name))
 
@@ -58,7 +58,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # fault boundary: transformers and tokenizers raise bare Exception for damaged files
         raise UserError(
-            f"the tokenizer cannot be read ({_first_line(error)})",
+            f"the tokenizer cannot be read ({first_line(error)})",
             where=str(folder),
             remedy="fetch its files again, or set model.tokenizer",
         ) from error
@@ -120,7 +120,3 @@ def _with_specials(tokenizer: Tokenizer) -> PreTrainedTokenizerBase:
         pad_token=PAD,
         clean_up_tokenization_spaces=False,
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -11,28 +11,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
+import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from areal_like.errors import DeadlineExceeded
+from areal_like.errors import OperationError
 
 TAIL_BYTES = 64_000
 """How much of a log's end is looked at for its tail."""
+KILL_WAIT_S = 5.0
+"""A killed process is gone by then, unless the kernel holds it."""
+WAIT_SLICE_S = 0.1
+"""How long a second signal may go unnoticed while processes are awaited."""
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass
 class Child:
-    """One running process and where its output goes."""
+    """One running process."""
 
     name: str
     process: asyncio.subprocess.Process
-    log_path: Path
-    started_s: float
     is_stopping: bool = False
     """We asked it to end; its exit is no surprise."""
 
@@ -71,7 +76,30 @@ def child_environment(num_threads: int, *, user_path: Path) -> dict[str, str]:
     environment["TOKENIZERS_PARALLELISM"] = "false"
     for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
         environment[key] = str(num_threads)
+    # Threads that wait for a sibling must not spin for long: with one busy neighbour on two cores a step took 25 times
+    # as long with the default, and no longer than usual with this.
+    environment.setdefault("GOMP_SPINCOUNT", "10000")
     return environment
+
+
+def quiet_port() -> int:
+    """A port of this machine that nobody listens on, outside the range the kernel takes for outgoing connections.
+
+    A server that binds it later, or again after a restart, then finds it free although connections come and go.
+    """
+    try:
+        lowest = int(_PORT_RANGE.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        lowest = 32768
+    candidates = random.sample(range(10_000, lowest), min(64, lowest - 10_000)) if lowest > 10_000 else []
+    for port in [*candidates, 0]:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise OperationError("no free port on this machine")
 
 
 def describe_status(returncode: int) -> str:
@@ -109,12 +137,23 @@ class LocalLauncher:
         return self._log_dir / f"{name}.log"
 
     async def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> int:
-        """Start `python <argv>`; its output is appended to logs/<name>.log. Returns the process id."""
+        """Start `python <argv>`; its output is appended to logs/<name>.log. Returns the process id.
+
+        Raises OperationError when the machine refuses (no room for a log, no more processes).
+        """
         assert name not in self._children, f"{name} runs already"
-        log_path = self.log_of(name)
+        try:
+            process = await self._spawn(self.log_of(name), argv, environment)
+        except OSError as error:
+            raise OperationError(f"cannot start {name}: {error}") from error
+        self._children[name] = Child(name, process)
+        return process.pid
+
+    @staticmethod
+    async def _spawn(log_path: Path, argv: Sequence[str], environment: Mapping[str, str]) -> asyncio.subprocess.Process:
         log: IO[bytes] = log_path.open("ab")
         try:
-            process = await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-P",  # never the current folder first: a user's trainer.py must not become our trainer
                 *argv,
@@ -126,29 +165,21 @@ class LocalLauncher:
             )
         finally:
             log.close()
-        self._children[name] = Child(name, process, log_path, time.monotonic())
-        return process.pid
+
+    def is_running(self, name: str) -> bool:
+        """The process lives."""
+        child = self._children.get(name)
+        return child is not None and child.process.returncode is None
 
     def reap(self) -> list[Exit]:
-        """Processes that have ended since the last call; they are forgotten here."""
+        """Processes that have ended since the last call; they are forgotten here, and what they started is killed."""
         ended = []
         for name, child in list(self._children.items()):
             if child.process.returncode is not None:
                 del self._children[name]
+                _kill_session(child.process.pid)
                 ended.append(Exit(name, child.process.pid, child.process.returncode, child.is_stopping))
         return ended
-
-    async def wait(self, name: str, deadline_s: float, owner: str) -> int:
-        """Wait for one process to end and return its status. Raises DeadlineExceeded."""
-        child = self._children[name]
-        try:
-            async with asyncio.timeout(deadline_s):
-                await child.process.wait()
-        except TimeoutError:
-            raise DeadlineExceeded(f"process {name} to end", owner, deadline_s) from None
-        assert child.process.returncode is not None
-        self._children.pop(name, None)
-        return child.process.returncode
 
     def expect_end(self, name: str) -> None:
         """The process was told to end by message; its exit is no surprise."""
@@ -168,23 +199,31 @@ class LocalLauncher:
         if child is None or child.process.returncode is not None:
             return
         child.is_stopping = True
+        if whole_session:
+            _kill_session(child.process.pid)
+            return
         with contextlib.suppress(ProcessLookupError):
-            if whole_session:
-                os.killpg(child.process.pid, number)
-            else:
-                child.process.send_signal(number)
+            child.process.send_signal(number)
 
-    async def stop_all(self, grace_s: float) -> list[str]:
-        """SIGTERM to all, then SIGKILL to those that live past `grace_s`. Returns the names that had to be killed."""
+    async def stop_all(self, grace_s: float, is_hurried: Callable[[], bool] = lambda: False) -> list[str]:
+        """SIGTERM to all, then SIGKILL to those that live past `grace_s`. Returns the names that had to be killed.
+
+        is_hurried: asked again and again; once it says so the grace is over.
+        """
         for name in self.names:
             self.terminate(name)
-        await self._wait_all(grace_s)
-        stubborn = [name for name, child in self._children.items() if child.process.returncode is None]
+        deadline_s = time.monotonic() + grace_s
+        while not is_hurried() and (left_s := deadline_s - time.monotonic()) > 0 and self._living():
+            await self._wait_all(min(left_s, WAIT_SLICE_S))
+        stubborn = self._living()
         for name in stubborn:
             self.kill(name)
-        await self._wait_all(5.0)
+        await self._wait_all(KILL_WAIT_S)
         self.reap()
         return stubborn
+
+    def _living(self) -> list[str]:
+        return [name for name in self._children if self.is_running(name)]
 
     async def _wait_all(self, timeout_s: float) -> None:
         waits = [asyncio.create_task(child.process.wait()) for child in self._children.values()]
@@ -192,3 +231,9 @@ class LocalLauncher:
             _, pending = await asyncio.wait(waits, timeout=timeout_s)
             for task in pending:
                 task.cancel()
+
+
+def _kill_session(pid: int) -> None:
+    """SIGKILL to a child of ours, if it lives, and to whatever it started in its own session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

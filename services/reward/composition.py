@@ -20,11 +20,10 @@ import pydantic
 
 from areal_like.config import Settings
 from areal_like.errors import UserError
-from services.config import ScorerSettings
+from services.config import BUILT_IN_SCORERS, ScorerSettings
 from services.reward.job import MAX_REASON_CHARS, Job, Outcome
 from services.reward.scorers.port import CannotJudge, Scorer, ScorerInput
 
-BUILT_IN = ("math", "running_sum", "format")
 MAX_COMPONENTS = 64
 
 _S = TypeVar("_S", bound=Settings)
@@ -55,8 +54,9 @@ def make_scorer(settings: ScorerSettings) -> Scorer:
         if settings.options:
             raise UserError("takes no options", where=where)
         return RunningSumScorer()
-    near = difflib.get_close_matches(settings.kind, BUILT_IN, n=1)
-    remedy = f"did you mean {near[0]}?" if near else f"there are {', '.join(BUILT_IN)} and module:function of your own"
+    near = difflib.get_close_matches(settings.kind, BUILT_IN_SCORERS, n=1)
+    known = f"there are {', '.join(BUILT_IN_SCORERS)} and module:function of your own"
+    remedy = f"did you mean {near[0]}?" if near else known
     raise UserError("there is no such scorer", where=where, remedy=remedy)
 
 

@@ -8,8 +8,10 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 
+import msgspec
 import pytest
 from real_ledger import segment_of, trajectory_of
 
@@ -241,6 +243,29 @@ def test_retention_keeps_used_payloads_as_far_as_configured(tmp_path: Path) -> N
             if keep_bytes is None:
                 ledger.apply([shipped(step, step - 1) for step in (1, 2, 3)])
             assert ledger.purge(covered_step=3).num_files == num_files
+
+
+def test_payloads_leave_memory_once_their_group_is_given_for_training_or_ends(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.apply([lineage(), *(admit(group_id) for group_id in range(4))])
+        stored = [finished(group_id, [0, 0]) for group_id in range(4)]
+        ledger.apply(stored)
+        held = [weakref.ref(entry.trajectory.tokens_T) for entry in stored if entry.trajectory is not None]
+        del stored
+        ledger.apply([shipped(1, 0), LedgerEntry(effect=p.FilterGroup(group_id=1, value=1.0))])
+        ledger.apply([LedgerEntry(effect=p.DropGroup(group_id=2, reason="stale"))])
+        batch = [p.BatchGroup(group_id=0, sample_indices=(0,), first_version=0)]
+        assert ledger.batch_samples(batch)[0].trajectory.num_sampled == 2
+        assert [ref() is None for ref in held] == [True, True, True, False]
+        assert ledger.batch_samples(batch)[0].trajectory.num_sampled == 2, "a second time it comes from disk"
+
+
+def test_an_evaluation_row_never_takes_the_place_of_the_training_sample_of_the_same_number(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.apply([lineage(), admit(0), finished(0, [0, 0])])
+        row = finished(0, [7, 7, 7])
+        ledger.apply([msgspec.structs.replace(row, effect=msgspec.structs.replace(row.effect, purpose="eval"))])
+        assert ledger.trajectory(0, 0).last_version == 0
 
 
 def test_a_ledger_of_a_newer_schema_is_refused(tmp_path: Path) -> None:

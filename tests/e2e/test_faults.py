@@ -45,6 +45,25 @@ def test_killed_controller_leaves_no_process_and_resume_finishes(areal, quicksta
     assert_whole(resumed, 14)
 
 
+def test_replayed_steps_repeat_the_first_time_bit_by_bit(areal, quickstart, short):
+    """Law 4: the recorded batches after the checkpoint are trained again, in order, from the checkpoint's exact state."""
+    run = areal("train", quickstart, *short, *LONGER, "mode=sync", "trainer.mini_batches=2")
+    run.wait_for_step(7)
+    kill(run.process.pid)
+    run.process.wait()
+    resumed = areal("resume", str(run.folder))
+    assert resumed.wait() == 0, resumed.output
+    rows = resumed.metrics("step")
+    replayed = [row for row in rows if row["is_replay"]]
+    assert len(replayed) >= 3
+    for again in replayed:
+        first = next(row for row in rows if row["step"] == again["step"])
+        assert not first["is_replay"]
+        for key in ("loss", "grad_norm", "reward_mean", "entropy", "kl_behaviour_proximal"):
+            assert again[key] == first[key], (again["step"], key)
+    assert_whole(resumed, 14)
+
+
 def test_killed_trainer_ends_the_run_with_its_words_and_resume_finishes(areal, quickstart, short):
     run = areal("train", quickstart, *short, *LONGER)
     run.wait_for_step(6)

@@ -51,7 +51,9 @@ def test_empty_model_folder_is_named(run_class, quickstart, tmp_path, runs_dir):
 
 def test_empty_data_file_is_named(run_class, quickstart, tmp_path, runs_dir):
     (tmp_path / "rows.jsonl").write_text("")
-    refused(run_class(["train", quickstart, "data.train.path=rows.jsonl"], tmp_path, runs_dir), ["rows.jsonl", "no rows"])
+    refused(
+        run_class(["train", quickstart, "data.train.path=rows.jsonl"], tmp_path, runs_dir), ["rows.jsonl", "no rows"]
+    )
 
 
 def test_port_in_use_is_named(run_class, quickstart, tmp_path, runs_dir):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -42,12 +41,9 @@ def test_three_steps_on_rows_of_the_published_form(areal):
     check_three_steps(run)
 
 
-def test_three_steps_on_real_gsm8k_rows(areal):
-    data = Path(os.environ.get("AREAL_LIKE_TEST_DATA", REPOSITORY.parent / "shared" / "data")) / "gsm8k"
-    if not (data / "train.jsonl").is_file():
-        pytest.skip("GSM8K is not here: set AREAL_LIKE_TEST_DATA to a folder with gsm8k/train.jsonl and test.jsonl")
+def test_three_steps_on_real_gsm8k_rows(areal, published):
     run = areal(
-        "train", str(REPOSITORY / "configs" / "gsm8k_tiny.yaml"), f"data.train.path={data / 'train.jsonl'}",
-        f"data.eval.path={data / 'test.jsonl'}", "num_steps=3", "data.eval.limit=8",
+        "train", str(REPOSITORY / "configs" / "gsm8k_tiny.yaml"), f"data.train.path={published('gsm8k/train.jsonl')}",
+        f"data.eval.path={published('gsm8k/test.jsonl')}", "num_steps=3", "data.eval.limit=8",
     )  # fmt: skip
     check_three_steps(run)

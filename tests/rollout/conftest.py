@@ -157,6 +157,7 @@ class Rig:
     reward_hub: Hub | None
     score_timeout_s: float
     resend_s: float
+    tokenizer: object
     stop: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     inbox: list = dataclasses.field(default_factory=list)
     reports: dict = dataclasses.field(default_factory=dict)
@@ -166,7 +167,7 @@ class Rig:
 
     def start(self):
         tokens = PromptTokens(
-            CharTokenizer(),
+            self.tokenizer,
             template=self.settings.prompt_template,
             add_bos="auto",
             max_context=self.engine.capabilities.max_context,
@@ -330,6 +331,7 @@ def rig(tmp_path):
         *,
         engine=None,
         workflow=None,
+        tokenizer=None,
         with_rewards=True,
         mode="async",
         silence_s=PATIENCE_S,
@@ -371,6 +373,7 @@ def rig(tmp_path):
                 reward_hub=reward_hub,
                 score_timeout_s=score_timeout_s,
                 resend_s=resend_s,
+                tokenizer=tokenizer or CharTokenizer(),
             )
             made.start()
             try:

@@ -9,6 +9,7 @@ import pytest
 from areal_like import messages as m
 from areal_like.errors import DeadlineExceeded, EngineError
 from areal_like.trajectory import Segment
+from trainer.tokenizers import build_tokenizer
 
 
 def test_lease_becomes_a_scored_sample_and_is_forgotten_after_its_ack(rig, fake):
@@ -262,6 +263,19 @@ def test_row_that_cannot_become_a_prompt_is_rejected_in_words(rig, fake, prompt,
         assert [done.lease_id for done in r.got(m.SampleFinished)] == [2]
 
     rig(scenario)
+
+
+def test_character_the_tokenizer_lacks_rejects_that_sample_in_words_and_the_worker_goes_on(rig, fake):
+    async def scenario(r):
+        await r.ready()
+        r.lease(fake.task(1, prompt="1+Ü="), fake.task(2, index=1, prompt="1+2="))
+        await r.until(lambda: r.got(m.SampleReturned) and r.got(m.SampleFinished), "both ends")
+        [back] = r.got(m.SampleReturned)
+        assert back.reason.startswith("rejected: the tokenizer cannot express the prompt: it has no token for 'Ü'")
+        assert [done.lease_id for done in r.got(m.SampleFinished)] == [2]
+        assert "workflow_crashes" not in r.beat().counters
+
+    rig(scenario, tokenizer=build_tokenizer("characters:running_sum", None))
 
 
 def test_leases_beyond_twice_the_capacity_go_back(rig, fake):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from services.reward.scorers import final_answer
 from services.reward.scorers.maths import MathOptions, MathScorer, are_equivalent, is_explosive, plain_number
 from services.reward.scorers.port import CannotJudge, ScorerInput
 
-DATA = Path(os.environ.get("AREAL_LIKE_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
+Published = Callable[[str], Path]
 
 
 def value(gold: str, response: str, finish_reason: str = "stop", **options: Any) -> float:
@@ -147,10 +147,9 @@ def test_a_row_without_gold_cannot_be_judged() -> None:
         MathScorer(MathOptions()).score(sample)
 
 
-@pytest.mark.skipif(not (DATA / "gsm8k").is_dir(), reason=f"no data at {DATA}")
-def test_every_gsm8k_answer_verifies_against_itself_and_not_against_the_next() -> None:
+def test_every_gsm8k_answer_verifies_against_itself_and_not_against_the_next(published: Published) -> None:
     scorer = MathScorer(MathOptions())
-    rows = [json.loads(line) for line in (DATA / "gsm8k" / "train.jsonl").open()]
+    rows = [json.loads(line) for line in published("gsm8k/train.jsonl").open()]
     for row, following in zip(rows, rows[1:] + rows[:1], strict=True):
         own = ScorerInput(row=row, response=row["answer"], finish_reason="stop", num_tokens=1)
         other = ScorerInput(row=row, response=following["answer"], finish_reason="stop", num_tokens=1)
@@ -158,9 +157,8 @@ def test_every_gsm8k_answer_verifies_against_itself_and_not_against_the_next() -
         assert scorer.score(other)["value"] == float(row["final_answer"] == following["final_answer"])
 
 
-@pytest.mark.skipif(not (DATA / "math").is_dir(), reason=f"no data at {DATA}")
-def test_math_gold_answers_are_equivalent_to_themselves_without_the_literal_short_cut() -> None:
-    with gzip.open(DATA / "math" / "math_test.jsonl.gz", "rt") as file:
+def test_math_gold_answers_are_equivalent_to_themselves_without_the_literal_short_cut(published: Published) -> None:
+    with gzip.open(published("math/math_test.jsonl.gz"), "rt") as file:
         answers = [json.loads(line)["answer"] for line in file][::17]
     wrong = [answer for answer in answers if plain_number(answer) is None and not are_equivalent(answer, answer, 6)]
     assert wrong == []

@@ -88,10 +88,13 @@ def test_supervised_prompt_is_the_rollout_workers_prompt(
 
     tokenizer = build_tokenizer(name, None)
     tokenizer.chat_template = chat_template
-    row = {"prompt": "1+2=", "response": "#3"}
-    example = encoder(tokenizer, prompt_template=template, add_bos=add_bos).encode(row, where="row")
+    rows: list[dict[str, Any]] = [{"prompt": "1+2=", "response": "#3"}]
+    if chat_template:
+        rows += [{"messages": [{"role": role, "content": "1+2="}], "response": "#3"} for role in ("user", "assistant")]
     theirs = PromptTokens(tokenizer, template=template, add_bos=add_bos, max_context=64)
-    assert example.tokens_T[~example.loss_mask_T].tolist() == theirs.prompt(row).tolist()
+    for row in rows:
+        example = encoder(tokenizer, prompt_template=template, add_bos=add_bos).encode(row, where="row")
+        assert example.tokens_T[~example.loss_mask_T].tolist() == theirs.prompt(row).tolist()
 
 
 def test_row_that_is_too_long_is_named(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -100,8 +103,10 @@ def test_row_that_is_too_long_is_named(tokenizer: PreTrainedTokenizerBase) -> No
 
 
 def test_row_the_tokenizer_cannot_express_is_named(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(UserError, match=r"row 7.*cannot express"):
+    with pytest.raises(UserError, match=r"row 7.*cannot express the prompt.*'o', 'n', 'e'"):
         encoder(tokenizer).encode({"prompt": "one", "response": "1"}, where="row 7")
+    with pytest.raises(UserError, match=r"row 7.*cannot express the response.*'x'"):
+        encoder(tokenizer).encode({"prompt": "1", "response": "1x"}, where="row 7")
 
 
 @pytest.mark.parametrize(

@@ -13,37 +13,18 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from areal_like.boxed import last_boxed
+
 Rule = Literal["boxed", "marker", "last_number"]
 ALL_RULES: tuple[Rule, ...] = ("boxed", "marker", "last_number")
 GOLD_FIELDS = ("answer", "final_answer", "gold", "solution")
 """Columns looked at for the gold answer, in this order."""
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_MAX_BOXES = 20
-_BARE_BOX = re.compile(r"\\boxed\s+([^\s{}$\\]+)")
 _MARKER = re.compile(r"####|answer\s*(?:is|:|=)\s*:?", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s*/\s*\d+)?|(?<![\w.])-?\.\d+")
 _FORMULA = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)")
 _LEADING_NUMBER = re.compile(rf"[$€£]?\s*({_NUMBER.pattern})(?=\s|$)")
 _END_OF_SENTENCE = re.compile(r"\.(?:\s|$)")
-
-
-def last_boxed(text: str) -> str | None:
-    r"""Content of the last complete `\boxed{...}`, braces balanced; None where there is none."""
-    for match in reversed(list(_BOX.finditer(text))[-_MAX_BOXES:]):
-        depth = 1
-        position = match.end()
-        while position < len(text):
-            character = text[position]
-            if character == "\\":  # an escaped brace is no brace
-                position += 2
-                continue
-            depth += (character == "{") - (character == "}")
-            if depth == 0:
-                return text[match.end() : position].strip()
-            position += 1
-    bare = _BARE_BOX.findall(text)
-    return bare[-1] if bare else None
 
 
 def after_marker(text: str) -> str | None:

@@ -1,0 +1,129 @@
+"""Rows to prompt tokens: the one rule that rollout, evaluation and supervised training share.
+
+Owns: prompt template, chat template, the BOS rule. Refuses: to load a tokenizer (it is given one), to add anything
+after the prompt (no EOS there, whatever the tokenizer would do by itself), to drop a character that has no token.
+
+Shape legend: P tokens of the prompt.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from areal_like.config import AddBos
+from areal_like.errors import UserError, first_line
+
+PLACEHOLDER = "{prompt}"
+"""Where the prompt goes in a prompt template."""
+_MAX_CHARACTERS_SHOWN = 5
+
+
+class PromptEncoder:
+    """Makes prompt tokens out of data rows.
+
+    `tokenizer` is a Hugging Face tokenizer. `template`: text with {prompt}, or None for the chat template where the
+    tokenizer has one. Raises UserError when settings contradict each other.
+    """
+
+    def __init__(self, tokenizer: Any, *, template: str | None, add_bos: AddBos) -> None:
+        if template is not None and PLACEHOLDER not in template:
+            raise UserError(
+                f"the template has no {PLACEHOLDER}",
+                where="rollout.prompt_template",
+                remedy=f"write {PLACEHOLDER} in it",
+            )
+        if add_bos == "always" and tokenizer.bos_token_id is None:
+            raise UserError("the tokenizer has no BOS token", where="rollout.add_bos", remedy="use auto or never")
+        self._tokenizer = tokenizer
+        self._template = template
+        self._add_bos = add_bos
+        self._bos_id: int | None = tokenizer.bos_token_id
+        self._tokenizer_adds_bos = _adds_bos(tokenizer)
+        self._has_chat_template = bool(getattr(tokenizer, "chat_template", None))
+
+    def encode(self, row: Mapping[str, Any]) -> list[int]:
+        """Prompt tokens [P] of a row, at least one. Raises UserError for a row that cannot become a prompt."""
+        if row.get("messages") is not None:
+            prompt_P = self._encode(self._chat_text(row["messages"]), is_chat=True)
+        else:
+            prompt_P = self._encode_text_of(row)
+        if not prompt_P:
+            raise UserError("the prompt is empty", remedy="remove the row, or mend data.columns")
+        return prompt_P
+
+    def _encode_text_of(self, row: Mapping[str, Any]) -> list[int]:
+        text = row.get("prompt")
+        if not isinstance(text, str):
+            raise UserError(
+                f"a row needs `prompt` (text) or `messages` (a list); this one has {sorted(row)}",
+                remedy="name the columns in data.columns",
+            )
+        if not text.strip():
+            raise UserError("the prompt is empty", remedy="remove the row, or mend data.columns")
+        if self._template is not None:
+            return self._encode(self._template.replace(PLACEHOLDER, text), is_chat=False)
+        if self._has_chat_template:
+            return self._encode(self._chat_text([{"role": "user", "content": text}]), is_chat=True)
+        return self._encode(text, is_chat=False)
+
+    def _chat_text(self, messages: Any) -> str:
+        if not self._has_chat_template:
+            raise UserError(
+                "the row has `messages` but the tokenizer has no chat template", remedy="use a `prompt` column"
+            )
+        is_list = isinstance(messages, (list, tuple)) and len(messages) > 0
+        if not is_list or not all(isinstance(one, Mapping) and "role" in one and "content" in one for one in messages):
+            raise UserError("`messages` must be a list of {role, content}, at least one")
+        is_continuation = messages[-1]["role"] == "assistant"
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [dict(one) for one in messages],
+                    tokenize=False,
+                    add_generation_prompt=not is_continuation,
+                    continue_final_message=is_continuation,
+                )
+            )
+        except Exception as error:  # the template is the model author's program: it may raise anything
+            raise UserError(f"the chat template refused the messages ({first_line(error)})") from error
+
+    def _encode(self, text: str, *, is_chat: bool) -> list[int]:
+        """Tokens of `text` under the BOS rule. A chat template writes its own BOS, so `auto` adds none to its text."""
+        ids = encode_text(self._tokenizer, text, what="the prompt")
+        if self._bos_id is None:
+            return ids
+        body = list(itertools.dropwhile(lambda token: token == self._bos_id, ids))
+        by_itself = len(body) < len(ids) or (self._tokenizer_adds_bos and not is_chat)
+        wants_bos = self._add_bos == "always" or (self._add_bos == "auto" and by_itself)
+        return [self._bos_id, *body] if wants_bos and body else body
+
+
+def encode_text(tokenizer: Any, text: str, *, what: str) -> list[int]:
+    """Tokens of `text` as it is, without special tokens. Raises UserError naming `what` and the characters at fault."""
+    try:
+        return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
+    except Exception as error:  # tokenizers raise bare Exception, e.g. for a character they have no token for
+        shown = [
+            repr(one) for one in itertools.islice(_characters_without_token(tokenizer, text), _MAX_CHARACTERS_SHOWN)
+        ]
+        reason = f"it has no token for {', '.join(shown)}" if shown else first_line(error)
+        raise UserError(
+            f"the tokenizer cannot express {what}: {reason}", remedy="mend the row, or choose another model.tokenizer"
+        ) from error
+
+
+def _characters_without_token(tokenizer: Any, text: str) -> Iterator[str]:
+    for character in dict.fromkeys(text):
+        try:
+            tokenizer.encode(character, add_special_tokens=False)
+        except Exception:  # whatever it raises, this is a character it cannot take
+            yield character
+
+
+def _adds_bos(tokenizer: Any) -> bool:
+    """Whether the tokenizer puts a BOS before plain text by itself."""
+    if tokenizer.bos_token_id is None:
+        return False
+    return list(tokenizer.encode("", add_special_tokens=True))[:1] == [tokenizer.bos_token_id]

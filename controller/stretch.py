@@ -1,0 +1,331 @@
+"""One stretch of a run in this process: from the lock on its folder to summary and exit status.
+
+Owns: the order of things (lock, model, hub, processes, coordinator, farewell, end). Refuses: which stretch it is
+(job.py), what happens while samples flow (server, coordinator), how processes are spawned (launch/), words on screen
+(display.py).
+
+Whatever happens, the end is the same: processes are stopped, shared memory is given back, the ledger is closed, summary
+and trace are written, the status file says how it ended. Nothing of the folder is touched before its ledger is locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from areal_like.channel import Hub
+from areal_like.curve import make_run_keys
+from areal_like.errors import LedgerError, OperationError, ProcessDied, UserError
+from areal_like.metrics import JsonlLog
+from areal_like.trace import Tracer, merge_traces
+from areal_like.weights import WeightStore, default_root, sweep_dead
+from controller import protocol as p
+from controller.audit import audit
+from controller.config import RunConfig
+from controller.coordinator import Coordinator
+from controller.display import Display
+from controller.job_rows import JobRows
+from controller.launch.local import LocalLauncher, quiet_port
+from controller.ledger import Ledger
+from controller.outcome import Outcome
+from controller.outgoing import TaskSettings
+from controller.preparation import prepare
+from controller.run_folder import RunFolder, Status
+from controller.server import Server, ServerSettings
+from controller.signals import Signals
+from controller.summary import Tally, fates, print_summary, write_summary
+from controller.supervision import Supervisor
+from controller.translate import ACCEPTED
+from controller.validate import is_loopback
+from controller.wiring import (
+    Addresses,
+    Role,
+    checkpoint_problem,
+    checkpoints_on_disk,
+    coordinator_settings,
+    process_spec,
+    worker_names,
+)
+
+MAX_TRAINER_RESTARTS = 0
+"""The trainer is not restarted by itself: the run ends as failed and is continued with `areal-like resume`."""
+FAREWELL_S = 10.0
+FAILED_GRACE_S = 5.0
+"""Time to end for processes of a run that failed: there is nothing left to save."""
+EXIT_STATUS: Mapping[str, int] = {"completed": 0, "exhausted": 0, "stopped": 0, "failed": 1}
+RUN_STATUS: Mapping[str, Status] = {
+    "completed": "finished",
+    "exhausted": "finished",
+    "stopped": "stopped",
+    "failed": "failed",
+}
+
+
+@dataclass
+class Stretch:
+    """One stretch of a run. `run` once."""
+
+    config: RunConfig
+    folder: RunFolder
+    rows: JobRows
+    is_resume: bool = False
+    is_evaluation: bool = False
+    tally: Tally = field(default_factory=Tally)
+    _prepare_s: float = 0.0
+    _base: int = 0
+    """Version the trainer starts from."""
+    _server: Server | None = None
+    _counts: dict[str, Any] = field(default_factory=dict)
+
+    async def run(self) -> int:
+        """To the end; prints the summary and returns the exit status. Raises what ended it."""
+        started_s = time.monotonic()
+        outcome = Outcome("failed", "ended by an error of the controller")
+        launcher = LocalLauncher(self.folder.logs)
+        with contextlib.ExitStack() as stack:
+            ledger = stack.enter_context(self._ledger())
+            self.folder.write_state("running")
+            stack.enter_context(_logging_to(self.folder.logs / "controller.log"))
+            stop = stack.enter_context(Signals())
+            display = stack.enter_context(Display(self.config.metrics.display))
+            try:
+                outcome = await self._serve(ledger, launcher, display, stop, stack)
+            except (UserError, OperationError, OSError) as error:
+                outcome = Outcome.of(error)
+            finally:
+                grace_s = FAILED_GRACE_S if outcome.status == "failed" else self.config.launch.stop_grace_s
+                await launcher.stop_all(grace_s, self._is_hurried)
+                self.folder.write_state(RUN_STATUS[outcome.status], reason=outcome.reason)
+        return self._finish(outcome, time.monotonic() - started_s)
+
+    def _is_hurried(self) -> bool:
+        return self._server is not None and self._server.is_hurried
+
+    # ------------------------------------------------------------ pieces
+
+    def _ledger(self) -> Ledger:
+        """The ledger, and with it the lock that makes the folder ours. Raises UserError when another has it.
+
+        A run that was stopped during its preparation has an empty one; one with checkpoints cannot have lost it.
+        """
+        config = self.config.ledger
+        return Ledger(
+            self.folder.root,
+            run_id=str(self.folder.read_state()["run_id"]),
+            must_exist=self.is_resume and bool(checkpoints_on_disk(self.folder.root)),
+            segment_bytes=int(config.segment_mb * 2**20),
+            keep_bytes=None if config.keep_mb is None else int(config.keep_mb * 2**20),
+        )
+
+    async def _serve(
+        self, ledger: Ledger, launcher: LocalLauncher, display: Display, stop: Signals, stack: contextlib.ExitStack
+    ) -> Outcome:
+        config, folder = self.config, self.folder
+        run_id, weights = str(folder.read_state()["run_id"]), config.trainer.weights.kind
+        display.note(f"run {folder.name}: {folder.root}")
+        sweep_dead()
+        weight_dir = default_root(run_id, weights, folder.root)
+        if weights == "shm" and weight_dir.is_relative_to(folder.root):
+            display.note(f"no room in shared memory: weights travel through {weight_dir}", "warning")
+        stack.callback(WeightStore(weight_dir, weights, keep=2).close, remove=True)
+        prepared = await stop.unless_asked(
+            prepare(config, folder, launcher, display, publish_to=weight_dir if self.is_evaluation else None,
+                    out_dir=folder.root / "model" if self.is_evaluation else None)
+        )  # fmt: skip
+        if prepared is None:
+            return Outcome("stopped", "stopped before the first step; continue with areal-like resume")
+        self._prepare_s = prepared.wall_s
+        state = ledger.load()
+        coordinator = self._coordinator(state)
+        checkpoint = None if self.is_evaluation else self._checkpoint(state, display)
+        lineage = f"l{state.num_lives}"
+        self._remember(ledger, state)
+        curve_dir = self._keys()
+        hub = Hub(
+            run_id=run_id,
+            role="controller",
+            bind=f"tcp://{config.launch.host}:{config.launch.port or '*'}",
+            curve_dir=curve_dir,
+            accept=ACCEPTED,
+        )
+        address = await hub.start()
+        try:
+            addresses = Addresses(address, f"tcp://127.0.0.1:{quiet_port()}", weight_dir, curve_dir)
+            supervisor = Supervisor(
+                launcher, hub,
+                startup_timeout_s=config.launch.startup_timeout_s, silence_s=config.launch.silence_s,
+            )  # fmt: skip
+            self._enlist(supervisor, addresses, run_id, prepared.model_dir, lineage, checkpoint)
+            server = self._server = self._make_server(coordinator, ledger, hub, supervisor, display, stack)
+            stop.hand_to(server.request_stop)
+            first: list[p.Event] = [p.RunStarted(lineage=lineage, checkpoint_version=self._base)]
+            if self.is_evaluation:
+                manifest = WeightStore(weight_dir, weights, keep=2).newest()
+                first.append(p.Published(version=0, lineage=lineage, manifest_path=str(manifest)))
+            outcome = await server.run(first)
+            await server.farewell(FAREWELL_S)
+            self._count(coordinator, ledger)
+            return outcome
+        finally:
+            await hub.close()
+
+    def _coordinator(self, state: p.LedgerState) -> Coordinator:
+        rows = self.rows
+        settings = coordinator_settings(
+            self.config,
+            max_draws=rows.max_draws,
+            num_eval_rows=rows.num_final,
+            num_periodic_rows=rows.num_periodic,
+        )
+        return Coordinator.restore(settings, state)
+
+    def _checkpoint(self, state: p.LedgerState, display: Display) -> Path | None:
+        """The newest checkpoint that is whole on disk and whose steps the ledger knows; sets `_base`.
+
+        The disk says what there is: a crash may have come between a checkpoint and its report, and runs are moved.
+        """
+        for version, path in reversed(checkpoints_on_disk(self.folder.root)):
+            is_known = version <= len(state.batches)
+            problem = checkpoint_problem(path) if is_known else f"the ledger ends at step {len(state.batches)}"
+            if problem is None:
+                display.note(f"continuing from {path} (version {version})")
+                self._base = version
+                return path
+            display.note(f"checkpoint {path} is left out: {problem}", "warning")
+        if self.is_resume:
+            display.note("no checkpoint: continuing from the starting policy, with the recorded samples", "warning")
+        return None
+
+    def _keys(self) -> Path | None:
+        """New keys for each stretch, where sockets are to be encrypted."""
+        launch = self.config.launch
+        if launch.curve == "off" or (launch.curve == "auto" and is_loopback(launch.host)):
+            return None
+        make_run_keys(self.folder.keys)
+        return self.folder.keys
+
+    def _enlist(
+        self,
+        supervisor: Supervisor,
+        addresses: Addresses,
+        run_id: str,
+        model_dir: Path,
+        lineage: str,
+        checkpoint: Path | None,
+    ) -> None:
+        """Put every process of the run under supervision."""
+        config = self.config
+        members: list[tuple[Role, str, int]] = [("reward", "reward", config.reward.max_restarts)]
+        if not self.is_evaluation:
+            members.append(("trainer", "trainer", MAX_TRAINER_RESTARTS))
+        members += [("rollout", name, config.rollout.max_restarts) for name in worker_names(config)]
+        for role, name, max_restarts in members:
+            spec = process_spec(
+                config, self.folder, addresses, run_id=run_id, role=role, name=name, model_dir=model_dir,
+                lineage=lineage, resume_from=checkpoint if role == "trainer" else None,
+            )  # fmt: skip
+            supervisor.add(spec, self.folder.processes / f"{name}.json", max_restarts, time.monotonic())
+
+    def _remember(self, ledger: Ledger, state: p.LedgerState) -> None:
+        """After a resume: what the surviving steps of earlier stretches consumed and scored is part of the run."""
+        for batch in state.batches:
+            if batch.step <= self._base:
+                self.tally.add_history([batch.step - 1 - group.first_version for group in batch.groups])
+        for version, values in ledger.evaluations().items():
+            if version <= self._base:
+                self.tally.add_evaluation(version, values)
+
+    def _make_server(
+        self,
+        coordinator: Coordinator,
+        ledger: Ledger,
+        hub: Hub,
+        supervisor: Supervisor,
+        display: Display,
+        stack: contextlib.ExitStack,
+    ) -> Server:
+        config = self.config
+        max_events = config.metrics.max_trace_events if config.metrics.trace else 0
+        tracer = Tracer(self.folder.logs / "controller.trace.jsonl", "controller", max_events=max_events)
+        stack.callback(tracer.close)
+        metrics = JsonlLog(self.folder.metrics)
+        stack.callback(metrics.close)
+        settings = ServerSettings(
+            tasks=TaskSettings(
+                seed=config.seed,
+                train_sampling=config.train_sampling,
+                eval_sampling=config.eval_sampling,
+                segment_tokens=config.rollout.segment_tokens,
+            ),
+            num_steps=config.num_steps,
+            stop_on_long_prompt=config.data.on_long_prompt == "stop",
+            stall_after_s=config.launch.stall_after_s,
+            stop_grace_s=config.launch.stop_grace_s,
+        )
+        return Server(
+            settings, coordinator=coordinator, ledger=ledger, hub=hub, supervisor=supervisor, rows=self.rows,
+            display=display, tally=self.tally, metrics=metrics, tracer=tracer,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ the end
+
+    def _count(self, coordinator: Coordinator, ledger: Ledger) -> None:
+        state = ledger.load()
+        version = max(coordinator.version, self._base)
+        found = fates(coordinator.counts(), state.batches, group_size=self.config.group_size, version=version)
+        self._counts = {**found, "lives": state.num_lives}
+
+    def _finish(self, outcome: Outcome, wall_s: float) -> int:
+        """Summary, trace, audit, words; then the exit status, or the error that ended the run."""
+        folder, console = self.folder, Console(soft_wrap=True, highlight=False, markup=False)
+        if self.is_evaluation and outcome.status == "completed" and not self.tally.accuracy:
+            outcome = Outcome("failed", f"no answer was scored; see {folder.logs}")
+            folder.write_state("failed", reason=outcome.reason)
+        if self.config.metrics.trace:
+            merge_traces(folder.root)
+        if self._counts:
+            if not self.is_evaluation:
+                self._counts["audit"] = _audit_words(folder)
+            summary = self.tally.summary(self._counts, status=outcome.status, wall_s=wall_s, prepare_s=self._prepare_s)
+            write_summary(folder.summary, summary)
+            print_summary(summary, folder.root, console)
+        error = outcome.error or (OperationError(outcome.reason) if outcome.status == "failed" else None)
+        if outcome.status != "completed" and outcome.reason != str(error):
+            console.print(outcome.reason)
+        if isinstance(error, ProcessDied):
+            console.print(f"--- end of {folder.logs / (error.name + '.log')}")
+            console.print(error.tail)
+        if error is not None:
+            raise error
+        return EXIT_STATUS[outcome.status]
+
+
+@contextlib.contextmanager
+def _logging_to(path: Path) -> Iterator[None]:
+    """The controller's own log, beside those of its processes; the screen belongs to the display."""
+    handler, root = logging.FileHandler(path, encoding="utf-8"), logging.getLogger()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s controller %(name)s: %(message)s"))
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()
+
+
+def _audit_words(folder: RunFolder) -> str:
+    try:
+        report = audit(folder.root)
+    except (UserError, LedgerError) as error:
+        return f"not possible: {error}"
+    return "clean" if not report.findings else "; ".join(str(finding) for finding in report.findings[:5])

@@ -1,0 +1,123 @@
+"""What processes say, as events of the coordinator; what it wants remembered, as entries of the ledger.
+
+Owns: the mapping of each message to its event and of each ledger effect to its payload. Refuses: state, sending, time,
+judging whether a message comes at the right moment (coordinator.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from areal_like import messages as m
+from areal_like.trajectory import Segment
+from controller import protocol as p
+from controller.ledger import LedgerEntry
+
+SPEAKERS: Mapping[type[m.Message], m.Role] = {
+    m.Progress: "rollout",
+    m.SampleFinished: "rollout",
+    m.SampleReturned: "rollout",
+    m.VersionLoaded: "rollout",
+    m.VersionFailed: "rollout",
+    m.BatchRequest: "trainer",
+    m.VersionPublished: "trainer",
+    m.CheckpointSaved: "trainer",
+}
+"""Who may tell the controller what, beside Hello, Heartbeat and Goodbye."""
+ACCEPTED: frozenset[type] = frozenset(SPEAKERS)
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event and what its message carries beside it."""
+
+    event: p.Event
+    segments: Mapping[int, Segment] = field(default_factory=dict)
+    """Partial tokens by lease."""
+    finished: m.SampleFinished | None = None
+    worker: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the trainer measured in the step that ends with this event."""
+
+
+def translate(peer: str, message: m.Message, *, is_eval: Callable[[int], bool]) -> Told | None:
+    """The event that `message` of `peer` means; None where it means none (Hello, Goodbye, what nobody awaits).
+
+    is_eval(lease_id): the lease was given for an evaluation.
+    """
+    match message:
+        case m.Progress():
+            items = tuple(_report(item.lease_id, item.start, item.segment) for item in message.items)
+            segments = {item.lease_id: item.segment for item in message.items}
+            return Told(p.ProgressReported(worker=peer, items=items), segments=segments, worker=peer)
+        case m.SampleFinished():
+            return _finished(peer, message, is_eval=is_eval(message.lease_id))
+        case m.SampleReturned():
+            part = _report(message.lease_id, message.start, message.segment)
+            returned = p.LeaseReturned(worker=peer, part=part, reason=message.reason)
+            return Told(returned, segments={message.lease_id: message.segment}, worker=peer)
+        case m.VersionLoaded():
+            return Told(p.WorkerVersionLoaded(worker=peer, version=message.version, lineage=message.lineage))
+        case m.VersionFailed():
+            failed = p.WorkerVersionFailed(
+                worker=peer, version=message.version, lineage=message.lineage, reason=message.reason
+            )
+            return Told(failed)
+        case m.BatchRequest():
+            return Told(p.BatchRequested(step=message.step))
+        case m.VersionPublished():
+            published = p.Published(
+                version=message.version, lineage=message.lineage, manifest_path=message.manifest_path
+            )
+            return Told(published, metrics=message.metrics)
+        case m.CheckpointSaved():
+            return Told(p.CheckpointTaken(version=message.version, path=message.path))
+    return None
+
+
+def _finished(peer: str, message: m.SampleFinished, *, is_eval: bool) -> Told:
+    """An evaluation counts the component `correct` where the scorer names one: accuracy, not reward."""
+    verdict, trajectory = message.verdict, message.trajectory
+    value = verdict.components.get("correct", verdict.value) if is_eval and verdict.is_scored else verdict.value
+    event = p.SampleReported(
+        worker=peer,
+        lease_id=message.lease_id,
+        group_id=message.group_id,
+        sample_index=message.sample_index,
+        num_tokens=trajectory.num_sampled,
+        first_version=trajectory.first_version,
+        last_version=trajectory.last_version,
+        verdict_kind=verdict.kind,
+        value=value,
+    )
+    return Told(event, finished=message, worker=peer)
+
+
+def _report(lease_id: int, start: int, segment: Segment) -> p.PartialReport:
+    return p.PartialReport(
+        lease_id=lease_id,
+        start=start,
+        num_tokens=len(segment),
+        first_version=segment.first_version,
+        last_version=segment.last_version,
+    )
+
+
+def entry_of(effect: p.Effect, told: Told) -> LedgerEntry:
+    """The ledger entry of an effect of `told`'s event."""
+    match effect:
+        case p.StorePartial():
+            return LedgerEntry(effect=effect, segment=told.segments[effect.lease_id])
+        case p.StoreFinished():
+            finished = told.finished
+            assert finished is not None, "StoreFinished without a finished sample at hand"
+            return LedgerEntry(
+                effect=effect,
+                trajectory=finished.trajectory,
+                verdict=finished.verdict,
+                response_text=finished.response_text,
+                timings=finished.timings,
+                worker=told.worker,
+            )
+    return LedgerEntry(effect=effect)

@@ -1,0 +1,289 @@
+"""Claims about the commands: what resume refuses, what it finds again, and what a crash at any moment leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from small_run import until
+
+from areal_like.errors import LedgerError, OperationError, UserError
+from controller import job, stretch
+from controller.ledger import Ledger
+from controller.outcome import Outcome
+from controller.overrides import load_config
+from controller.preparation import Prepared
+from controller.run_folder import RunFolder
+from controller.signals import Signals
+from controller.stretch import Stretch
+
+SMALL = ["data.train.limit=20", "data.eval.limit=4", "warm_start=null", "metrics.display=plain"]
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """A small configuration; the working folder is tmp_path/home."""
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+    return load_config("quickstart", [*SMALL, "runs_dir=runs"]).config
+
+
+@pytest.fixture
+def stretches(monkeypatch) -> list[Stretch]:
+    """Stretches that were begun; none does anything."""
+    begun: list[Stretch] = []
+
+    async def run(self: Stretch) -> int:
+        begun.append(self)
+        return 0
+
+    monkeypatch.setattr(Stretch, "run", run)
+    return begun
+
+
+def stopped_run(config) -> RunFolder:
+    job.train(config)
+    folder = RunFolder.find("quickstart")
+    folder.write_state("stopped")
+    return folder
+
+
+def test_resume_finds_the_run_from_anywhere_with_relative_paths_as_they_were_meant(
+    config, stretches, tmp_path, monkeypatch
+):
+    folder = stopped_run(config)
+    monkeypatch.chdir("/")
+    assert job.resume(folder.root) == 0
+    again = stretches[-1]
+    assert again.is_resume
+    assert Path.cwd() == tmp_path / "home"
+    assert again.config.runs_dir == str(tmp_path / "home" / "runs")
+    assert again.rows.fingerprints == stretches[0].rows.fingerprints
+
+
+def test_resume_of_a_moved_run_looks_beside_it(config, stretches, tmp_path):
+    folder = stopped_run(config)
+    (tmp_path / "elsewhere").mkdir()
+    moved = folder.root.rename(tmp_path / "elsewhere" / "job")
+    job.resume(moved)
+    assert stretches[-1].folder.root == moved
+    assert stretches[-1].config.runs_dir == str(tmp_path / "elsewhere")
+
+
+def test_resume_with_other_rows_is_refused_and_names_them(config, stretches):
+    folder = stopped_run(config)
+    text = folder.config.read_text()
+    folder.config.write_text(text.replace("limit: 20", "limit: 19"))
+    with pytest.raises(UserError, match=r"data\.train: the rows are not those"):
+        job.resume(folder.root)
+    folder.config.write_text(text.replace("limit: 4", "limit: 5"))
+    with pytest.raises(UserError, match=r"data\.eval"):
+        job.resume(folder.root)
+    assert len(stretches) == 1
+
+
+def test_finished_and_running_runs_are_not_resumed(config, stretches):
+    folder = stopped_run(config)
+    folder.write_state("finished")
+    with pytest.raises(UserError, match="finished"):
+        job.resume(folder.root)
+    folder.write_state("running")
+    with pytest.raises(UserError, match="still running"):
+        job.resume(folder.root)
+
+
+def test_folder_of_an_evaluation_is_not_resumed_as_a_training_run(config, stretches):
+    job.evaluate(config)
+    assert stretches[-1].is_evaluation
+    folder = RunFolder.find("quickstart-eval")
+    folder.write_state("failed")
+    with pytest.raises(UserError, match="areal-like eval"):
+        job.resume(folder.root)
+    assert job.read_config(folder) == config, "its config can be used again"
+
+
+def test_damaged_config_of_a_run_is_told_in_words(config, stretches):
+    folder = stopped_run(config)
+    for text in ("a: [", "\0", "num_steps: many\n", "[]"):
+        folder.config.write_text(text)
+        with pytest.raises(UserError):
+            job.resume(folder.root)
+
+
+def test_sft_into_a_folder_with_something_in_it_is_refused_before_anything_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "x").write_text("mine")
+    with pytest.raises(UserError, match="something lies there already"):
+        job.sft(load_config("quickstart", ["out=out", f"runs_dir={tmp_path / 'runs'}"]).config)
+    assert not (tmp_path / "runs").exists()
+
+
+# ---------------------------------------------------------------- one stretch
+
+
+def pretend(monkeypatch, serve) -> None:
+    monkeypatch.setattr(Stretch, "_serve", serve)
+
+
+def test_locked_run_is_left_alone_to_the_last_byte(config, monkeypatch):
+    async def never(self, *_):
+        raise AssertionError("served")
+
+    pretend(monkeypatch, never)
+    folder = RunFolder.create(Path("runs"), "quickstart")
+    rows = job.JobRows.load(config)
+    folder.write_state("running")
+    before = folder.state.read_bytes()
+    with Ledger(folder.root), pytest.raises(UserError, match="another controller"):
+        asyncio.run(Stretch(config, folder, rows, is_resume=True).run())
+    assert folder.state.read_bytes() == before
+
+
+def test_run_stopped_in_its_preparation_can_be_resumed(config, monkeypatch):
+    async def slow(*_, **__):
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(stretch, "prepare", slow)
+
+    async def interrupted(work: Stretch) -> int:
+        running = asyncio.create_task(work.run())
+        await until(lambda: (work.folder.root / "ledger.sqlite").exists() and work.folder.read_state()["reason"] == "")
+        await asyncio.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return await running
+
+    monkeypatch.setattr(job, "_run", lambda work: asyncio.run(work))
+    folder = RunFolder.create(Path("runs"), "quickstart")
+    folder.write_state("running")
+    rows = job.JobRows.load(config)
+    for is_resume in (False, True):
+        assert asyncio.run(interrupted(Stretch(config, folder, rows, is_resume=is_resume))) == 0
+        state = folder.read_state()
+        assert state["status"] == "stopped"
+        assert "areal-like resume" in state["reason"]
+
+
+def test_run_whose_ledger_is_gone_although_it_has_checkpoints_is_refused(config):
+    folder = RunFolder.create(Path("runs"), "quickstart")
+    folder.write_state("stopped")
+    checkpoint = folder.checkpoints / "step_000004"
+    checkpoint.mkdir()
+    (checkpoint / "manifest.json").write_text("{}")
+    with pytest.raises(UserError, match="no ledger"):
+        asyncio.run(Stretch(config, folder, job.JobRows.load(config), is_resume=True).run())
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "status"),
+    [
+        (UserError("no such scorer"), UserError, "failed"),
+        (LedgerError("disk full"), LedgerError, "failed"),
+        (OSError(28, "No space left on device"), OperationError, "failed"),
+        (RuntimeError("our own mistake"), RuntimeError, "failed"),
+    ],
+)
+def test_every_end_by_an_error_is_written_down(config, monkeypatch, error, raised, status):
+    async def serve(self, *_):
+        raise error
+
+    pretend(monkeypatch, serve)
+    with pytest.raises(raised):
+        job.train(config)
+    state = RunFolder.find("quickstart").read_state()
+    assert state["status"] == status
+
+
+def test_controller_logs_into_its_own_file(config, monkeypatch):
+    async def serve(self, *_):
+        logging.getLogger("controller.server").warning("rollout-0 cannot be reached")
+        return Outcome("completed", "done")
+
+    pretend(monkeypatch, serve)
+    job.train(config)
+    assert "rollout-0 cannot be reached" in (RunFolder.find("quickstart").logs / "controller.log").read_text()
+
+
+def test_evaluation_without_a_single_score_fails(config, monkeypatch):
+    async def serve(self, *_):
+        return Outcome("completed", "0 steps done")
+
+    pretend(monkeypatch, serve)
+    with pytest.raises(OperationError, match="no answer was scored"):
+        job.evaluate(config)
+    assert RunFolder.find("quickstart-eval").read_state()["status"] == "failed"
+
+
+def test_port_in_use_is_a_users_mistake_and_gives_the_weights_back(config, monkeypatch, tmp_path):
+    async def prepared(*_, **__):
+        return Prepared(tmp_path, 0.0, was_cached=True)
+
+    monkeypatch.setattr(stretch, "prepare", prepared)
+
+    async def main() -> None:
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        taken = config.model_copy(update={"launch": config.launch.model_copy(update={"port": port})})
+        folder = RunFolder.create(Path("runs"), "quickstart")
+        folder.write_state("running")
+        work = Stretch(taken, folder, job.JobRows.load(config))
+        async with server:
+            with pytest.raises(UserError, match="port is in use"):
+                await work.run()
+
+    asyncio.run(main())
+    run_id = RunFolder.find("quickstart").read_state()["run_id"]
+    assert not list(Path("/dev/shm").glob(f"areal_like-{run_id}*"))
+
+
+def test_newest_whole_checkpoint_that_the_ledger_knows_is_the_one_to_go_on_from(config, monkeypatch):
+    from controller.display import Display
+    from controller.records import BatchRecord, LedgerState
+
+    folder = RunFolder.create(Path("runs"), "quickstart")
+    for version in (2, 4, 6, 8):
+        checkpoint = folder.checkpoints / f"step_{version:06d}"
+        checkpoint.mkdir()
+        (checkpoint / "manifest.json").write_text(json.dumps({"format": 1, "files": {}}))
+    (folder.checkpoints / "step_000006" / "manifest.json").write_text("{")
+    batches = tuple(BatchRecord(step=step, lineage="l0", groups=()) for step in range(1, 8))
+    state = LedgerState(
+        num_lives=1, num_drawn=0, num_filtered=0, dropped={}, live=(), batches=batches, checkpoints=(), evals=()
+    )
+    work = Stretch(config, folder, job.JobRows.load(config), is_resume=True)
+    path = work._checkpoint(state, Display("plain"))
+    assert path == folder.checkpoints / "step_000004", "8 is beyond the ledger, 6 is damaged; no report is needed"
+    assert work._base == 4
+
+
+# ---------------------------------------------------------------- signals
+
+
+def test_signal_before_there_is_a_server_is_handed_over_to_it():
+    async def test():
+        heard: list[str] = []
+        with Signals() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            await until(lambda: stop._asked.is_set())
+            stop.hand_to(heard.append)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until(lambda: len(heard) == 2)
+        assert heard == ["a signal", "SIGTERM"]
+
+    asyncio.run(test())
+
+
+def test_work_that_fails_raises_although_nobody_asked_to_stop():
+    async def fail() -> None:
+        raise UserError("no")
+
+    async def test():
+        with Signals() as stop, pytest.raises(UserError):
+            await stop.unless_asked(fail())
+
+    asyncio.run(test())

@@ -1,0 +1,265 @@
+"""Claims about the supervisor, with real tiny processes and a hub that is told what to say."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from small_run import bounded, until
+
+from areal_like.errors import UserError
+from controller.launch.local import LocalLauncher
+from controller.supervision import LAST_WORDS_S, Loss, Supervisor, last_error
+
+SLEEP = "import time; time.sleep(60)"
+JUDGED_S = LAST_WORDS_S + 0.01
+
+
+@dataclass
+class HubOfWords:
+    """The part of the hub that the supervisor looks at."""
+
+    peers: dict[str, Any] = field(default_factory=dict)
+    silent_ones: list[str] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+
+    def silent(self, silence_s: float) -> list[str]:
+        silent, self.silent_ones = self.silent_ones, []
+        return silent
+
+    def forget(self, name: str) -> None:
+        self.peers.pop(name, None)
+        self.forgotten.append(name)
+
+
+@dataclass
+class Spec:
+    """What the supervisor needs of a ProcessSpec."""
+
+    name: str
+    role: Any
+    num_threads: int = 1
+
+    def save(self, path: Path) -> None:
+        path.write_text("{}")
+
+
+class TinyLauncher(LocalLauncher):
+    """Runs `python -c CODE` instead of the module: the code of a name, one per start."""
+
+    def __init__(self, log_dir: Path, codes: dict[str, list[str]]) -> None:
+        super().__init__(log_dir)
+        self.codes, self.starts = codes, []
+
+    async def start(self, name, argv, environment):
+        self.starts.append(name)
+        codes = self.codes[name]
+        return await super().start(name, ["-c", codes.pop(0) if len(codes) > 1 else codes[0]], environment)
+
+
+class Watch:
+    """A supervisor with a clock of its own."""
+
+    def __init__(self, folder: Path, *codes: str, role: str = "rollout", max_restarts: int = 2) -> None:
+        self.folder, self.now_s, self.hub = folder, 0.0, HubOfWords()
+        self.launcher = TinyLauncher(folder, {"one": list(codes)})
+        self.supervisor = Supervisor(
+            self.launcher, self.hub, startup_timeout_s=30.0, silence_s=5.0,  # type: ignore[arg-type]
+        )  # fmt: skip
+        spec: Any = Spec("one", role)
+        self.supervisor.add(spec, folder / "one.json", max_restarts, 0.0)
+
+    async def tick(self, seconds: float = 0.0) -> list[Loss]:
+        self.now_s += seconds
+        return await self.supervisor.tick(self.now_s)
+
+    async def until_exit(self) -> list[Loss]:
+        """Until the running process has ended and its exit was judged."""
+        await until(lambda: not self.launcher.is_running("one"))
+        assert await self.tick() == [], "last words are read before an exit is judged"
+        return await self.tick(JUDGED_S)
+
+
+def test_accident_within_the_budget_is_started_again_and_beyond_it_is_permanent(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, "import sys; print('error: out of luck'); sys.exit(1)", max_restarts=1)
+        await watch.tick()
+        (loss,) = await watch.until_exit()
+        assert (loss.name, loss.reason, loss.is_permanent) == ("one", "out of luck", False)
+        await watch.tick(1.0)
+        assert watch.launcher.starts == ["one", "one"]
+        (loss,) = await watch.until_exit()
+        assert loss.is_permanent
+        assert not watch.supervisor.watches("one")
+        error = watch.supervisor.died(loss)
+        assert error.returncode == 1
+        assert "out of luck" in error.tail
+        assert await watch.tick(100.0) == []
+        assert watch.launcher.starts == ["one", "one"]
+
+    bounded(test())
+
+
+def test_restarts_wait_longer_each_time(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, "raise SystemExit(1)", max_restarts=9)
+        for number, wait_s in enumerate((0.0, 1.0, 3.0, 10.0), start=1):
+            await watch.tick()
+            assert len(watch.launcher.starts) == number
+            (loss,) = await watch.until_exit()
+            assert not loss.is_permanent
+            if wait_s:
+                await watch.tick(wait_s - 0.1)
+                assert len(watch.launcher.starts) == number
+            watch.now_s += wait_s
+
+    bounded(test())
+
+
+def test_users_mistake_of_a_process_ends_the_run_with_its_own_words(tmp_path):
+    async def test():
+        code = "import sys; print('error: trainer.attention: no such kernel -> use sdpa'); sys.exit(2)"
+        watch = Watch(tmp_path, code, role="trainer")
+        await watch.tick()
+        with pytest.raises(UserError, match="no such kernel -> use sdpa"):
+            await watch.until_exit()
+
+    bounded(test())
+
+
+def test_leaving_unasked_with_status_zero_is_an_accident(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, "pass", role="trainer", max_restarts=0)
+        await watch.tick()
+        watch.supervisor.reported("one")
+        (loss,) = await watch.until_exit()
+        assert (loss.reason, loss.is_permanent) == ("ended with status 0", True)
+
+    bounded(test())
+
+
+def test_released_process_ends_without_news_and_is_not_started_again(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, "pass")
+        await watch.tick()
+        watch.supervisor.release("one")
+        assert await watch.until_exit() == []
+        await watch.tick(100.0)
+        assert watch.launcher.starts == ["one"]
+
+    bounded(test())
+
+
+def test_process_released_between_its_exit_and_its_judgement_is_no_loss(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, "pass", role="trainer", max_restarts=0)
+        await watch.tick()
+        await until(lambda: not watch.launcher.is_running("one"))
+        assert await watch.tick() == []
+        watch.supervisor.release("one")  # its Goodbye was read only now
+        assert await watch.tick(JUDGED_S) == []
+
+    bounded(test())
+
+
+def test_silent_process_is_killed_lost_once_and_started_again(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, SLEEP)
+        await watch.tick()
+        pid = watch.launcher.pid_of("one")
+        watch.hub.silent_ones = ["one"]
+        (loss,) = await watch.tick(6.0)
+        assert loss.reason == "silent for 5 s"
+        assert watch.hub.forgotten == ["one"]
+        await until(lambda: not watch.launcher.is_running("one"))
+        assert await watch.tick(0.1) == []
+        assert await watch.tick(JUDGED_S) == []
+        assert watch.launcher.starts == ["one", "one"]
+        assert watch.launcher.pid_of("one") != pid
+        await watch.launcher.stop_all(5.0)
+
+    bounded(test())
+
+
+def test_process_that_ended_and_is_silent_is_lost_once(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, "raise SystemExit(1)", SLEEP)
+        await watch.tick()
+        await until(lambda: not watch.launcher.is_running("one"))
+        watch.hub.silent_ones = ["one"]
+        assert await watch.tick() == []
+        assert len(await watch.tick(JUDGED_S)) == 1
+        assert watch.supervisor.restarts == 1
+        await watch.launcher.stop_all(5.0)
+
+    bounded(test())
+
+
+def test_process_that_never_says_hello_is_killed_and_lost(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, SLEEP, max_restarts=0)
+        await watch.tick()
+        assert await watch.tick(29.0) == []
+        (loss,) = await watch.tick(2.0)
+        assert loss.is_permanent
+        assert "no sign of life within 30 s" in loss.reason
+        await until(lambda: not watch.launcher.is_running("one"))
+
+    bounded(test())
+
+
+def test_process_out_of_reach_must_say_hello_again_in_time(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, SLEEP, max_restarts=0)
+        await watch.tick()
+        watch.supervisor.reported("one")
+        assert await watch.tick(100.0) == []
+        watch.supervisor.lost_touch("one", watch.now_s)
+        assert await watch.tick(29.0) == []
+        watch.supervisor.reported("one")
+        assert await watch.tick(100.0) == []
+        watch.supervisor.lost_touch("one", watch.now_s)
+        assert len(await watch.tick(31.0)) == 1
+        await watch.launcher.stop_all(5.0)
+
+    bounded(test())
+
+
+def test_hub_forgets_the_dead_but_not_their_successors(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, "raise SystemExit(1)")
+        await watch.tick()
+        watch.hub.peers["one"] = SimpleNamespace(pid=watch.launcher.pid_of("one"), heartbeat=None)
+        await watch.until_exit()
+        assert watch.hub.forgotten == ["one"]
+        await watch.tick(1.0)
+        watch.hub.peers["one"] = SimpleNamespace(pid=os.getpid(), heartbeat=None)
+        await watch.until_exit()
+        assert watch.hub.forgotten == ["one"]
+
+    bounded(test())
+
+
+def test_states_say_what_each_process_does(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, "raise SystemExit(1)")
+        assert watch.supervisor.states() == {"one": "starting"}
+        await watch.tick()
+        watch.hub.peers["one"] = SimpleNamespace(pid=1, heartbeat=SimpleNamespace(state="generate"))
+        assert watch.supervisor.states() == {"one": "generate"}
+        await watch.until_exit()
+        assert watch.supervisor.states() in ({"one": "restarting (1 of 2)"}, {"one": "generate"})
+        assert watch.supervisor.watches_role("rollout")
+        assert not watch.supervisor.watches_role("trainer")
+        await watch.launcher.stop_all(5.0)
+
+    bounded(test())
+
+
+def test_last_error_is_the_newest_error_line():
+    assert last_error("error: old\nTraceback\nerror: new\nend") == "new"
+    assert last_error("nothing of the kind") == ""

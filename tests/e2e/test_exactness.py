@@ -1,0 +1,193 @@
+"""Interruption is exact in a real run: every recorded log-prob is that of the version stamped on its token.
+
+The oracle is transformers' plain forward pass over the whole sample, with the weights of each stamped version as they
+were published. A token lost or repeated at a seam, a stale key-value cache or a wrong stamp changes the context or the
+weights, and with versions as far apart as here that shows. Long answers are rewarded, and beyond that a tossed coin, so
+that a high learning rate goes on moving the policy for as long as the run lasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from areal_like.trajectory import Trajectory
+from controller.ledger import Ledger
+
+pytestmark = pytest.mark.e2e
+
+TEMPERATURE, MAX_NEW_TOKENS = 0.9, 72
+NUM_STEPS, GROUPS, GROUP_SIZE = 12, 6, 4
+NUM_CHECKED = 96
+TURN_S, REST_S = 0.005, 0.03
+TOLERANCE_NATS, APART_NATS = 1e-4, 0.1
+MOVING = [
+    f"num_steps={NUM_STEPS}", f"groups_per_step={GROUPS}", f"group_size={GROUP_SIZE}", "staleness.max_staleness=8",
+    "data.train.options={pgeo: 0.05}", "data.eval=null", "eval.every_steps=0", "rollout.engine.num_slots=64",
+    f"sampling.temperature={TEMPERATURE}", f"sampling.max_new_tokens={MAX_NEW_TOKENS}",
+    "trainer.mini_batches=3", "trainer.optimizer.lr=1e-3", "trainer.optimizer.warmup_steps=0",
+    "trainer.weights.kind=disk", "trainer.weights.keep=1000", "ledger.keep_mb=null",
+    "reward.scorers=[{kind: 'coin:toss'}]",
+]  # fmt: skip
+"""Long answers, small batches, and an update that moves the policy far: a new version several times an answer."""
+COIN = """
+import random
+
+def toss(row, response, **info):
+    return len(response) / 10 + random.Random(response).random()
+"""
+
+
+@dataclass
+class Sample:
+    """One consumed sample, and under each version stamped on it the log-probs of all its tokens."""
+
+    group_id: int
+    index: int
+    trajectory: Trajectory
+    recomputed: dict[int, np.ndarray]
+
+    @property
+    def versions(self) -> list[int]:
+        return np.unique(self.trajectory.versions_T[self.trajectory.loss_mask_T]).tolist()
+
+    def error_nats(self) -> float:
+        """Largest difference between a recorded log-prob and the stamped version's."""
+        mask, stamps = self.trajectory.loss_mask_T, self.trajectory.versions_T
+        expected = np.array([self.recomputed[int(stamps[at])][at] for at in np.flatnonzero(mask)])
+        return float(np.abs(self.trajectory.logprobs_T[mask] - expected).max())
+
+    def spread_nats(self) -> float:
+        """How far apart its first and last version are: the mean over its sampled tokens."""
+        mask = self.trajectory.loss_mask_T
+        first, last = self.recomputed[self.versions[0]], self.recomputed[self.versions[-1]]
+        return float(np.abs(first - last)[mask].mean())
+
+
+def follow(run, keep: Path) -> dict[int, Path]:
+    """Follow the run to its end; returns the payload of every version, linked as it appears (the store goes then).
+
+    Rollout workers get a seventh of the time, in slices of milliseconds: that is what makes an answer outlast several
+    steps of the trainer on any machine, and so forces swaps into the middle of it.
+    """
+    keep.mkdir()
+    run.wait_until(lambda: bool(run.metrics("swap")), "the first version in an engine")
+    workers = [process for process in run.family() if "rollout" in process.cmdline()]
+    store = run.folder / "weights"
+    while run.process.poll() is None:
+        is_slow = len(run.metrics("step")) < NUM_STEPS
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for worker in workers if is_slow else []:
+                worker.suspend()
+        for manifest in store.glob("*.manifest.json"):
+            with contextlib.suppress(FileNotFoundError):  # the run ended meanwhile
+                payload = json.loads(manifest.read_text())["payload"]
+                if not (keep / payload).exists():
+                    os.link(store / payload, keep / payload)
+        time.sleep(REST_S)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for worker in workers:
+                worker.resume()
+        time.sleep(TURN_S)
+    return {int(path.name[1:].partition("-")[0]): path for path in keep.iterdir()}
+
+
+def consumed_samples(folder: Path) -> list[Sample]:
+    """Every sample of every recorded batch, in order."""
+    with contextlib.closing(Ledger(folder, must_exist=True, keep_bytes=None)) as ledger:
+        return [
+            Sample(group.group_id, index, ledger.trajectory(group.group_id, index), {})
+            for batch in ledger.load().batches
+            for group in batch.groups
+            for index in group.sample_indices
+        ]
+
+
+@torch.inference_mode()
+def recompute(model: PreTrainedModel, weights: dict[int, Path], samples: list[Sample]) -> None:
+    """Fill in `recomputed`: one plain forward pass per version over the samples it has tokens in."""
+    for version in sorted({version for sample in samples for version in sample.versions}):
+        missing, unexpected = model.load_state_dict(load_file(weights[version]), strict=False)
+        assert not missing
+        assert not unexpected
+        of_version = [sample for sample in samples if version in sample.versions]
+        length = max(len(sample.trajectory) for sample in of_version)
+        tokens = torch.zeros(len(of_version), length, dtype=torch.long)
+        is_real = torch.zeros_like(tokens)
+        for row, sample in enumerate(of_version):
+            tokens[row, : len(sample.trajectory)] = torch.from_numpy(sample.trajectory.tokens_T.astype(np.int64))
+            is_real[row, : len(sample.trajectory)] = 1
+        logits = model(tokens, attention_mask=is_real).logits.float() / TEMPERATURE
+        logprobs = logits.log_softmax(-1)[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0].numpy()
+        for row, sample in enumerate(of_version):
+            sample.recomputed[version] = np.concatenate([[0.0], logprobs[row, : len(sample.trajectory) - 1]])
+
+
+def assert_nothing_lost_or_repeated(run, samples: list[Sample], tokenizer) -> None:
+    assert run.summary["audit"] == "clean"
+    names = Counter((sample.group_id, sample.index) for sample in samples)
+    assert len(names) == sum(names.values()) == NUM_STEPS * GROUPS * GROUP_SIZE
+    prompts: dict[int, bytes] = {}
+    for sample in samples:
+        trajectory = sample.trajectory
+        sampled = np.flatnonzero(trajectory.loss_mask_T)
+        assert (np.diff(sampled) == 1).all()
+        assert sampled[-1] == len(trajectory) - 1
+        assert (np.diff(trajectory.versions_T[sampled]) >= 0).all()
+        prompt, answer = trajectory.tokens_T[: sampled[0]], trajectory.tokens_T[sampled]
+        assert prompts.setdefault(sample.group_id, prompt.tobytes()) == prompt.tobytes()
+        assert tokenizer.decode(prompt, skip_special_tokens=True).replace(" ", "").endswith("=")
+        ends = np.flatnonzero(answer == tokenizer.eos_token_id)
+        if trajectory.finish_reason == "stop":
+            assert ends.tolist() == [len(answer) - 1]
+        else:
+            assert len(answer) == MAX_NEW_TOKENS
+            assert not len(ends)
+
+
+def check(run, tmp_path: Path) -> None:
+    """Run to the end, then compare with the oracle."""
+    weights = follow(run, tmp_path / "versions")
+    assert run.wait() == 0, run.output
+    model_dir = json.loads((run.folder / "processes" / "rollout-0.json").read_text())["model"]["path"]
+    samples = consumed_samples(run.folder)
+    assert_nothing_lost_or_repeated(run, samples, AutoTokenizer.from_pretrained(model_dir))
+    checked = random.Random(0).sample(samples, NUM_CHECKED)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    recompute(model, weights, checked)
+    worst = max(checked, key=Sample.error_nats)
+    worst_nats, where = worst.error_nats(), (worst.group_id, worst.index, worst.versions)
+    assert worst_nats <= TOLERANCE_NATS, where
+    num_far = sum(len(sample.versions) > 1 and sample.spread_nats() > APART_NATS for sample in checked)
+    assert num_far >= NUM_CHECKED / 2, "too few answers were interrupted for the check to mean anything"
+    assert len({sample.trajectory.finish_reason for sample in samples}) == 2, "one kind of end was never seen"
+
+
+def test_logprobs_are_those_of_the_version_stamped_on_each_token(areal, quickstart, tmp_path):
+    (tmp_path / "coin.py").write_text(COIN)
+    check(areal("train", quickstart, *MOVING), tmp_path)
+
+
+def test_answers_handed_from_worker_to_worker_are_as_exact(areal, quickstart, tmp_path):
+    (tmp_path / "coin.py").write_text(COIN)
+    run = areal("train", quickstart, *MOVING, "rollout.num_workers=2", "rollout.segment_tokens=12")
+    check(run, tmp_path)
+    workers: dict[tuple[int, int], set[int]] = {}
+    for event in json.loads((run.folder / "trace.json").read_text())["traceEvents"]:
+        if event["name"] == "generate" and "sample" in event["args"]:
+            workers.setdefault((event["args"]["group"], event["args"]["sample"]), set()).add(event["pid"])
+    num_moved = sum(len(pids) > 1 for pids in workers.values())
+    assert num_moved > len(workers) / 10, "answers did not change workers"
