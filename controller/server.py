@@ -84,8 +84,7 @@ class Server:
         self._settings, self._coordinator, self._ledger = settings, coordinator, ledger
         self._hub, self._supervisor = hub, supervisor
         self._display, self._tally, self._metrics, self._tracer = display, tally, metrics, tracer
-        self._clock = clock
-        self._started_s = clock()
+        self._clock, self._started_s = clock, clock()
         self._steps = StepReporter(tally, display, metrics, num_steps=settings.num_steps, clock=clock)
         self._watchdog = Watchdog(
             stall_after_s=settings.stall_after_s, stop_grace_s=settings.stop_grace_s, now_s=self._started_s
@@ -222,8 +221,8 @@ class Server:
                 # Whoever was told to leave is released; anybody else's exit is for the supervisor to judge.
                 if self._roles.get(peer) != "rollout":
                     return None
-                reason = message.reason or "said goodbye"
-                return Told(p.WorkerLost(worker=peer, reason=reason, is_permanent=not self._supervisor.watches(peer)))
+                is_gone, reason = not self._supervisor.watches(peer), message.reason or "said goodbye"
+                return Told(p.WorkerLost(worker=peer, reason=reason, is_permanent=is_gone))
             case _ if SPEAKERS.get(type(message)) != self._roles.get(peer):
                 self._display.note(f"{peer} sent {type(message).__name__}, which nobody awaits", "warning")
                 return None
@@ -305,7 +304,7 @@ class Server:
             case p.Note():
                 self._measure("note", note=effect.kind, text=effect.text)
                 log.info("%s: %s", effect.kind, effect.text)
-                if effect.kind in LOUD_NOTES:
+                if effect.kind in LOUD_NOTES and self._outcome is None:  # leaving at the end is no news
                     self._display.note(effect.text, "warning")
             case p.EndRun():
                 # With no worker left the last one's own words say more than that none is left.

@@ -140,7 +140,7 @@ class Stretch:
                     out_dir=folder.root / "model" if self.is_evaluation else None)
         )  # fmt: skip
         if prepared is None:
-            return Outcome("stopped", "stopped before the first step; continue with areal-like resume")
+            return Outcome("stopped", "before the first step")
         self._prepare_s = prepared.wall_s
         state = ledger.load()
         coordinator = self._coordinator(state)
@@ -297,7 +297,9 @@ class Stretch:
             write_summary(folder.summary, summary)
             print_summary(summary, folder.root, console)
         error = outcome.error or (OperationError(outcome.reason) if outcome.status == "failed" else None)
-        if outcome.status != "completed" and outcome.reason != str(error):
+        if outcome.status == "stopped" and error is None:
+            console.print(f"stopped ({outcome.reason}); continue with: areal-like resume {folder.root}")
+        elif outcome.status != "completed" and outcome.reason != str(error):
             console.print(outcome.reason)
         if isinstance(error, ProcessDied):
             console.print(f"--- end of {folder.logs / (error.name + '.log')}")

@@ -27,6 +27,7 @@ from areal_like.trace import Tracer
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
 from controller import protocol as p
+from controller.audit import audit
 from controller.coordinator import Coordinator
 from controller.display import Display
 from controller.ledger import Ledger
@@ -50,6 +51,13 @@ def bounded(test: Coroutine[Any, Any, None]) -> None:
             await test
 
     asyncio.run(main())
+
+
+def assert_whole(folder: Path, num_steps: int) -> None:
+    """The ledger keeps the laws and holds so many steps."""
+    report = audit(folder)
+    assert report.is_clean, report.lines()
+    assert report.num_steps == num_steps
 
 
 async def until(is_so: Callable[[], bool]) -> None:

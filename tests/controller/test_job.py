@@ -166,7 +166,7 @@ def test_run_stopped_in_its_preparation_can_be_resumed(config, monkeypatch):
         assert asyncio.run(interrupted(Stretch(config, folder, rows, is_resume=is_resume))) == 0
         state = folder.read_state()
         assert state["status"] == "stopped"
-        assert "areal-like resume" in state["reason"]
+        assert state["reason"] == "before the first step"
 
 
 def test_run_whose_ledger_is_gone_although_it_has_checkpoints_is_refused(config):

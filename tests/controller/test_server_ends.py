@@ -1,0 +1,273 @@
+"""Claims about how the server ends a run: asked to, by a loss, by an error; whole small runs."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+import pytest
+from small_run import Trainer, Worker, beside, bounded, segment, small_run, until
+
+from areal_like import messages as m
+from areal_like.errors import DeadlineExceeded, LedgerError, OperationError, UserError
+from controller import protocol as p
+from controller.audit import audit
+from controller.outcome import StoppedAtOnce
+from controller.supervision import Loss
+
+
+def test_one_stop_finishes_the_running_step_saves_and_ends_well(tmp_path):
+    class Slow(Trainer):
+        async def on_batch(self, batch):
+            if batch.step == 2:
+                self.run.server.request_stop("SIGINT")
+                await until(lambda: self.run.server._is_stop_told)
+            await super().on_batch(batch)
+
+    async def test():
+        async with small_run(tmp_path, num_steps=9) as run:
+            trainer = Slow(run)
+            async with beside(Worker(run).work(), trainer.work()):
+                outcome = await run.go()
+            assert (outcome.status, outcome.reason, outcome.error) == ("stopped", "SIGINT", None)
+            assert trainer.version == 2
+            assert [record.version for record in run.ledger.load().checkpoints] == [2]
+
+    bounded(test())
+
+
+def test_stop_before_the_trainer_is_there_ends_at_once(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            run.server.request_stop("SIGTERM")  # before the coordinator has begun
+            assert (await run.go()).status == "stopped"
+
+    bounded(test())
+
+
+def test_second_stop_waits_for_nobody(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            worker = Worker(run)
+            async with beside(worker.work()):
+                ending = asyncio.create_task(run.go())
+                await until(lambda: "rollout-0" in run.hub.peers)
+                run.server.request_stop("SIGINT")
+                run.server.request_stop("SIGINT")
+                outcome = await ending
+                assert isinstance(outcome.error, StoppedAtOnce)
+                assert outcome.status == "stopped"
+                assert run.server.is_hurried
+                before_s = asyncio.get_running_loop().time()
+                worker.on_lease = None  # type: ignore[assignment]
+                await run.server.farewell(10.0)
+                assert asyncio.get_running_loop().time() - before_s < 5.0, "the grace of ten seconds was sat out"
+
+    bounded(test())
+
+
+def test_stop_that_takes_too_long_ends_with_words_although_tokens_flow(tmp_path):
+    async def test():
+        async with small_run(tmp_path, stop_grace_s=0.3, num_steps=9) as run:
+
+            class Stuck(Trainer):
+                async def on_batch(self, batch):
+                    run.server.request_stop("SIGINT")
+                    while True:
+                        run.tally.add_counters("rollout-7", "x", {"tokens": asyncio.get_running_loop().time()})
+                        await asyncio.sleep(0.02)
+
+            async with beside(Worker(run).work(), Stuck(run).work()):
+                outcome = await run.go()
+            assert outcome.status == "failed"
+            assert isinstance(outcome.error, DeadlineExceeded)
+            assert "waits for the trainer to finish step 1" in outcome.reason
+
+    bounded(test())
+
+
+def test_run_without_progress_ends_and_says_who_waits_for_whom(tmp_path):
+    class Silent(Worker):
+        async def on_lease(self, task):
+            pass
+
+    async def test():
+        async with small_run(tmp_path, stall_after_s=0.8) as run:
+            async with beside(Silent(run).work(), Trainer(run).work()):
+                outcome = await run.go()
+            assert isinstance(outcome.error, DeadlineExceeded)
+            assert "trainer waits for batch 1" in outcome.reason
+            assert "rollout-0 holds" in outcome.reason
+            assert "no progress for" in run.shown.getvalue(), "it warns at half time"
+
+    bounded(test())
+
+
+# ---------------------------------------------------------------- losses and errors
+
+
+def test_lost_trainer_ends_the_run_as_failed_with_its_words(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            run.supervisor.losses.append(Loss("trainer", "trainer", "ended with signal SIGKILL", True, -9))
+            outcome = await run.go()
+            assert outcome.status == "failed"
+            assert outcome.error is not None
+            assert outcome.error.tail == "its last words"  # type: ignore[attr-defined]
+
+    bounded(test())
+
+
+def test_trainer_that_crashes_after_its_work_is_done_spoils_nothing(tmp_path):
+    class Crashing(Trainer):
+        async def leave(self):
+            await self.peer.send(m.CheckpointSaved(version=self.version, path="c"))
+            await until(lambda: self.run.server._saved_version == 3)
+            self.run.supervisor.losses.append(Loss("trainer", "trainer", "ended with signal SIGSEGV", True, -11))
+            await until(lambda: not self.run.supervisor.losses)
+            self.has_left = True
+
+    async def test():
+        async with small_run(tmp_path, num_eval_rows=3, eval_at_start=False) as run:
+            trainer = Crashing(run)
+
+            class Patient(Worker):
+                async def on_lease(self, task):
+                    if task.purpose == "eval":
+                        await until(lambda: trainer.has_left)
+                    await super().on_lease(task)
+
+            async with beside(Patient(run).work(), trainer.work()):
+                assert (await run.go()).status == "completed"
+            assert run.tally.accuracy == {3: 1.0}
+
+    bounded(test())
+
+
+def test_goodbye_of_a_trainer_that_is_not_done_does_not_release_it(tmp_path):
+    class Deserting(Trainer):
+        async def on_batch(self, batch):
+            await self.leave()
+            raise asyncio.CancelledError
+
+    async def test():
+        async with small_run(tmp_path) as run, beside(Worker(run).work(), Deserting(run).work()):
+            ending = asyncio.create_task(run.go())
+            await until(lambda: "trainer" in run.supervisor.heard and "trainer" not in run.hub.peers)
+            assert "trainer" not in run.supervisor.released
+            run.supervisor.losses.append(Loss("trainer", "trainer", "ended with status 0", True, 0))
+            assert (await ending).status == "failed"
+
+    bounded(test())
+
+
+def test_reward_service_lost_for_good_ends_the_run(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            run.supervisor.losses.append(Loss("reward", "reward", "ended with status 1", False, 1))
+            run.supervisor.losses.append(Loss("reward", "reward", "ended with status 1", True, 1))
+            outcome = await run.go()
+            assert outcome.status == "failed"
+            assert "reward" in outcome.reason
+            assert "starting it again" in run.shown.getvalue()
+
+    bounded(test())
+
+
+def test_last_worker_lost_for_good_ends_the_run_with_its_words(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            async with beside(Trainer(run).work()):
+                ending = asyncio.create_task(run.go())
+                async with beside(Worker(run, capacity=0).work()):
+                    await until(lambda: "rollout-0" in run.hub.peers)
+                    await until(lambda: run.coordinator.version == 0)
+                run.supervisor.gone.add("rollout-0")
+                run.supervisor.losses.append(Loss("rollout-0", "rollout", "ended with status 1", True, 1))
+                outcome = await ending
+            assert outcome.status == "failed"
+            assert "no rollout worker is left" in outcome.reason
+            assert outcome.error is not None
+            assert outcome.error.tail == "its last words"  # type: ignore[attr-defined]
+
+    bounded(test())
+
+
+def test_users_mistake_reported_by_a_process_ends_the_run_with_it(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            mistake = UserError("no such kernel", where="trainer.attention")
+            run.supervisor.losses.append(mistake)
+            outcome = await run.go()
+            assert outcome.error is mistake
+
+    bounded(test())
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_prompt_that_is_too_long_stops_or_drops_as_configured(tmp_path, stops):
+    class Rejecting(Worker):
+        async def on_lease(self, task):
+            if task.group_id == 1:
+                await self.peer.send(
+                    m.SampleReturned(
+                        lease_id=task.lease_id, start=0, segment=segment(0, 0), reason="rejected: 9 tokens"
+                    )
+                )
+            else:
+                await super().on_lease(task)
+
+    async def test():
+        async with small_run(tmp_path, stop_on_long_prompt=stops) as run:
+            async with beside(Rejecting(run).work(), Trainer(run).work()):
+                outcome = await run.go()
+            if stops:
+                assert isinstance(outcome.error, UserError)
+                assert "data.train" in str(outcome.error)
+            else:
+                assert outcome.status == "completed"
+            assert run.coordinator.counts().dropped == {"rejected": 1}
+
+    bounded(test())
+
+
+def test_nothing_is_written_after_a_write_that_failed(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            worker, applied = Worker(run), []
+            apply = run.ledger.apply
+
+            def full(entries):
+                applied.append(entries)
+                if any(isinstance(entry.effect, p.StoreFinished) for entry in entries):
+                    raise LedgerError("ledger.sqlite: cannot write (disk is full)")
+                apply(entries)
+
+            run.ledger.apply = full  # type: ignore[method-assign]
+            async with beside(worker.work(), Trainer(run).work()):
+                outcome = await run.go()
+                num_writes = len(applied)
+                await run.server.farewell(0.5)
+            assert isinstance(outcome.error, LedgerError)
+            assert len(applied) == num_writes, "the coordinator knows what the ledger does not"
+            assert worker.acked == []
+
+    bounded(test())
+    assert audit(tmp_path).is_clean
+
+
+def test_refusal_of_the_operating_system_ends_the_run_in_words(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+
+            def full(row):
+                raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
+
+            run.server._metrics.append = full  # type: ignore[method-assign]
+            async with beside(Worker(run).work(), Trainer(run).work()):
+                outcome = await run.go()
+                await run.server.farewell(0.2)
+            assert isinstance(outcome.error, OperationError)
+            assert str(outcome.error) == "metrics.jsonl: No space left on device"
+
+    bounded(test())
