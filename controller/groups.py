@@ -153,7 +153,8 @@ class GroupTable:
     def expired(self, now_s: float) -> list[Group]:
         """Running groups past their wall-clock deadline (each is returned once)."""
         late: list[Group] = []
-        while self._timers and self._timers[0][0] <= now_s:
+        # Timers of ended groups go once they are in front, not half an hour later: that many would be megabytes.
+        while self._timers and (self._timers[0][0] <= now_s or self._timers[0][1] not in self.live):
             group = self.live.get(heapq.heappop(self._timers)[1])
             if group is not None and not group.is_ready:
                 late.append(group)

@@ -26,8 +26,8 @@ from rollout.engine.kv_cache import KVCache
 from rollout.engine.loading import FusedWeights, LayerWeights
 from rollout.engine.shape import ModelShape
 
-PREFILL_TOKENS = 8192
-"""Padded tokens of one prefill pass."""
+PREFILL_TOKENS, CPU_PREFILL_TOKENS = 8192, 1024
+"""Padded tokens of one prefill pass. A CPU's caches hold few: small passes are faster there, and take less memory."""
 ROTARY_CLASSES = {"llama": "LlamaRotaryEmbedding", "qwen2": "Qwen2RotaryEmbedding", "qwen3": "Qwen3RotaryEmbedding"}
 
 Norm = Callable[[Tensor, Tensor], Tensor]
@@ -100,7 +100,7 @@ def rotary_table(config: PreTrainedConfig, max_context: int, dtype: torch.dtype,
     return torch.stack((cos[0], signed), 1).to(device)
 
 
-def plan_passes(lengths: Sequence[int], max_tokens: int = PREFILL_TOKENS) -> list[list[int]]:
+def plan_passes(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Indices of `lengths` by pass, longest first: each at most `max_tokens` padded tokens, or one item."""
     passes: list[list[int]] = []
     longest = 0
@@ -125,6 +125,7 @@ class LeanDecoder:
         self.shape = shape = ModelShape.of(config)
         self.vocab_size = shape.vocab_size
         self.device = device
+        self._pass_tokens = CPU_PREFILL_TOKENS if device.type == "cpu" else PREFILL_TOKENS
         is_cpu_fp32 = device.type == "cpu" and dtype == torch.float32
         self._norm: Norm = (
             _length_norm(shape.norm_eps, shape.hidden_size) if is_cpu_fp32 else _torch_norm(shape.norm_eps)
@@ -181,7 +182,7 @@ class LeanDecoder:
 
     def prefill(self, rows: Sequence[int], contexts: Sequence[np.ndarray]) -> None:
         used = [index for index, context in enumerate(contexts) if len(context)]
-        for chosen in plan_passes([len(contexts[index]) for index in used]):
+        for chosen in plan_passes([len(contexts[index]) for index in used], self._pass_tokens):
             members = [used[index] for index in chosen]
             self._prefill_pass([rows[index] for index in members], [contexts[index] for index in members])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 from desk import Desk, has, leased, only
 
 from controller import protocol as p
@@ -157,6 +159,21 @@ def test_a_group_past_its_wall_clock_deadline_is_dropped_and_its_leases_cancelle
     assert only(effects, p.SendCancel).lease_ids == (lease_id,)
     assert leased(effects)[0].group_id == 2
     assert has(desk.report(lease_id, group_id=0), p.SendAck), "the late answer is acknowledged and not used"
+
+
+def test_what_the_coordinator_remembers_does_not_grow_with_the_steps() -> None:
+    desk = Desk(max_staleness=0, num_steps=400)
+    desk.start()
+    sizes = {}
+    for step in range(1, 301):
+        for group_id in (2 * step - 2, 2 * step - 1):
+            desk.finish(group_id, first=step - 1)
+        desk.ask(step)
+        desk.publish(step)
+        desk.load("w0", step)
+        desk.tick(1.0)
+        sizes[step] = len(pickle.dumps(desk.coordinator._state))
+    assert sizes[300] < sizes[30] + 200, "bytes; the ledger remembers, the coordinator need not"
 
 
 # ---------------------------------------------------------------- workers that come and go
