@@ -64,7 +64,13 @@ def resume(run: Path) -> int:
 
 
 def evaluate(config: RunConfig) -> int:
-    """Score the model on data.eval and print the accuracy; returns the exit status."""
+    """Score the model on data.eval and print the accuracy; returns the exit status.
+
+    A model that model.path names is scored as it is: warm_start is left out.
+    """
+    if config.model.path is not None and config.warm_start is not None:
+        print(f"evaluating {config.model.path} as it is: warm_start is left out")
+        config = config.model_copy(update={"warm_start": None})
     rows = JobRows.load(config, needs_train=False)
     if rows.eval_table is None:
         raise UserError(

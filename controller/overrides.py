@@ -186,7 +186,10 @@ def _replace_alternatives(document: Document, parsed: Mapping[str, Any]) -> list
             and old not in parsed
             and parsed.get(key, 1) is not None
         ):
-            notes += _drop(document, old, f"{key} on the command line replaces {old}")
+            replaced = _drop(document, old, f"{key} on the command line replaces {old}")
+            if replaced and given == "path" and "model.tokenizer" not in parsed:  # the made model's own tokenizer
+                replaced += _drop(document, "model.tokenizer", f"{key} on the command line replaces model.tokenizer")
+            notes += replaced
     for source in _SOURCES:
         given_kinds = [kind for kind in _SOURCE_KINDS if parsed.get(f"{source}.{kind}") is not None]
         section = _get(document.data, source.split("."))

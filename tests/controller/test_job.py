@@ -209,6 +209,15 @@ def test_controller_logs_into_its_own_file(config, monkeypatch):
     assert "rollout-0 cannot be reached" in (RunFolder.find("quickstart").logs / "controller.log").read_text()
 
 
+def test_named_model_is_evaluated_as_it_is_without_a_warm_start(tmp_path, stretches, capsys):
+    overrides = ["data.train.limit=20", "data.eval.limit=4", f"model.path={tmp_path}", f"runs_dir={tmp_path}"]
+    config = load_config("quickstart", overrides).config
+    assert config.warm_start is not None
+    job.evaluate(config)
+    assert stretches[-1].config.warm_start is None
+    assert "warm_start is left out" in capsys.readouterr().out
+
+
 def test_evaluation_without_a_single_score_fails(config, monkeypatch):
     async def serve(self, *_):
         return Outcome("completed", "0 steps done")

@@ -112,7 +112,8 @@ class TestOverrides:
         loaded = load("model.path=some/folder", "data.train.path=rows.jsonl")
         assert loaded.config.model.init is None
         assert loaded.config.data.train.generator is None
-        assert len(loaded.notes) == 2
+        assert loaded.config.model.tokenizer == "from_model"
+        assert len(loaded.notes) == 3
 
     def test_null_takes_an_optional_section_away(self) -> None:
         Path("job.yaml").write_text(MINIMAL + "  eval: {generator: running_sum}\n")
