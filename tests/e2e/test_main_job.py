@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
 
 pytestmark = pytest.mark.e2e
 
@@ -48,7 +49,8 @@ def test_staleness_bound_held_and_ledger_adds_up(finished):
         + summary["groups_dropped"]
         + summary["groups_in_flight"]
     )
-    assert summary["samples_consumed"] == 80 * 48 * 8
+    config = yaml.safe_load((finished.folder / "config.yaml").read_text())
+    assert summary["samples_consumed"] == config["num_steps"] * config["groups_per_step"] * config["group_size"]
 
 
 def test_run_folder_holds_what_it_promises(finished):
