@@ -11,7 +11,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test check lint types contracts format reference clean
+.PHONY: quickstart test check lint types contracts format reference docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/areal-like train configs/quickstart.yaml $(ARGS)
@@ -37,6 +37,9 @@ format: $(VENV)/.installed-dev
 
 reference: $(VENV)/.installed
 	$(BIN)/areal-like reference > docs/reference.md
+
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else "areal_like needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is " + sys.version.split()[0] + ": name another one, e.g. make PYTHON=python3.12")'

@@ -1,6 +1,6 @@
 r"""The content of `\boxed{...}`, where mathematics puts its final answer: in solutions of data sets and in responses.
 
-Owns: `last_boxed`. Refuses: other marks of an answer, and what its content means (their readers').
+Owns: `last_boxed`, `final_boxes`. Refuses: other marks of an answer, and what its content means (their readers').
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import re
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MAX_BOXES = 20
 """Unclosed boxes looked past, from the end: a response may be nothing but boxes."""
+_BETWEEN = re.compile(
+    r"(?:[\s$,;.]|\\[()\[\],;]|\\quad|\\text\{\s*(?:and|or)\s*\}|\b(?:and|or|maybe|also)\b)*", re.IGNORECASE
+)
+"""What may stand between boxes that are one answer together."""
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*([^\s{}$\\]+)")
 
 
@@ -18,17 +22,50 @@ def last_boxed(text: str) -> str | None:
 
     None where there is neither; "" for an empty box.
     """
-    for match in reversed(list(_BOX.finditer(text))[-_MAX_BOXES:]):
-        depth = 1
-        position = match.end()
-        while position < len(text):
-            character = text[position]
-            if character == "\\":  # an escaped brace is no brace
-                position += 2
-                continue
-            depth += (character == "{") - (character == "}")
-            if depth == 0:
-                return text[match.end() : position].strip()
-            position += 1
+    boxes = _complete_boxes(text)
+    if boxes:
+        return boxes[-1][2]
     bare: list[str] = _BARE_BOX.findall(text)
     return bare[-1] if bare else None
+
+
+def final_boxes(text: str) -> list[str]:
+    r"""The boxes that end a text, in order: of `\boxed{1} or \boxed{2}` both; with words between them, the last one.
+
+    [] where there is none.
+    """
+    boxes = _complete_boxes(text)
+    if not boxes:
+        last = last_boxed(text)
+        return [] if last is None else [last]
+    found = [boxes[-1]]
+    for box in reversed(boxes[:-1]):
+        if not _BETWEEN.fullmatch(text, box[1], found[0][0]):
+            break
+        found.insert(0, box)
+    return [content for _, _, content in found]
+
+
+def _complete_boxes(text: str) -> list[tuple[int, int, str]]:
+    """(start, end, content) of the innermost complete boxes among the last ones, in order."""
+    boxes: list[tuple[int, int, str]] = []
+    for match in reversed(list(_BOX.finditer(text))[-_MAX_BOXES:]):
+        end = _closing(text, match.end())
+        if end is not None:
+            boxes.insert(0, (match.start(), end, text[match.end() : end - 1].strip()))
+    return [box for index, box in enumerate(boxes) if box is boxes[-1] or box[1] <= boxes[index + 1][0]]
+
+
+def _closing(text: str, position: int) -> int | None:
+    """Where the brace that was opened before `position` is closed (the position after it), or None."""
+    depth = 1
+    while position < len(text):
+        character = text[position]
+        if character == "\\":  # an escaped brace is no brace
+            position += 2
+            continue
+        depth += (character == "{") - (character == "}")
+        position += 1
+        if depth == 0:
+            return position
+    return None

@@ -69,6 +69,15 @@ class StalenessSettings(Settings):
     """Wall-clock deadline of a group from its first lease; past it the group is dropped with reason `timeout`."""
 
 
+class TraceSettings(Settings):
+    """What one process writes onto the timeline."""
+
+    max_events: int = 0
+    """Events at most; 0: no trace, and no file."""
+    every_group: int = 1
+    """Single samples are drawn of every so-manieth group, the same in all processes."""
+
+
 class StartSpec(Settings):
     """What any process of ours is started with: a JSON file that its starter saves and the process loads."""
 
@@ -122,6 +131,8 @@ class ProcessSpec(StartSpec):
     lineage: str = "l0"
     resume_from: str | None = None
     """Trainer: checkpoint folder to continue from."""
+    trace: TraceSettings = TraceSettings()
+    """What it writes onto the timeline."""
     settings: dict[str, Any]
     """The wing's own section, to be validated by the wing."""
 

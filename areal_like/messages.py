@@ -276,6 +276,8 @@ class ScoreRequest(Message, frozen=True, kw_only=True):
     finish_reason: str
     num_tokens: int
     deadline_s: float
+    arrow: str = ""
+    """Names the sample on the timeline (trace.arrow_name); empty: it is not drawn."""
 
 
 class ScoreReply(Message, frozen=True, kw_only=True):

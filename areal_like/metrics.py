@@ -25,6 +25,11 @@ def _plain(value: Any) -> Any:
 _json = msgspec.json.Encoder(enc_hook=_plain)
 
 
+def encode(record: Mapping[str, Any]) -> bytes:
+    """JSON on one line. NaN and infinities become null (JSON has no word for them)."""
+    return _json.encode(dict(record))
+
+
 class JsonlLog:
     """Appends records to `path`; each is with the operating system when `append` returns."""
 
@@ -36,8 +41,8 @@ class JsonlLog:
             self._file.write(b"\n")
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """One record as one line and one write. NaN and infinities become null (JSON has no word for them)."""
-        self._file.write(_json.encode(dict(record)) + b"\n")
+        """One record as one line and one write."""
+        self._file.write(encode(record) + b"\n")
 
     def close(self) -> None:
         """Close the file."""

@@ -1,8 +1,14 @@
 """One timeline of a run: events in Chrome's trace format, opened with Perfetto.
 
-Owns: a buffered, bounded event writer per process, and joining the files of all processes. Refuses: aggregates (those
-are metrics). Times are wall-clock, so that processes line up; within a process they come from the monotonic clock
-anchored once, so that a span never has a negative length. A process killed by force loses its last second of events.
+Owns: a buffered, bounded event writer per process, joining the files of all processes, the names of arrows. Refuses:
+aggregates (those are metrics), the states of a process (state_lane.py). Times are wall-clock, so that processes line
+up; within a process they come from the monotonic clock anchored once, so that a span never has a negative length. They
+are written in whole microseconds: fractions of so large a number are rounded by readers, and slices that touch would
+overlap there. A process killed by force loses its last second of events.
+
+Bounded: a process writes at most `max_events`, a quarter of them kept for its main lane. A run too long for that is
+drawn whole but thinner: single samples only of every so-manieth group, the same ones in all processes (`draws`), so
+that arrows stay whole.
 """
 
 from __future__ import annotations
@@ -18,34 +24,74 @@ from typing import Any
 
 import msgspec
 
+from areal_like.config import TraceSettings
+
 FLUSH_S = 1.0
 FLUSH_EVENTS = 512
 MAIN_LANE = "main"
+DETAIL_SHARE = 0.75
+"""Of all events; what is beyond goes to the main lane alone, which says what the process as a whole does."""
+SHORT_S = 1e-3
+"""Slices of the main lane shorter than this are left out once half of the events are used."""
+ARROW = "sample"
+"""Category of the arrows from a sample's generation through its score to the step that used it."""
+MAX_LINE_BYTES = 1 << 16
 _json = msgspec.json.Encoder(enc_hook=str)
+
+
+def arrow_name(group_id: int, sample_index: int, *, is_eval: bool = False) -> str:
+    """Names a sample on the timeline; group ids of training and evaluation count separately."""
+    return f"{'e' if is_eval else 'g'}{group_id}.{sample_index}"
+
+
+def _flow_id(arrow: str) -> str:
+    """The same as a number in hexadecimal: Perfetto takes no other ids of arrows, and drops those it cannot read."""
+    group_id, _, sample_index = arrow[1:].partition(".")
+    return f"{int(group_id) << 20 | int(sample_index):#x}"
 
 
 class Tracer:
     """Appends events of one process to `path`, one JSON object per line. Safe to call from any thread."""
 
-    def __init__(self, path: Path, process: str, *, max_events: int = 500_000) -> None:
+    def __init__(self, path: Path, process: str, *, max_events: int = 500_000, every_group: int = 1) -> None:
         """`process` names the lane in the timeline; a restarted process of the same name continues it.
 
-        At most `max_events` are written (bounded disk: about 150 bytes each); the rest is counted in `num_dropped`.
+        At most `max_events` are written, those of predecessors included (bounded disk: about 150 bytes each); the rest
+        is counted in `num_dropped`. With 0 there is no trace, and no file.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab")
+        self.is_on = max_events > 0
         self._pid = zlib.crc32(process.encode()) & 0x7FFFFFFF
-        self._max_events, self._num_events, self.num_dropped = max_events, 0, 0
+        self._every_group = every_group
+        self._max_events, self._max_details = max_events, int(DETAIL_SHARE * max_events)
+        self.num_dropped = 0
         self._anchor_s = time.time() - time.monotonic()
         self._lanes: dict[str, int] = {}
         self._buffer: list[dict[str, Any]] = []
         self._flushed_s = time.monotonic()
         self._lock = threading.RLock()
-        self._emit({"ph": "M", "name": "process_name", "pid": self._pid, "tid": 0, "args": {"name": process}})
+        if self.is_on:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._num_events = self._num_details = _num_lines(path)
+            self._file = path.open("ab")
+            self._emit({"ph": "M", "name": "process_name", "pid": self._pid, "tid": 0, "args": {"name": process}})
+
+    @classmethod
+    def of(cls, run_dir: str | Path, process: str, settings: TraceSettings) -> Tracer:
+        """The tracer of one process of a run."""
+        path = Path(run_dir) / "logs" / f"{process}.trace.jsonl"
+        return cls(path, process, max_events=settings.max_events, every_group=settings.every_group)
 
     def now_s(self) -> float:
         """Wall-clock seconds that never go back; what `complete` expects."""
         return self._anchor_s + time.monotonic()
+
+    def wall_s(self, monotonic_s: float) -> float:
+        """A reading of time.monotonic() as `now_s` would have given it."""
+        return self._anchor_s + monotonic_s
+
+    def draws(self, group_id: int) -> bool:
+        """Single samples of this group are on the timeline."""
+        return self.is_on and group_id % self._every_group == 0
 
     @contextmanager
     def span(self, name: str, lane: str = MAIN_LANE, **args: Any) -> Iterator[None]:
@@ -57,28 +103,43 @@ class Tracer:
             self.complete(name, start_s, self.now_s(), lane, **args)
 
     def complete(self, name: str, start_s: float, end_s: float, lane: str = MAIN_LANE, **args: Any) -> None:
-        """A slice measured elsewhere, in wall-clock seconds (`now_s` or `time.time`)."""
-        event: dict[str, Any] = {"ph": "X", "name": name, "ts": start_s * 1e6, "dur": max(end_s - start_s, 0.0) * 1e6}
+        """A slice measured elsewhere, in wall-clock seconds of `now_s`."""
+        if not self.is_on:
+            return
+        if lane == MAIN_LANE and end_s - start_s < SHORT_S and self._num_events > self._max_events // 2:
+            return
+        start_us, end_us = int(start_s * 1e6), int(end_s * 1e6)
+        event: dict[str, Any] = {"ph": "X", "name": name, "ts": start_us, "dur": max(end_us - start_us, 0)}
         if args:
             event["args"] = args
         self._put(event, lane)
 
     def instant(self, name: str, lane: str = MAIN_LANE, **args: Any) -> None:
         """A moment."""
-        self._put({"ph": "i", "s": "t", "name": name, "ts": self.now_s() * 1e6, "args": args}, lane)
+        if self.is_on:
+            self._put({"ph": "i", "s": "t", "name": name, "ts": int(self.now_s() * 1e6), "args": args}, lane)
 
-    def flow_start(self, flow_id: int | str, lane: str = MAIN_LANE, name: str = "sample") -> None:
-        """An arrow leaves the slice that is open now in `lane`. The other end has the same id and name, anywhere."""
-        self._put({"ph": "s", "cat": name, "name": name, "id": str(flow_id), "ts": self.now_s() * 1e6}, lane)
+    def arrow_start(self, arrow: str, at_s: float, lane: str = MAIN_LANE) -> None:
+        """An arrow leaves the slice that covers `at_s` in `lane`, the innermost where slices nest."""
+        self._arrow({"ph": "s"}, arrow, at_s, lane)
 
-    def flow_end(self, flow_id: int | str, lane: str = MAIN_LANE, name: str = "sample") -> None:
-        """The arrow arrives at the slice that is open now in `lane`."""
-        event = {"ph": "f", "bp": "e", "cat": name, "name": name, "id": str(flow_id), "ts": self.now_s() * 1e6}
-        self._put(event, lane)
+    def arrow_step(self, arrow: str, at_s: float, lane: str = MAIN_LANE) -> None:
+        """It passes through the slice that covers `at_s` in `lane`."""
+        self._arrow({"ph": "t"}, arrow, at_s, lane)
+
+    def arrow_end(self, arrow: str, at_s: float, lane: str = MAIN_LANE) -> None:
+        """It arrives at the slice that covers `at_s` in `lane`."""
+        self._arrow({"ph": "f", "bp": "e"}, arrow, at_s, lane)
+
+    def _arrow(self, event: dict[str, Any], arrow: str, at_s: float, lane: str) -> None:
+        if self.is_on:
+            flow = {"cat": ARROW, "name": arrow, "id": _flow_id(arrow), "ts": int(at_s * 1e6)}
+            self._put({**event, **flow}, lane, is_detail=True)
 
     def counter(self, name: str, value: float) -> None:
         """A curve."""
-        self._put({"ph": "C", "name": name, "ts": self.now_s() * 1e6, "args": {"value": value}}, MAIN_LANE)
+        if self.is_on:
+            self._put({"ph": "C", "name": name, "ts": int(self.now_s() * 1e6), "args": {"value": value}}, MAIN_LANE)
 
     def flush(self) -> None:
         """Hand buffered events to the operating system."""
@@ -92,6 +153,8 @@ class Tracer:
 
     def close(self) -> None:
         """Write what is left."""
+        if not self.is_on:
+            return
         with self._lock:
             if self.num_dropped:
                 args = {"labels": f"{self.num_dropped} events dropped"}
@@ -99,12 +162,14 @@ class Tracer:
             self.flush()
             self._file.close()
 
-    def _put(self, event: dict[str, Any], lane: str) -> None:
+    def _put(self, event: dict[str, Any], lane: str, *, is_detail: bool = False) -> None:
+        is_detail = is_detail or lane != MAIN_LANE
         with self._lock:
-            if self._num_events >= self._max_events:
+            if self._num_events >= self._max_events or (is_detail and self._num_details >= self._max_details):
                 self.num_dropped += 1
                 return
             self._num_events += 1
+            self._num_details += is_detail
             event["pid"], event["tid"] = self._pid, self._lane(lane)
             self._emit(event)
             if len(self._buffer) >= FLUSH_EVENTS or time.monotonic() - self._flushed_s > FLUSH_S:
@@ -121,8 +186,20 @@ class Tracer:
         self._buffer.append(event)
 
 
+def _num_lines(path: Path) -> int:
+    """Lines in a file, counted in blocks; 0 when there is none."""
+    try:
+        with path.open("rb") as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    except FileNotFoundError:
+        return 0
+
+
 def merge_traces(run_dir: Path) -> Path:
-    """Join <run>/logs/*.trace.jsonl into <run>/trace.json and return its path. Lines cut by a crash are left out."""
+    """Join <run>/logs/*.trace.jsonl into <run>/trace.json and return its path. Lines cut by a crash are left out.
+
+    One line is in memory at a time.
+    """
     target = run_dir / "trace.json"
     temporary = target.with_name(".trace.json.tmp")
     num_broken = 0
@@ -131,7 +208,7 @@ def merge_traces(run_dir: Path) -> Path:
         separator = b"\n"
         for source in sorted((run_dir / "logs").glob("*.trace.jsonl")):
             with source.open("rb") as lines:
-                for line in lines:
+                for line in iter(lambda: lines.readline(MAX_LINE_BYTES), b""):
                     if _is_event(line):
                         out.write(separator + line.rstrip())
                         separator = b",\n"

@@ -25,11 +25,19 @@ STUDENT_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8:
 """Two-sided 95 % quantile of Student's t by degrees of freedom."""
 
 
-def train(config: str, overrides: Sequence[str], runs_dir: Path) -> dict[str, Any]:
-    """Run one job as a process of its own and return its summary. Raises SystemExit with its output when it fails."""
+def environment() -> dict[str, str]:
+    """For a process started from here: this checkout first on its path, then what was there."""
+    inherited = os.environ.get("PYTHONPATH")
+    return dict(os.environ, PYTHONPATH=os.pathsep.join([str(REPOSITORY), *([inherited] if inherited else [])]))
+
+
+def train(config: str, overrides: Sequence[str], runs_dir: Path, *, timeout_s: float | None = None) -> dict[str, Any]:
+    """Run one job as a process of its own and return its summary.
+
+    Raises SystemExit with its output when it fails, and subprocess.TimeoutExpired when it had to be killed.
+    """
     command = [sys.executable, "-P", "-m", "controller", "train", config, *overrides, f"runs_dir={runs_dir}"]
-    environment = dict(os.environ, PYTHONPATH=str(REPOSITORY))
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False, timeout=timeout_s)
     if done.returncode != 0:
         raise SystemExit(
             f"{' '.join(command)}\nended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
@@ -65,10 +73,10 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(name: str, command: str, result: dict[str, Any]) -> Path:
-    """benchmarks/results/<name>.json: the result with date, machine and the command that makes it."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def write(name: str, command: str, result: dict[str, Any], path: Path | None = None) -> Path:
+    """benchmarks/results/<name>.json, or `path`: the result with date, machine and the command that makes it."""
+    path = path or RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     envelope = {"date": time.strftime("%Y-%m-%d"), "command": command, "machine": machine(), **result}
     path.write_text(json.dumps(envelope, indent=1) + "\n")
     return path

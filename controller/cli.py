@@ -1,8 +1,11 @@
 """The command line. `areal-like ...` and `python -m controller ...` are the same.
 
-Owns: arguments, exit statuses, what a person reads on a mistake. Refuses: doing the work (job.py), knowing settings.
+Owns: exit statuses, what a person reads on a mistake, the commands that run something. Refuses: arguments
+(cli_arguments.py), the commands that look at runs (runs/commands.py), doing the work (job.py), knowing settings.
+
 Exit status: 0 done; 1 the run failed; 2 the user's mistake, one `error:` line each and no traceback; 130 Ctrl-C.
-The first thing is the look at Python and torch; nothing of ours, and no torch, is imported before.
+`status` and `stop` say by theirs how a run is: 1 failed, crashed or not ended in time, 3 on another machine.
+The first thing is the look at Python; nothing of ours is imported before, and torch by none of these commands.
 """
 
 from __future__ import annotations
@@ -20,16 +23,10 @@ if TYPE_CHECKING:
 PYTHON_RANGE = ((3, 11), (3, 13))
 TORCH_RANGE = ((2, 11), (2, 15))
 
-_EPILOG = """\
-CONFIG is a YAML file, a run's folder, or the name of a shipped config ({shipped}).
-key.path=value overrides one key, with a YAML value: num_steps=40 trainer.optimizer.lr=3e-5 data.eval=null
-"""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    fault = python_fault(sys.version_info[:2]) or torch_fault(_installed("torch"))
-    if fault:
+    if fault := python_fault(sys.version_info[:2]):
         return _complain(fault)
     from areal_like.errors import OperationError, UserError
 
@@ -37,7 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         from areal_like.shadow import check_not_shadowed
 
         check_not_shadowed()
-        return _run(_parser().parse_args(argv))
+        from controller.cli_arguments import RUN_COMMANDS, parse
+
+        arguments = parse(argv, _complain)
+        if arguments.command in RUN_COMMANDS:  # they need no torch, and `doctor` is there to say what is wrong with it
+            from controller.runs.commands import run_command
+
+            return run_command(arguments)
+        if fault := torch_fault(_installed("torch")):
+            return _complain(fault)
+        return _run(arguments)
     except UserError as error:
         return _complain(str(error))
     except OperationError as error:
@@ -96,39 +102,7 @@ def _installed(package: str) -> str | None:
         return None
 
 
-# ---------------------------------------------------------------- arguments
-
-
-class _Parser(argparse.ArgumentParser):
-    """Argparse whose complaints look like all others."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        self.exit(_complain(f"{message} (see {self.prog} --help)"))
-
-
-def _parser() -> argparse.ArgumentParser:
-    from areal_like import __version__
-    from controller.overrides import shipped_configs
-
-    top = _Parser(prog="areal-like", description="Asynchronous reinforcement learning for language models.")
-    top.add_argument("--version", action="version", version=f"areal-like {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
-    epilog = _EPILOG.format(shipped=", ".join(shipped_configs()))
-    for name, text in (
-        ("train", "run a job"),
-        ("validate", "print the resolved config with its derived numbers, or every error at once"),
-        ("sft", "supervised steps only (warm_start); out=FOLDER says where the model goes"),
-        ("eval", "score a model on data.eval; model.path=FOLDER names the checkpoint"),
-    ):
-        command = commands.add_parser(
-            name, help=text, description=text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        command.add_argument("config", metavar="CONFIG", help="YAML file or shipped config")
-        command.add_argument("overrides", nargs="*", default=[], metavar="key.path=value", help="override one key")
-    resume = commands.add_parser("resume", help="continue an interrupted or crashed run")
-    resume.add_argument("run", metavar="RUN", help="a run's folder, or its name in runs/")
-    commands.add_parser("reference", help="print the reference page of every key")
-    return top
+# ---------------------------------------------------------------- commands
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -139,9 +113,11 @@ def _run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(reference_page())
         return 0
     if command == "resume":
-        from controller.run_folder import RunFolder
+        from controller.runs.locate import find_run
+        from controller.runs.whereabouts import refuse_if_elsewhere
 
-        folder = RunFolder.find(arguments.run)
+        folder = find_run(arguments.run)
+        refuse_if_elsewhere(folder)
         from controller import job
 
         return job.resume(folder.root)

@@ -129,13 +129,48 @@ class LedgerSettings(Settings):
     """Token payloads of used samples kept on disk, MB, once a checkpoint covers them; null: all stay."""
 
 
+class WandbSettings(Settings):
+    """Weights & Biases, beside metrics.jsonl (extra `[wandb]`)."""
+
+    project: str = Field("areal-like", min_length=1)
+    """Project the run belongs to."""
+    mode: Literal["offline", "online"] = "offline"
+    """`offline`: into <run>/wandb, to be sent later with `wandb sync`; `online`: sent as it comes."""
+    entity: str | None = None
+    """User or team; null: the account's own."""
+    group: str | None = None
+    """Runs that belong together; null: none."""
+    tags: tuple[str, ...] = ()
+    """Tags of the run."""
+
+
+class PrometheusSettings(Settings):
+    """An endpoint that Prometheus scrapes while the run lasts (extra `[prometheus]`)."""
+
+    port: int = Field(9464, ge=0, le=65535)
+    """Port of http://host:port/metrics; 0: any free one, which is shown."""
+    host: str = Field("127.0.0.1", min_length=1)
+    """Address it listens on. Loopback unless told otherwise: whoever reaches another address can read the metrics."""
+
+
 class MetricsSettings(Settings):
-    """What a run writes about itself and shows."""
+    """What a run writes about itself and shows. metrics.jsonl is always written; a sink that is down, slow or broken
+    never delays or ends the run: what it misses is counted."""
 
     trace: bool = True
     """Write trace.json (Chrome trace events; opens in Perfetto)."""
     max_trace_events: int = Field(200_000, gt=0)
-    """Events a process records at most; later ones are counted, not kept."""
+    """Events a process records at most. In a run too long for that single samples are drawn of every so-manieth group
+    only; what is still too much is counted, not kept."""
+    tensorboard: bool | str = False
+    """Write event files for TensorBoard (extra `[tensorboard]`): true: into <run>/tensorboard; or a folder, in which
+    each run gets one of its own name."""
+    wandb: WandbSettings | None = None
+    """Weights & Biases; `{}` takes the defaults; null: none."""
+    prometheus: PrometheusSettings | None = None
+    """Prometheus endpoint; `{}` takes the defaults; null: none."""
+    report: bool = True
+    """Draw report.html and report.png when the run ends, in a few seconds; `areal-like report RUN` does it any time."""
     display: Literal["auto", "live", "plain"] = "auto"
     """`auto`: a live table on a terminal, plain lines otherwise."""
 

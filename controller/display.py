@@ -71,7 +71,8 @@ class Display:
     _rows: deque[StepRow] = field(default_factory=lambda: deque(maxlen=12))
     _accuracy: list[tuple[int, float]] = field(default_factory=list)
     _snapshot: Snapshot | None = None
-    _progress: str = ""
+    progress_text: str = ""
+    """What preparation said last; empty once steps come."""
 
     def __enter__(self) -> Display:
         is_live = self.kind == "live" or (self.kind == "auto" and self.console.is_terminal)
@@ -93,13 +94,13 @@ class Display:
 
     def progress(self, text: str) -> None:
         """What preparation is doing; replaces the last such line on a terminal."""
-        if self._live is None and text != self._progress:
+        if self._live is None and text != self.progress_text:
             self.console.print(Text(text))
-        self._progress = text
+        self.progress_text = text
 
     def step(self, row: StepRow) -> None:
         """A finished step."""
-        self._progress = ""
+        self.progress_text = ""
         self._rows.append(row)
         if self._live is None:
             self.console.print(Text(row.line()))
@@ -115,8 +116,8 @@ class Display:
 
     def _render(self) -> Group:
         parts: list[Table | Text] = []
-        if self._progress:
-            parts.append(Text(self._progress))
+        if self.progress_text:
+            parts.append(Text(self.progress_text))
         if self._rows:
             parts.append(self._steps_table())
         if self._snapshot is not None:

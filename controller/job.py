@@ -10,14 +10,18 @@ user's own modules, are looked for there by `resume` as well) and what its data 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import platform
 from collections.abc import Coroutine
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from rich.console import Console
 
+from areal_like import __version__
 from areal_like.config import dump_yaml
 from areal_like.errors import UserError
 from controller.config import RunConfig
@@ -26,10 +30,12 @@ from controller.job_rows import JobRows
 from controller.launch.local import LocalLauncher
 from controller.outcome import as_operation
 from controller.overrides import build
-from controller.preparation import prepare
-from controller.run_folder import RunFolder
+from controller.preparation import prepare, prepare_process
+from controller.run_folder import RunFolder, Status
+from controller.runs.registry import enlist
 from controller.signals import Signals
 from controller.stretch import Stretch
+from controller.telemetry.status import StatusFile
 
 Command = Literal["train", "sft", "eval"]
 INTERRUPTED = 130
@@ -60,6 +66,7 @@ def resume(run: Path) -> int:
     config = read_config(folder).model_copy(update={"runs_dir": str(folder.root.parent)})
     rows = JobRows.load(config)
     _refuse_other_data(state.get("data", {}), rows)
+    enlist(folder)
     return _run(Stretch(config, folder, rows, is_resume=True).run())
 
 
@@ -117,8 +124,18 @@ def _new_folder(
     folder = RunFolder.create(Path(config.runs_dir).expanduser(), name)
     folder.config.write_text((f"# resolved from {source}\n" if source else "") + dump_yaml(config))
     data = rows.fingerprints if rows is not None else {}
-    folder.write_state("running", command=command, started_in=str(Path.cwd()), data=data)
+    folder.write_state("running", command=command, started_in=str(Path.cwd()), data=data, **_environment())
+    enlist(folder)
     return folder
+
+
+def _environment() -> dict[str, object]:
+    """What the run was made with, for its report."""
+    versions = {"areal_like": __version__}
+    for name in ("torch", "transformers", "numpy", "pyzmq"):
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return {"python": platform.python_version(), "platform": platform.platform(), "versions": versions}
 
 
 def _refuse_other_data(recorded: dict[str, str], rows: JobRows) -> None:
@@ -144,13 +161,18 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
 async def _supervise(config: RunConfig, folder: RunFolder, out_dir: Path) -> int:
     """The supervised steps; 1 when done, 0 when stopped."""
     launcher = LocalLauncher(folder.logs)
+    status = StatusFile(folder.status, run=folder.name, num_steps=0)
     with Signals() as stop, Display(config.metrics.display) as display:
         try:
-            prepared = await stop.unless_asked(prepare(config, folder, launcher, display, out_dir=out_dir))
+            async with status.preparing(lambda: display.progress_text, lambda: prepare_process(launcher)):
+                prepared = await stop.unless_asked(prepare(config, folder, launcher, display, out_dir=out_dir))
         except BaseException as error:
+            status.end("failed")
             folder.write_state("failed", reason=str(error))
             raise
         finally:
             await launcher.stop_all(SFT_GRACE_S)
-    folder.write_state("finished" if prepared else "stopped")
+    end: Status = "finished" if prepared else "stopped"
+    status.end(end)
+    folder.write_state(end)
     return int(prepared is not None)

@@ -19,6 +19,11 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 _MAX_HEADER_BYTES = 100_000_000
 
 
+def weight_bytes(folder: Path) -> int:
+    """Size of the weight files of a model's folder; 0 where there are none (yet)."""
+    return sum(path.stat().st_size for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern))
+
+
 def find_model(path: str) -> Path | None:
     """The local folder of a model; None for a hub name that is not here yet. Raises UserError when it is neither."""
     folder = Path(path).expanduser()

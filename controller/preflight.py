@@ -24,6 +24,7 @@ from controller import model_folder
 from controller.config import RunConfig
 from controller.config_problems import Problem
 from controller.data import Table, load_demonstrations, load_eval, load_train
+from controller.telemetry.sink_kinds import is_installed, sinks_of
 from controller.validate import positions_of
 
 Purpose = Literal["train", "sft", "eval", "validate"]
@@ -154,6 +155,9 @@ def _packages(config: RunConfig) -> Iterator[Problem]:
             "flash_attn is not installed",
             "pip install 'areal-like[flash-attn]', or model.attention: auto (torch's own kernel)",
         )
+    for sink in sinks_of(config.metrics):
+        if not is_installed(sink.package):
+            yield Problem((sink.key,), f"{sink.package} is not installed", sink.remedy)
     named = [(f"reward.scorers.{index}.kind", scorer.kind) for index, scorer in enumerate(config.reward.scorers)]
     named.append(("rollout.workflow", config.rollout.workflow))
     for key, name in named:
@@ -194,14 +198,17 @@ def _num_gpus() -> int:
 
 
 def _port(config: RunConfig) -> Iterator[Problem]:
-    launch = config.launch
-    family = socket.AF_INET6 if ":" in launch.host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((launch.host, launch.port))
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        key = "launch.port" if "in use" in reason else "launch.host"
-        remedy = "launch.port: 0 takes any free one" if key == "launch.port" else "launch.host: 127.0.0.1"
-        yield Problem((key,), f"{launch.host}:{launch.port} cannot be bound ({reason})", remedy)
+    wanted = [("launch", config.launch.host, config.launch.port)]
+    if (endpoint := config.metrics.prometheus) is not None:
+        wanted.append(("metrics.prometheus", endpoint.host, endpoint.port))
+    for section, host, port in wanted:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            key = f"{section}.port" if "in use" in reason else f"{section}.host"
+            remedy = f"{key}: 0 takes any free one" if key.endswith("port") else f"{key}: 127.0.0.1"
+            yield Problem((key,), f"{host}:{port} cannot be bound ({reason})", remedy)

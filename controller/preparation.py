@@ -16,6 +16,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -28,6 +29,7 @@ from controller.display import Display
 from controller.launch.local import LocalLauncher, child_environment, tail_of
 from controller.run_folder import RunFolder
 from controller.supervision import USER_MISTAKE, last_error
+from controller.telemetry.pulse import ProcessNow
 from controller.wiring import pinned_facts, prepare_spec
 
 POLL_S = 0.2
@@ -92,6 +94,13 @@ async def prepare(
         if rows_path is not None:
             rows_path.unlink(missing_ok=True)
     return Prepared(target, time.monotonic() - started_s, was_cached=False)
+
+
+def prepare_process(launcher: LocalLauncher) -> dict[str, Any]:
+    """The process that prepares, as it stands in status.json; nothing while none runs."""
+    if not launcher.is_running("prepare"):
+        return {}
+    return {"prepare": ProcessNow("prepare", "prepare", launcher.pid_of("prepare")).row()}
 
 
 def _is_there(target: Path) -> bool:

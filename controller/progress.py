@@ -6,12 +6,16 @@ Owns: the step rows of metrics.jsonl. Refuses: totals of the run (summary.py), l
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from areal_like.metrics import JsonlLog
 from controller.display import Display, StepRow
 from controller.summary import Tally
+from controller.telemetry.journal import Journal
+
+PACE_STEPS = 20
+"""Newest steps that the time left is judged by."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +36,18 @@ class StepReporter:
         self,
         tally: Tally,
         display: Display,
-        metrics: JsonlLog,
+        journal: Journal,
         *,
         num_steps: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tally, self._display, self._metrics = tally, display, metrics
+        self._tally, self._display, self._journal = tally, display, journal
         self._num_steps, self._clock = num_steps, clock
         self._shipments: dict[int, Shipment] = {}
         self._first_s: float | None = None
         self._last = (clock(), 0.0, 0.0, 0.0)
+        self._ends_s: deque[float] = deque(maxlen=PACE_STEPS + 1)
+        """When the first lease went out and the newest steps were done."""
 
     def shipped(self, step: int, *, staleness: list[int], num_samples: int, num_tokens: int, is_replay: bool) -> None:
         """The batch of `step` left for the trainer."""
@@ -52,7 +58,20 @@ class StepReporter:
         """The first lease or, when a resumed run replays, the first batch goes out: throughput counts from here."""
         if self._first_s is None:
             self._first_s = self._clock()
+            self._ends_s.append(self._first_s)
             self._last = (self._first_s, *self._totals())
+
+    def wall_s(self) -> float:
+        """Seconds since the first lease; 0 before it."""
+        return 0.0 if self._first_s is None else self._clock() - self._first_s
+
+    def eta_s(self) -> float | None:
+        """Seconds to the last step at the pace of the newest ones; None before this stretch has made one."""
+        if len(self._ends_s) < 2:
+            return None
+        pace_s = (self._ends_s[-1] - self._ends_s[0]) / (len(self._ends_s) - 1)
+        left = max(0, self._num_steps - self._tally.steps)
+        return max(0.0, left * pace_s - (self._clock() - self._ends_s[-1]))
 
     def _totals(self) -> tuple[float, float, float]:
         total = self._tally.total
@@ -68,6 +87,7 @@ class StepReporter:
         self._tally.add_step(shipment.num_samples, shipment.num_tokens, shipment.staleness)
         assert self._first_s is not None
         self._tally.train_wall_s = now_s - self._first_s
+        self._ends_s.append(now_s)
         then_s, tokens, wait_s, busy_s = self._last
         new_tokens, new_wait_s, new_busy_s = self._totals()
         self._last = (now_s, new_tokens, new_wait_s, new_busy_s)
@@ -87,7 +107,7 @@ class StepReporter:
             is_replay=shipment.is_replay,
         )
         self._display.step(row)
-        self._metrics.append(
+        self._journal.append(
             {
                 **metrics,
                 "kind": "step",

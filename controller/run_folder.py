@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import socket
 import time
 import uuid
 from dataclasses import dataclass
@@ -21,7 +22,17 @@ from areal_like.process import is_same_process
 FORMAT = 1
 """Number of the folder's layout; a higher one than ours is refused."""
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
 Status = Literal["running", "finished", "stopped", "failed"]
+
+
+def boot_id() -> str:
+    """Names this machine's present uptime: a process id means nothing beyond it. Empty where the kernel has none."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,11 @@ class RunFolder:
         """Who runs it, since when, and how it ended."""
         return self.root / "state.json"
 
+    @property
+    def status(self) -> Path:
+        """What the run does right now; see telemetry/status.py."""
+        return self.root / "status.json"
+
     @staticmethod
     def create(runs_dir: Path, name: str) -> RunFolder:
         """Make `runs_dir/name`, or `name-2`, `name-3`, ... when taken. Raises UserError when it cannot be written."""
@@ -145,7 +161,8 @@ class RunFolder:
     def write_state(self, status: Status, **more: Any) -> None:
         """Replace the status file atomically; keys already there stay unless given anew. Raises UserError, OSError."""
         old = self.read_state() if self.state.is_file() else {"created_s": time.time()}
-        me = psutil.Process()
+        old.pop("ended_s", None)
+        me, now_s = psutil.Process(), time.time()
         state = {
             "run_id": uuid.uuid4().hex[:12],
             **old,
@@ -153,7 +170,10 @@ class RunFolder:
             "status": status,
             "controller_pid": me.pid,
             "controller_started_s": me.create_time(),
-            "updated_s": time.time(),
+            "host": socket.gethostname(),
+            "boot_id": boot_id(),
+            "updated_s": now_s,
+            **({} if status == "running" else {"ended_s": now_s}),
             "reason": "",
             **more,
         }

@@ -2,7 +2,7 @@
 
 Owns: bursts of messages as one ledger transaction and then sends, the clock, stop and farewell. Refuses: decisions
 about samples (coordinator.py), what a message means (translate.py), how one is made (outgoing.py), process life
-(supervision.py), what is shown (display.py).
+(supervision.py), what is shown and written down (telemetry/).
 
 Map of the loops (all in one TaskGroup, all end with `_over`):
   _receive   waits for the hub (at most RECEIVE_S); its waker is any process of the run. Handles messages in bursts: one
@@ -22,23 +22,25 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from areal_like import messages as m
 from areal_like.channel import Hub
 from areal_like.errors import OperationError, ProcessDied, UserError
-from areal_like.metrics import JsonlLog
 from areal_like.process import first_cause
 from areal_like.trace import Tracer
 from controller import protocol as p
 from controller.coordinator import Coordinator
-from controller.display import Display, Snapshot
+from controller.display import Display
 from controller.ledger import Ledger, LedgerEntry
 from controller.outcome import Outcome, StoppedAtOnce
 from controller.outgoing import Outgoing, Rows, TaskSettings
 from controller.progress import StepReporter
 from controller.summary import Tally
 from controller.supervision import Loss, Supervisor
+from controller.telemetry.journal import Journal
+from controller.telemetry.monitor import Monitor
+from controller.telemetry.sinks import Sinks
+from controller.telemetry.status import StatusFile
 from controller.translate import SPEAKERS, Told, entry_of, translate
 from controller.watchdog import Watchdog
 
@@ -77,15 +79,22 @@ class Server:
         rows: Rows,
         display: Display,
         tally: Tally,
-        metrics: JsonlLog,
+        journal: Journal,
+        status: StatusFile,
+        sinks: Sinks,
         tracer: Tracer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings, self._coordinator, self._ledger = settings, coordinator, ledger
         self._hub, self._supervisor = hub, supervisor
-        self._display, self._tally, self._metrics, self._tracer = display, tally, metrics, tracer
+        self._display, self._tally, self._journal, self._tracer = display, tally, journal, tracer
         self._clock, self._started_s = clock, clock()
-        self._steps = StepReporter(tally, display, metrics, num_steps=settings.num_steps, clock=clock)
+        self._steps = StepReporter(tally, display, journal, num_steps=settings.num_steps, clock=clock)
+        self._monitor = Monitor(
+            coordinator, supervisor, hub,
+            tally=tally, steps=self._steps, display=display, journal=journal, status=status, sinks=sinks,
+            clock=clock,
+        )  # fmt: skip
         self._watchdog = Watchdog(
             stall_after_s=settings.stall_after_s, stop_grace_s=settings.stop_grace_s, now_s=self._started_s
         )
@@ -147,6 +156,8 @@ class Server:
     async def farewell(self, grace_s: float) -> None:
         """Tell every process to end; what they have finished meanwhile is still recorded."""
         deadline_s = self._clock() + grace_s
+        with contextlib.suppress(OSError):  # a full disk is why the run ends
+            self._monitor.last()
         for name in list(self._hub.peers):
             self._dismiss(name, grace_s)
         while not self.is_hurried and (left_s := deadline_s - self._clock()) > 0 and self._is_somebody_here():
@@ -155,7 +166,7 @@ class Server:
             if not await self._take_last_words(0.0, 0.0):
                 break
         with contextlib.suppress(OSError):  # a full disk is why the run ends
-            self._measure("counters", hub=dict(self._hub.counters), processes=self._tally.totals())
+            self._journal.measure("counters", hub=dict(self._hub.counters), processes=self._tally.totals())
 
     def _is_somebody_here(self) -> bool:
         return any(self._supervisor.is_running(name) for name in self._hub.peers)
@@ -214,6 +225,7 @@ class Server:
             case m.Hello():
                 self._roles[peer] = message.role
                 self._supervisor.reported(peer)
+                self._monitor.heard(peer)
                 if message.role == "rollout":
                     return Told(p.WorkerJoined(worker=peer, incarnation=message.incarnation, capacity=message.capacity))
                 return None
@@ -228,7 +240,7 @@ class Server:
                 return None
             case m.VersionLoaded():
                 self._tracer.instant("version_loaded", lane=peer, version=message.version)
-                self._measure(
+                self._journal.measure(
                     "swap", worker=peer, version=message.version, stage_s=message.stage_s, pause_s=message.pause_s
                 )
             case m.VersionPublished():
@@ -266,16 +278,13 @@ class Server:
         self._is_unsettled = False
         for entry in entries:
             if isinstance(effect := entry.effect, p.DropGroup):
-                self._measure("dropped", group_id=effect.group_id, reason=effect.reason, detail=effect.detail)
+                self._journal.measure("dropped", group_id=effect.group_id, reason=effect.reason, detail=effect.detail)
         for version, told in steps:
             self._steps.published(version, told.metrics)
         for effect in others:
             self._carry_out(effect)
         if lost := self._out.take_lost():
             self._handle([Told(event) for event in lost])
-
-    def _measure(self, kind: str, **facts: Any) -> None:
-        self._metrics.append({"kind": kind, "time_s": time.time(), **facts})
 
     def _carry_out(self, effect: p.Effect) -> None:
         match effect:
@@ -302,7 +311,7 @@ class Server:
                 report = self._ledger.purge(effect.covered_step)
                 log.info("purged payloads up to step %d: %s", effect.covered_step, report)
             case p.Note():
-                self._measure("note", note=effect.kind, text=effect.text)
+                self._journal.measure("note", note=effect.kind, text=effect.text)
                 log.info("%s: %s", effect.kind, effect.text)
                 if effect.kind in LOUD_NOTES and self._outcome is None:  # leaving at the end is no news
                     self._display.note(effect.text, "warning")
@@ -333,7 +342,7 @@ class Server:
         if not num_scored:
             return
         accuracy = self._tally.accuracy[effect.version]
-        self._measure(
+        self._journal.measure(
             "eval", version=effect.version, accuracy=accuracy, num_scored=num_scored, num_rows=num_rows,
             eval=effect.kind,
         )  # fmt: skip
@@ -353,11 +362,8 @@ class Server:
             for loss in await self._supervisor.tick(now_s):
                 self._on_loss(loss)
             self._handle([Told(p.Tick())])
-            for name, info in self._hub.peers.items():
-                if info.heartbeat is not None:
-                    self._tally.add_counters(name, info.incarnation, info.heartbeat.counters)
+            self._monitor.tick()
             self._watch(now_s)
-            self._show(now_s)
             await asyncio.sleep(TICK_S)
 
     def _on_loss(self, loss: Loss) -> None:
@@ -365,6 +371,7 @@ class Server:
         if loss.role == "trainer" and self._is_trainer_done():
             log.warning("%s, after its work was done", note)
             return
+        self._monitor.lost(loss)
         if loss.is_permanent:
             self._death = self._supervisor.died(loss)
         if loss.role == "rollout":
@@ -382,18 +389,3 @@ class Server:
         progress = (self._coordinator.progress, counted, self._supervisor.restarts)
         if warning := self._watchdog.look(now_s, progress, self._coordinator.waits()):
             self._display.note(warning, "warning")
-
-    def _show(self, now_s: float) -> None:
-        counts = self._coordinator.counts()
-        self._display.show(
-            Snapshot(
-                version=self._coordinator.version,
-                waits=self._coordinator.waits(),
-                states=self._supervisor.states(),
-                counts={
-                    "drawn": counts.drawn, "consumed": counts.consumed, "filtered": counts.filtered,
-                    "dropped": sum(counts.dropped.values()), "running": counts.running, "ready": counts.ready,
-                },
-                elapsed_s=now_s - self._started_s,
-            )
-        )  # fmt: skip

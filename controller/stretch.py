@@ -10,6 +10,7 @@ and trace are written, the status file says how it ended. Nothing of the folder 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -23,7 +24,6 @@ from rich.console import Console
 from areal_like.channel import Hub
 from areal_like.curve import make_run_keys
 from areal_like.errors import LedgerError, OperationError, ProcessDied, UserError
-from areal_like.metrics import JsonlLog
 from areal_like.trace import Tracer, merge_traces
 from areal_like.weights import WeightStore, default_root, sweep_dead
 from controller import protocol as p
@@ -34,14 +34,20 @@ from controller.display import Display
 from controller.job_rows import JobRows
 from controller.launch.local import LocalLauncher, quiet_port
 from controller.ledger import Ledger
+from controller.model_folder import weight_bytes
 from controller.outcome import Outcome
 from controller.outgoing import TaskSettings
-from controller.preparation import prepare
+from controller.preparation import prepare, prepare_process
+from controller.report.at_end import draw_report
 from controller.run_folder import RunFolder, Status
 from controller.server import Server, ServerSettings
 from controller.signals import Signals
 from controller.summary import Tally, fates, print_summary, write_summary
 from controller.supervision import Supervisor
+from controller.telemetry.journal import Journal
+from controller.telemetry.opening import open_sinks
+from controller.telemetry.sinks import Sinks
+from controller.telemetry.status import StatusFile
 from controller.translate import ACCEPTED
 from controller.validate import is_loopback
 from controller.wiring import (
@@ -51,12 +57,17 @@ from controller.wiring import (
     checkpoints_on_disk,
     coordinator_settings,
     process_spec,
+    trace_settings,
     worker_names,
 )
 
 MAX_TRAINER_RESTARTS = 0
 """The trainer is not restarted by itself: the run ends as failed and is continued with `areal-like resume`."""
 FAREWELL_S = 10.0
+MIN_STORE_BYTES = 64 << 20
+"""Shared memory asked for at least, also where the model's size is not known yet."""
+SINK_GRACE_S = 5.0
+"""Time for metrics sinks to write what waits, all together."""
 FAILED_GRACE_S = 5.0
 """Time to end for processes of a run that failed: there is nothing left to save."""
 EXIT_STATUS: Mapping[str, int] = {"completed": 0, "exhausted": 0, "stopped": 0, "failed": 1}
@@ -82,6 +93,8 @@ class Stretch:
     _base: int = 0
     """Version the trainer starts from."""
     _server: Server | None = None
+    _status: StatusFile = field(init=False)
+    _sinks: Sinks = field(default_factory=lambda: Sinks([]))
     _counts: dict[str, Any] = field(default_factory=dict)
 
     async def run(self) -> int:
@@ -93,22 +106,41 @@ class Stretch:
             ledger = stack.enter_context(self._ledger())
             self.folder.write_state("running")
             stack.enter_context(_logging_to(self.folder.logs / "controller.log"))
+            status = self._status = StatusFile(
+                self.folder.status, run=self.folder.name, num_steps=self.config.num_steps
+            )
+            status.write("preparing")
             stop = stack.enter_context(Signals())
             display = stack.enter_context(Display(self.config.metrics.display))
+            journal = stack.enter_context(contextlib.closing(Journal(self.folder.metrics)))
             try:
-                outcome = await self._serve(ledger, launcher, display, stop, stack)
+                self._sinks = open_sinks(self.config, self.folder, self._run_id(), display.note)
+                journal.listen(self._sinks)
+                outcome = await self._serve(ledger, launcher, display, stop, stack, journal)
             except (UserError, OperationError, OSError) as error:
                 outcome = Outcome.of(error)
             finally:
                 grace_s = FAILED_GRACE_S if outcome.status == "failed" else self.config.launch.stop_grace_s
                 await launcher.stop_all(grace_s, self._is_hurried)
+                await self._close_sinks(journal)
+                status.end(RUN_STATUS[outcome.status])
                 self.folder.write_state(RUN_STATUS[outcome.status], reason=outcome.reason)
         return self._finish(outcome, time.monotonic() - started_s)
 
     def _is_hurried(self) -> bool:
         return self._server is not None and self._server.is_hurried
 
+    async def _close_sinks(self, journal: Journal) -> None:
+        """Within SINK_GRACE_S: what a sink has not written by then is lost, and counted."""
+        grace_s = 0.0 if self._is_hurried() else SINK_GRACE_S
+        for news in await asyncio.to_thread(self._sinks.close, grace_s):
+            with contextlib.suppress(OSError):  # a full disk is why the run ends
+                journal.measure("sink", **news.facts())
+
     # ------------------------------------------------------------ pieces
+
+    def _run_id(self) -> str:
+        return str(self.folder.read_state()["run_id"])
 
     def _ledger(self) -> Ledger:
         """The ledger, and with it the lock that makes the folder ours. Raises UserError when another has it.
@@ -118,30 +150,36 @@ class Stretch:
         config = self.config.ledger
         return Ledger(
             self.folder.root,
-            run_id=str(self.folder.read_state()["run_id"]),
+            run_id=self._run_id(),
             must_exist=self.is_resume and bool(checkpoints_on_disk(self.folder.root)),
             segment_bytes=int(config.segment_mb * 2**20),
             keep_bytes=None if config.keep_mb is None else int(config.keep_mb * 2**20),
         )
 
     async def _serve(
-        self, ledger: Ledger, launcher: LocalLauncher, display: Display, stop: Signals, stack: contextlib.ExitStack
+        self,
+        ledger: Ledger,
+        launcher: LocalLauncher,
+        display: Display,
+        stop: Signals,
+        stack: contextlib.ExitStack,
+        journal: Journal,
     ) -> Outcome:
         config, folder = self.config, self.folder
-        run_id, weights = str(folder.read_state()["run_id"]), config.trainer.weights.kind
+        run_id, weights = self._run_id(), config.trainer.weights.kind
         display.note(f"run {folder.name}: {folder.root}")
         sweep_dead()
-        weight_dir = default_root(run_id, weights, folder.root)
-        if weights == "shm" and weight_dir.is_relative_to(folder.root):
-            display.note(f"no room in shared memory: weights travel through {weight_dir}", "warning")
-        stack.callback(WeightStore(weight_dir, weights, keep=2).close, remove=True)
-        prepared = await stop.unless_asked(
-            prepare(config, folder, launcher, display, publish_to=weight_dir if self.is_evaluation else None,
-                    out_dir=folder.root / "model" if self.is_evaluation else None)
+        published_to = self._weight_dir(display, stack, folder.root / "model") if self.is_evaluation else None
+        preparing = prepare(
+            config, folder, launcher, display, publish_to=published_to,
+            out_dir=folder.root / "model" if self.is_evaluation else None,
         )  # fmt: skip
+        async with self._status.preparing(lambda: display.progress_text, lambda: prepare_process(launcher)):
+            prepared = await stop.unless_asked(preparing)
         if prepared is None:
             return Outcome("stopped", "before the first step")
         self._prepare_s = prepared.wall_s
+        weight_dir = published_to or self._weight_dir(display, stack, prepared.model_dir)
         state = ledger.load()
         coordinator = self._coordinator(state)
         checkpoint = None if self.is_evaluation else self._checkpoint(state, display)
@@ -163,7 +201,7 @@ class Stretch:
                 startup_timeout_s=config.launch.startup_timeout_s, silence_s=config.launch.silence_s,
             )  # fmt: skip
             self._enlist(supervisor, addresses, run_id, prepared.model_dir, lineage, checkpoint)
-            server = self._server = self._make_server(coordinator, ledger, hub, supervisor, display, stack)
+            server = self._server = self._make_server(coordinator, ledger, hub, supervisor, display, stack, journal)
             stop.hand_to(server.request_stop)
             first: list[p.Event] = [p.RunStarted(lineage=lineage, checkpoint_version=self._base)]
             if self.is_evaluation:
@@ -175,6 +213,16 @@ class Stretch:
             return outcome
         finally:
             await hub.close()
+
+    def _weight_dir(self, display: Display, stack: contextlib.ExitStack, model_dir: Path) -> Path:
+        """The weight store's folder, in shared memory where all the versions it holds at once have room."""
+        kind, keep = self.config.trainer.weights.kind, self.config.trainer.weights.keep
+        need_bytes = max(MIN_STORE_BYTES, weight_bytes(model_dir) * (keep + 1))
+        folder = default_root(self._run_id(), kind, self.folder.root, need_bytes)
+        if kind == "shm" and folder.is_relative_to(self.folder.root):
+            display.note(f"no room in shared memory: weights travel through {folder}", "warning")
+        stack.callback(WeightStore(folder, kind, keep=2).close, remove=True)
+        return folder
 
     def _coordinator(self, state: p.LedgerState) -> Coordinator:
         rows = self.rows
@@ -250,13 +298,11 @@ class Stretch:
         supervisor: Supervisor,
         display: Display,
         stack: contextlib.ExitStack,
+        journal: Journal,
     ) -> Server:
         config = self.config
-        max_events = config.metrics.max_trace_events if config.metrics.trace else 0
-        tracer = Tracer(self.folder.logs / "controller.trace.jsonl", "controller", max_events=max_events)
+        tracer = Tracer.of(self.folder.root, "controller", trace_settings(config))
         stack.callback(tracer.close)
-        metrics = JsonlLog(self.folder.metrics)
-        stack.callback(metrics.close)
         settings = ServerSettings(
             tasks=TaskSettings(
                 seed=config.seed,
@@ -271,7 +317,7 @@ class Stretch:
         )
         return Server(
             settings, coordinator=coordinator, ledger=ledger, hub=hub, supervisor=supervisor, rows=self.rows,
-            display=display, tally=self.tally, metrics=metrics, tracer=tracer,
+            display=display, tally=self.tally, journal=journal, status=self._status, sinks=self._sinks, tracer=tracer,
         )  # fmt: skip
 
     # ------------------------------------------------------------ the end
@@ -287,15 +333,20 @@ class Stretch:
         folder, console = self.folder, Console(soft_wrap=True, highlight=False, markup=False)
         if self.is_evaluation and outcome.status == "completed" and not self.tally.accuracy:
             outcome = Outcome("failed", f"no answer was scored; see {folder.logs}")
+            self._status.end("failed")
             folder.write_state("failed", reason=outcome.reason)
         if self.config.metrics.trace:
             merge_traces(folder.root)
         if self._counts:
             if not self.is_evaluation:
                 self._counts["audit"] = _audit_words(folder)
+            if sinks := self._sinks.counts():
+                self._counts["sinks"] = sinks
             summary = self.tally.summary(self._counts, status=outcome.status, wall_s=wall_s, prepare_s=self._prepare_s)
             write_summary(folder.summary, summary)
             print_summary(summary, folder.root, console)
+            if self.config.metrics.report and not self.is_evaluation and not self._is_hurried():
+                console.print(draw_report(folder.root))
         error = outcome.error or (OperationError(outcome.reason) if outcome.status == "failed" else None)
         if outcome.status == "stopped" and error is None:
             console.print(f"stopped ({outcome.reason}); continue with: areal-like resume {folder.root}")

@@ -20,6 +20,7 @@ from areal_like.channel import Hub
 from areal_like.config import ProcessSpec
 from areal_like.errors import ProcessDied, UserError
 from controller.launch.local import Exit, LocalLauncher, child_environment, describe_status, tail_of
+from controller.telemetry.pulse import ProcessNow
 from controller.wiring import MODULES, Role
 
 log = logging.getLogger(__name__)
@@ -189,6 +190,17 @@ class Supervisor:
                 found[name] = "starting"
             else:
                 found[name] = info.heartbeat.state
+        return found
+
+    def processes(self) -> dict[str, ProcessNow]:
+        """The same with all that is known of each process."""
+        found = {}
+        for name, state in self.states().items():
+            role, pid, info = self._wards[name].spec.role, self._launcher.pid_of(name), self._hub.peers.get(name)
+            if info is None or info.heartbeat is None:
+                found[name] = ProcessNow(role, state, pid)
+            else:
+                found[name] = ProcessNow(role, state, pid, info.incarnation, dict(info.heartbeat.counters))
         return found
 
 

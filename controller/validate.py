@@ -20,7 +20,20 @@ from controller.config_problems import Problem, nearest
 def cross_check(config: RunConfig) -> list[Problem]:
     """Every contradiction in a config, without looking at the machine."""
     problems: list[Problem] = []
-    for check in (_finite, _model, _data, _mode, _groups, _sampling, _context, _loss, _reward, _devices, _launch):
+    for check in (
+        _finite,
+        _model,
+        _data,
+        _mode,
+        _groups,
+        _sampling,
+        _context,
+        _loss,
+        _reward,
+        _devices,
+        _launch,
+        _metrics,
+    ):
         problems += check(config)
     return problems
 
@@ -313,6 +326,19 @@ def _launch(config: RunConfig) -> Iterator[Problem]:
         )
     if "/" in config.name or config.name in (".", "..") or "\x00" in config.name:
         yield Problem(("name",), f"`{config.name}` cannot be the name of a folder", "letters, digits, - and _")
+
+
+def _metrics(config: RunConfig) -> Iterator[Problem]:
+    metrics, launch = config.metrics, config.launch
+    if metrics.tensorboard == "":
+        yield Problem(("metrics.tensorboard",), "is empty", "true, or a folder")
+    endpoint = metrics.prometheus
+    if endpoint is not None and endpoint.port and endpoint.port == launch.port:
+        yield Problem(
+            ("metrics.prometheus.port", "launch.port"),
+            f"the metrics and the run's processes cannot share port {launch.port}",
+            "another port, or 0 for any free one",
+        )
 
 
 def is_loopback(host: str) -> bool:

@@ -6,13 +6,15 @@ This and controller/config.py are the only modules of the controller that import
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from areal_like.config import ModelSettings, ProcessSpec
+from areal_like.config import ModelSettings, ProcessSpec, TraceSettings
 from areal_like.errors import WeightError
+from areal_like.trace import DETAIL_SHARE
 from controller.config import RunConfig
 from controller.run_folder import RunFolder
 from controller.settings import CoordinatorSettings
@@ -22,6 +24,10 @@ from trainer.prepare_spec import PrepareSpec
 Role = Literal["rollout", "trainer", "reward"]
 MODULES: dict[Role, str] = {"rollout": "rollout", "trainer": "trainer", "reward": "services.reward"}
 """`python -m` name of each role."""
+EVENTS_PER_SAMPLE = 4
+"""On the timeline of a rollout worker: its slot, generation, score, and the start of its arrow."""
+SCORE_EVENTS_PER_SAMPLE = 2
+"""On the timeline of the reward service."""
 
 
 def num_cores() -> int:
@@ -115,8 +121,19 @@ def process_spec(
         weight_dir=str(addresses.weight_dir),
         lineage=lineage,
         resume_from=str(resume_from) if resume_from else None,
+        trace=trace_settings(config),
         settings=_section(config, role, name),
     )
+
+
+def trace_settings(config: RunConfig) -> TraceSettings:
+    """What each process of the run writes onto the timeline, the controller included."""
+    if not config.metrics.trace:
+        return TraceSettings()
+    max_events = config.metrics.max_trace_events
+    num_samples = config.num_steps * config.samples_per_step
+    busiest = num_samples * max(EVENTS_PER_SAMPLE / config.rollout.num_workers, SCORE_EVENTS_PER_SAMPLE)
+    return TraceSettings(max_events=max_events, every_group=max(1, math.ceil(busiest / (DETAIL_SHARE * max_events))))
 
 
 def _prepared(model: ModelSettings, model_dir: Path) -> ModelSettings:

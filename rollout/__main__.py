@@ -25,11 +25,9 @@ from rollout import reward_client, worker
 from rollout.config import RolloutSettings
 from rollout.engine.port import Engine
 from rollout.reward_client import RewardClient
+from rollout.sample import arrow_of
 from rollout.tokens import PromptTokens, load_tokenizer, stop_ids
 from rollout.workflow import load_workflow
-
-TRACE_EVENTS = 500_000
-"""Some 100 bytes each on disk: the trace of a worker stays below 50 MB."""
 
 
 async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
@@ -39,7 +37,7 @@ async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
     if spec.model.path is None:
         raise UserError("no model folder", where="model.path", remedy="the launcher prepares one from model.init")
     model_dir = Path(spec.model.path)
-    tracer = Tracer(Path(spec.run_dir) / "logs" / f"{spec.name}.trace.jsonl", spec.name, max_events=TRACE_EVENTS)
+    tracer = Tracer.of(spec.run_dir, spec.name, spec.trace)
     try:
         tokenizer = load_tokenizer(model_dir, spec.model.tokenizer)
         tokens = PromptTokens(
@@ -56,7 +54,7 @@ async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
             engine=make_engine(spec, settings, model_dir, tracer),
             tokens=tokens,
             workflow=workflow,
-            rewards=connect.rewards(settings),
+            rewards=connect.rewards(settings, tracer),
             make_peer=connect.controller,
             tracer=tracer,
         ).run(stop)
@@ -93,7 +91,7 @@ class Connections:
         """The connection to the controller's hub."""
         return self._peer(self._spec.hub_address, capacity, worker.ACCEPT, status)
 
-    def rewards(self, settings: RolloutSettings) -> RewardClient:
+    def rewards(self, settings: RolloutSettings, tracer: Tracer) -> RewardClient:
         """The client of the reward services."""
         peers = [
             self._peer(address, 0, reward_client.ACCEPT, lambda: Heartbeat(state="score"))
@@ -105,6 +103,7 @@ class Connections:
             deadline_s=settings.score_timeout_s,
             total_deadline_s=settings.score_timeout_s,
             silence_s=self._spec.silence_s,
+            arrow_of=lambda task: arrow_of(task, tracer),
         )
 
     def _peer(self, address: str, capacity: int, accept: frozenset[type], status: Callable[[], Heartbeat]) -> Peer:

@@ -63,7 +63,7 @@ class SamplePool:
             self._book.running[task.lease_id] = run
             produced = self._group.create_task(self._produce(run), name=f"lease-{task.lease_id}")
             self._tasks[task.lease_id] = produced
-            produced.add_done_callback(lambda _: self._ended(task.lease_id, lane))
+            produced.add_done_callback(lambda _: self._ended(run, lane))
 
     def cancel(self, lease_ids: tuple[int, ...]) -> None:
         """No answer is owed for these any more, finished or not."""
@@ -108,8 +108,9 @@ class SamplePool:
 
     # ------------------------------------------------------------ one sample
 
-    def _ended(self, lease_id: int, lane: int) -> None:
-        self._tasks.pop(lease_id, None)
+    def _ended(self, run: SampleRun, lane: int) -> None:
+        run.phase = "end"
+        self._tasks.pop(run.task.lease_id, None)
         self._book.give_lane(lane)
 
     async def _produce(self, run: SampleRun) -> None:
@@ -150,6 +151,7 @@ class SamplePool:
         task = run.task
         if self._book.running.get(task.lease_id) is not run:  # cancelled or handed back in this very moment
             return
+        run.draw_arrow()
         self._count("samples")
         self._count(f"verdict_{sample.verdict.kind}")
         self._book.finish(

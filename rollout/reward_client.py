@@ -16,7 +16,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from areal_like.clock import Clock, SystemClock
 from areal_like.errors import DeadlineExceeded, OperationError, WireError
@@ -134,6 +134,7 @@ class RewardClient:
     deadline_s: bound on scoring one answer, sent along. total_deadline_s: from asking to the verdict, a restart of the
     service included. resend_s: ask again when no reply came for this long (it may have been lost; the service knows
     questions by their ids and scores each once). max_in_flight: questions out at once; more wait (back-pressure).
+    arrow_of: name of a sample on the timeline, empty where it is not drawn.
     """
 
     def __init__(
@@ -148,10 +149,11 @@ class RewardClient:
         tick_s: float = 1.0,
         max_in_flight: int = 1024,
         clock: Clock | None = None,
+        arrow_of: Callable[[SampleTask], str] = lambda task: "",
     ) -> None:
         self._links = [_Link(f"{name}->reward{index}", peer, self) for index, peer in enumerate(peers)]
         self._ids = itertools.count()
-        self._name = name
+        self._name, self._arrow_of = name, arrow_of
         self._deadline_s, self._total_deadline_s = deadline_s, total_deadline_s
         self._slots = asyncio.Semaphore(max_in_flight)
         self._questions: dict[str, _Question] = {}
@@ -184,7 +186,7 @@ class RewardClient:
         if not self._links:
             return Verdict(kind="invalid", reason="no reward service")
         started_s = self.clock.monotonic_s()
-        request = self._request(task.row, response, finish_reason, num_tokens)
+        request = self._request(task, response, finish_reason, num_tokens)
         try:
             async with asyncio.timeout(self._total_deadline_s):
                 verdict = await self._ask(request)
@@ -211,15 +213,16 @@ class RewardClient:
 
     # ------------------------------------------------------------ inside
 
-    def _request(self, row: dict[str, Any], response: str, finish_reason: str, num_tokens: int) -> ScoreRequest:
+    def _request(self, task: SampleTask, response: str, finish_reason: str, num_tokens: int) -> ScoreRequest:
         return ScoreRequest(
             request_id=f"{self._name}:{next(self._ids)}",
             scorer=OWN_SCORER,
-            row=row,
+            row=task.row,
             response=response,
             finish_reason=finish_reason,
             num_tokens=num_tokens,
             deadline_s=self._deadline_s,
+            arrow=self._arrow_of(task),
         )
 
     async def _ask(self, request: ScoreRequest) -> Verdict:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -20,16 +20,17 @@ import numpy as np
 from areal_like.clock import Clock
 from areal_like.errors import EngineError, UserError
 from areal_like.messages import SampleTask, Sampling
-from areal_like.trace import Tracer
+from areal_like.trace import Tracer, arrow_name
 from areal_like.trajectory import FinishReason, Segment
 from areal_like.verdict import Verdict
+from rollout.doing import Doing, Phase
 from rollout.engine.port import Engine, GenerationOutcome, GenerationRequest
 from rollout.tokens import PromptTokens
 from rollout.versions import VersionGate
 from rollout.workflow import Answer, SampleCut
 
-Phase = Literal["start", "version", "generate", "score"]
-
+SHORTEST_S = 2e-6
+"""Of a slice that an arrow may leave; the timeline counts in microseconds."""
 _TURN_SEED_STEP = 0x9E3779B97F4A7C15
 """Odd 64-bit constant (golden ratio): turns of one sample draw from streams of their own."""
 
@@ -39,6 +40,12 @@ def printable(text: str) -> str:
     if not isinstance(text, str):
         raise TypeError(f"a response must be text, not {type(text).__name__}")
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def arrow_of(task: SampleTask, tracer: Tracer) -> str:
+    """Names the sample on the timeline; empty where its group is not drawn."""
+    is_eval = task.purpose == "eval"
+    return arrow_name(task.group_id, task.sample_index, is_eval=is_eval) if tracer.draws(task.group_id) else ""
 
 
 class Rewards(Protocol):
@@ -63,6 +70,7 @@ class Bench:
     ) -> None:
         self.engine, self.gate, self.tokens, self.rewards = engine, gate, tokens, rewards
         self.version_deadline_s, self.clock, self.tracer = version_deadline_s, clock, tracer
+        self.doing = Doing(clock, tracer)
         self.request_ids = itertools.count(1)
         self.version_waits = 0
         """How many samples had to wait for their version."""
@@ -77,7 +85,8 @@ class SampleRun:
     def __init__(self, task: SampleTask, bench: Bench, *, is_resumable: bool, lane: str) -> None:
         self.task, self.is_resumable, self.lane = task, is_resumable, lane
         self._bench = bench
-        self.phase: Phase = "start"
+        self._phase: Phase = "end"
+        self.phase = "start"
         self.base = len(task.prefix) if is_resumable else 0
         self.reported = 0
         """New tokens the controller already has."""
@@ -96,6 +105,19 @@ class SampleRun:
         """Of all turns so far: versions never decrease along a trajectory, whatever its turns (law 5)."""
         self._generation: asyncio.Task[GenerationOutcome] | None = None
         self._is_parked = False
+        self._arrow = arrow_of(task, bench.tracer)
+        self._arrow_s: float | None = None
+        """A moment inside the slice that the sample's arrow leaves: its last generation, else its scoring."""
+
+    @property
+    def phase(self) -> Phase:
+        """What this sample does now; `end` once it is over."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self._bench.doing.moved(self._phase, phase)
+        self._phase = phase
 
     # ------------------------------------------------------------ for the workflow
 
@@ -137,12 +159,14 @@ class SampleRun:
         """See `SampleTools.score`. Text that is not valid Unicode travels with replacement characters."""
         response = printable(response)
         self.phase = "score"
-        started_s, wall_s = self._bench.clock.monotonic_s(), self._bench.clock.wall_s()
+        started_s, trace_s = self._bench.clock.monotonic_s(), self._bench.tracer.now_s()
         verdict = await self._bench.rewards.score(self.task, response, answer.finish_reason, len(answer.segment))
         waited_s = self._bench.clock.monotonic_s() - started_s
         self.timings["score_s"] += waited_s
         self._bench.score_wait_s += waited_s
-        self._trace("score", wall_s, verdict=verdict.kind)
+        self._trace("score", trace_s, verdict=verdict.kind)
+        if self._arrow_s is None:
+            self._arrow_s = trace_s + SHORTEST_S / 2
         return verdict
 
     # ------------------------------------------------------------ for the worker
@@ -194,7 +218,7 @@ class SampleRun:
         self.phase = "version"
         if self._bench.gate.version >= max(min_version, 0):
             return
-        started_s, wall_s = self._bench.clock.monotonic_s(), self._bench.clock.wall_s()
+        started_s, trace_s = self._bench.clock.monotonic_s(), self._bench.tracer.now_s()
         self._bench.version_waits += 1
         try:
             await self._bench.gate.wait(min_version, self._bench.version_deadline_s)
@@ -202,7 +226,7 @@ class SampleRun:
             waited_s = self._bench.clock.monotonic_s() - started_s
             self.timings["version_wait_s"] += waited_s
             self._bench.version_wait_s += waited_s
-            self._trace("wait:version", wall_s, version=min_version)
+            self._trace("wait:version", trace_s, version=min_version)
 
     async def _generate_once(
         self, prompt_P: np.ndarray, answer: Segment, sampling: Sampling, turn: int
@@ -224,7 +248,7 @@ class SampleRun:
             share_key=self._share_key() if turn == 0 else -1,
         )
         self.phase = "generate"
-        wall_s = self._bench.clock.wall_s()
+        trace_s = self._bench.tracer.now_s()
         self._generation = asyncio.ensure_future(self._bench.engine.generate(request))
         try:
             return await self._generation
@@ -242,7 +266,8 @@ class SampleRun:
             raise self.engine_error from error
         finally:
             self._generation, self._is_parked = None, False
-            self._trace("generate", wall_s, turn=turn)
+            self._arrow_s = self._trace("generate", trace_s, turn=turn)
+            self.phase = "start"
 
     def _take(self, outcome: GenerationOutcome) -> None:
         self.new_tokens = self.new_tokens.joined(outcome.segment)
@@ -255,6 +280,15 @@ class SampleRun:
         is not resumable may make another prompt for each sample of a group, so it shares nothing."""
         return 2 * self.task.group_id + (self.task.purpose == "eval") if self.is_resumable else -1
 
-    def _trace(self, name: str, started_s: float, **args: object) -> None:
-        where = {"group": self.task.group_id, "sample": self.task.sample_index}
-        self._bench.tracer.complete(name, started_s, self._bench.clock.wall_s(), self.lane, **where, **args)
+    def draw_arrow(self) -> None:
+        """The sample is finished: its arrow begins here, and leads to its score and to the step that uses it."""
+        if self._arrow and self._arrow_s is not None:
+            self._bench.tracer.arrow_start(self._arrow, self._arrow_s, self.lane)
+
+    def _trace(self, name: str, start_s: float, **args: object) -> float:
+        """A slice from `start_s` to now in the sample's lane; a moment inside it."""
+        end_s = max(self._bench.tracer.now_s(), start_s + SHORTEST_S)
+        if self._arrow:
+            where = {"group": self.task.group_id, "sample": self.task.sample_index}
+            self._bench.tracer.complete(name, start_s, end_s, self.lane, **where, **args)
+        return (start_s + end_s) / 2

@@ -14,10 +14,10 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from areal_like.clock import Clock
 from areal_like.errors import DeadlineExceeded, EngineError, WeightError
 from areal_like.messages import AnnounceVersion, VersionFailed, VersionLoaded
 from areal_like.trace import Tracer
+from rollout.doing import Doing
 from rollout.engine.port import Engine, Interruption
 
 log = logging.getLogger(__name__)
@@ -64,17 +64,16 @@ class VersionLoader:
         interruption: Interruption,
         report: Callable[[VersionLoaded | VersionFailed], None],
         park_all: Callable[[], None],
-        clock: Clock,
+        doing: Doing,
         tracer: Tracer,
     ) -> None:
         self._engine, self._gate, self._interruption = engine, gate, interruption
         self._report, self._park_all = report, park_all
-        self._clock, self._tracer = clock, tracer
+        self._doing, self._tracer = doing, tracer
         self._target: AnnounceVersion | None = None
         self._wake = asyncio.Event()
         self.loaded: tuple[int, str] | None = None
         """Version and lineage now in use."""
-        self.is_loading = False
         self._num_loaded = 0
         self._num_failed = 0
         self._num_superseded = 0
@@ -113,11 +112,11 @@ class VersionLoader:
         if self.loaded == (target.version, target.lineage):  # asked again, e.g. by a controller that missed our answer
             self.report_again()
             return
-        self.is_loading = True
+        self._doing.loading(True)
         try:
             await self._swap(target)
         finally:
-            self.is_loading = False
+            self._doing.loading(False)
 
     async def _swap(self, target: AnnounceVersion) -> None:
         if self.loaded is not None and target.version <= self.loaded[0]:
@@ -125,7 +124,7 @@ class VersionLoader:
             self._gate.set(-1)
             self._park_all()
             await asyncio.sleep(0)  # the engine hears of it before the swap
-        started_s = self._clock.wall_s()
+        started_s = self._tracer.now_s()
         try:
             report = await self._engine.load_version(Path(target.manifest_path), self._interruption)
         except WeightError as error:
@@ -138,6 +137,7 @@ class VersionLoader:
         self.loaded = (target.version, target.lineage)
         self._num_loaded += 1
         self._gate.set(self._engine.version)
+        self._doing.swapped(report.pause_s)
         self._trace(target, started_s, report.stage_s, report.pause_s)
         log.info("version %d loaded (staged %.3f s, paused %.3f s)", target.version, report.stage_s, report.pause_s)
         self._report(
@@ -159,7 +159,7 @@ class VersionLoader:
         self._report(VersionFailed(version=target.version, lineage=target.lineage, reason=reason))
 
     def _trace(self, target: AnnounceVersion, started_s: float, stage_s: float, pause_s: float) -> None:
-        ended_s = self._clock.wall_s()
+        ended_s = self._tracer.now_s()
         swap_s = max(started_s, ended_s - pause_s)
         self._tracer.complete("load_version", started_s, ended_s, "versions", version=target.version)
         self._tracer.complete("stage", started_s, min(started_s + stage_s, swap_s), "versions", version=target.version)

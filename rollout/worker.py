@@ -116,7 +116,7 @@ class RolloutWorker:
             interruption=interruption_of(spec, settings),
             report=self._post,
             park_all=self._park_all,
-            clock=self._clock,
+            doing=self._bench.doing,
             tracer=tracer,
         )
         self._outbox: deque[Message] = deque()
@@ -145,12 +145,14 @@ class RolloutWorker:
         closings = {"rewards": self._rewards.close, "engine": self._engine.close}
         try:
             await self._peer.connect(timeout_s=CONNECT_S)
+            self._bench.doing.ready()
             log.info("connected; room for %d samples", self._book.capacity)
             await self._work(stop)
             closings = {"peer": lambda: self._peer.close(self._farewell[0]), **closings}
         except BaseExceptionGroup as group:
             raise _first_cause(group) from None
         finally:
+            self._bench.doing.close()
             await _close(closings)
 
     async def _work(self, stop: asyncio.Event) -> None:
@@ -311,6 +313,7 @@ class RolloutWorker:
             "version_waits": float(self._bench.version_waits),
             "version_wait_s": self._bench.version_wait_s,
             "score_wait_s": self._bench.score_wait_s,
+            **self._bench.doing.counters(),
             **self._loader.counters(),
             **{f"reward_{name}": value for name, value in self._rewards.counters.items()},
         }
@@ -318,13 +321,9 @@ class RolloutWorker:
 
     def _state(self, paused_s: float) -> str:
         is_pausing, self._last_paused_s = paused_s > self._last_paused_s, paused_s
-        if self._loader.is_loading and is_pausing:
+        if self._bench.doing.is_loading and is_pausing:
             return "paused"
-        phases = {run.phase for run in self._book.running.values()}
-        for phase, state in (("generate", "generate"), ("version", "wait:version"), ("score", "wait:score")):
-            if phase in phases:
-                return state
-        return "wait:lease"
+        return self._bench.doing.state
 
 
 async def _close(closings: Mapping[str, Callable[[], Awaitable[None]]]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from areal_like.config import Settings
 
-BUILT_IN_SCORERS = ("math", "running_sum", "format")
+BUILT_IN_SCORERS = ("math", "code", "running_sum", "format")
 """Kinds of scorers beside `module:function`."""
 
 
@@ -16,11 +16,63 @@ class ScorerSettings(Settings):
     """One scorer of the weighted sum."""
 
     kind: str
-    """`math`, `running_sum`, `format`, or `module:function` of your own."""
+    """`math`, `code`, `running_sum`, `format`, or `module:function` of your own."""
     weight: float = 1.0
     """Factor of this component in the reward."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the scorer."""
+
+
+SandboxLayer = Literal["namespaces", "landlock", "seccomp", "limits"]
+"""Strongest first: bubblewrap's namespaces; no namespaces but files hidden; files readable; resource limits only."""
+
+
+class CodeOptions(Settings):
+    """Options of scorer `code`: how programs are found, judged and confined. A row's own limits come before these."""
+
+    partial_credit: bool = False
+    """The value is the share of tests passed, instead of 1 for all and 0 for any less."""
+    compare: Literal["tokens", "lines", "exact"] = "tokens"
+    """Printed output against the expected: words whatever space is between them, lines, or every character."""
+    float_tolerance: float = Field(0.0, ge=0, lt=1)
+    """Numbers may differ by so much (relative beyond 1): floats in asserts, decimal numbers in printed output."""
+    extract: Literal["auto", "whole"] = "auto"
+    """auto: the last fenced block of Python, else the whole answer; below the row's prompt where that begins it."""
+    must_stop: bool = False
+    """An answer cut at the token limit counts as wrong."""
+    own_classes: Literal["weaker", "invalid"] = "weaker"
+    """Where an assert compares objects of the program's own classes: let them, and say so, or give no verdict."""
+    require: SandboxLayer = "seccomp"
+    """The weakest layer of the sandbox to put up with; without it the service does not start."""
+    layer: SandboxLayer | None = None
+    """Use this layer, whatever else there is."""
+    python: str | None = None
+    """Interpreter for the programs, with its installed packages; None: this one, with the standard library alone."""
+    time_limit_s: float = Field(4.0, gt=0, le=600)
+    """Seconds for all asserts of a program together, or for each input."""
+    time_factor: float = Field(1.0, gt=0)
+    """Times a row's own `time_limit_s`: some are meant for faster languages."""
+    total_limit_s: float = Field(8.0, gt=0)
+    """Seconds on the wall for all tests of a program; must stay below the service's timeout_s."""
+    memory_limit_mb: int = Field(1024, ge=16)
+    """Memory of a program and all its processes."""
+    max_memory_limit_mb: int = Field(2048, ge=16)
+    """No row may ask for more."""
+    max_processes: int = Field(32, ge=1)
+    """Processes and threads of a program."""
+    max_output_kb: int = Field(4096, ge=1)
+    """What a program may print, and the longest answer it may give to one call."""
+    max_file_mb: int = Field(16, ge=0)
+    """Longest file a program may write."""
+    max_open_files: int = Field(64, ge=16)
+    """Files a program may hold open."""
+    tmp_mb: int = Field(32, ge=1)
+    """Size of a program's private /tmp."""
+    max_program_chars: int = Field(1_000_000, gt=0)
+    """A longer program is wrong."""
+
+    ROOM_S: ClassVar[float] = 1.5
+    """What judging takes beyond `total_limit_s` at worst."""
 
 
 class RewardSettings(Settings):
@@ -46,3 +98,23 @@ class RewardSettings(Settings):
     """A scoring process is replaced after this many answers."""
     max_restarts: int = Field(5, ge=0)
     """How often a dead service is started again."""
+
+    @model_validator(mode="after")
+    def _fits_programs(self) -> RewardSettings:
+        """A program that uses up its limits must end before the scoring process that waits for it does."""
+        for scorer in self.scorers:
+            if scorer.kind != "code":
+                continue
+            options = CodeOptions.model_validate(scorer.options)
+            if options.total_limit_s + options.ROOM_S > self.timeout_s:
+                needed = options.total_limit_s + options.ROOM_S
+                raise ValueError(
+                    f"scorer code: total_limit_s {options.total_limit_s:g} needs timeout_s of at least {needed:g}, "
+                    f"not {self.timeout_s:g}"
+                )
+            if options.max_memory_limit_mb + 1024 > self.max_memory_mb:
+                raise ValueError(
+                    f"scorer code: max_memory_limit_mb {options.max_memory_limit_mb} needs max_memory_mb of at least "
+                    f"{options.max_memory_limit_mb + 1024}, not {self.max_memory_mb}"
+                )
+        return self

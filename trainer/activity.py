@@ -8,14 +8,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from areal_like.messages import Heartbeat
-from areal_like.trace import Tracer
+from areal_like.trace import MAIN_LANE, Tracer, arrow_name
 
 WAIT = "wait:"
 """States that begin so count as waiting, all others as work."""
+BETWEEN = "start"
+"""The state between states: not drawn."""
+ARRIVAL_S = 1e-6
+"""From the start of a step to the point its samples' arrows lead to: before anything inside it begins."""
 
 
 class Activity:
@@ -23,7 +27,9 @@ class Activity:
 
     def __init__(self, tracer: Tracer | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._tracer, self._clock = tracer, clock
-        self._state, self._since_s = "start", clock()
+        self._state, self._since_s = BETWEEN, clock()
+        self._args: dict[str, Any] = {}
+        self._drawn_s = self._now_s()
         self._spent_s = {"busy_s": 0.0, "wait_s": 0.0}
         self._lock = threading.Lock()
         self.num_micro_batches = 0
@@ -32,20 +38,20 @@ class Activity:
 
     @contextlib.contextmanager
     def state(self, name: str, **args: Any) -> Iterator[None]:
-        """The enclosed code is what the trainer does; one slice on the timeline. Afterwards the state is as before."""
-        before = self._switch(name)
-        start_s = self._tracer.now_s() if self._tracer else 0.0
+        """The enclosed code is what the trainer does. Afterwards the state is as before.
+
+        States are drawn one after the other: one inside another cuts it in two.
+        """
+        before = self._switch(name, args)
         try:
             yield
         finally:
-            if self._tracer:
-                self._tracer.complete(name, start_s, self._tracer.now_s(), **args)
-            self._switch(before)
+            self._switch(*before)
 
     @contextlib.contextmanager
-    def span(self, name: str, lane: str = "main", **args: Any) -> Iterator[None]:
+    def span(self, name: str, lane: str = MAIN_LANE, **args: Any) -> Iterator[None]:
         """A slice inside a state: a micro-batch, an update, packing in the shadow."""
-        start_s = self._tracer.now_s() if self._tracer else 0.0
+        start_s = self._now_s()
         try:
             yield
         finally:
@@ -53,7 +59,14 @@ class Activity:
                 self.num_micro_batches += 1
                 lane = "micro-batches"
             if self._tracer:
-                self._tracer.complete(name, start_s, self._tracer.now_s(), lane, **args)
+                self._tracer.complete(name, start_s, self._now_s(), lane, **args)
+
+    def arrive(self, samples: Iterable[tuple[int, int]]) -> None:
+        """The arrows of these samples, as (group, index), lead to the present state."""
+        if self._tracer:
+            for group_id, sample_index in samples:
+                if self._tracer.draws(group_id):
+                    self._tracer.arrow_end(arrow_name(group_id, sample_index), self._drawn_s + ARRIVAL_S)
 
     def times(self) -> dict[str, float]:
         """busy_s and wait_s so far, the running state included."""
@@ -70,9 +83,16 @@ class Activity:
     def _account(self) -> str:
         return "wait_s" if self._state.startswith(WAIT) else "busy_s"
 
-    def _switch(self, name: str) -> str:
+    def _now_s(self) -> float:
+        return self._tracer.now_s() if self._tracer else 0.0
+
+    def _switch(self, name: str, args: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         with self._lock:
             now_s = self._clock()
             self._spent_s[self._account()] += now_s - self._since_s
-            before, self._state, self._since_s = self._state, name, now_s
+            before = (self._state, self._args)
+            self._state, self._args, self._since_s = name, args, now_s
+        start_s, self._drawn_s = self._drawn_s, self._now_s()
+        if self._tracer and before[0] != BETWEEN:
+            self._tracer.complete(before[0], start_s, self._drawn_s, **before[1])
         return before

@@ -244,6 +244,7 @@ def packed_attention(
     _refuse_unsupported(module, query, attention_mask, packed_segments, kwargs)
     assert packed_segments is not None
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    query, key, value = _autocast(query, key, value)
     query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
     if kernel == "sdpa":
         out_THD = _grouped_sdpa(query_THD, key_TKD, value_TKD, scale, packed_segments)
@@ -258,6 +259,14 @@ def packed_attention(
     else:
         out_THD = _flash_attn(query_THD, key_TKD, value_TKD, scale, packed_segments)
     return out_THD.unsqueeze(0), None
+
+
+def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Under autocast in its type: norms and rotation with float32 weights hand on float32, and only SDPA casts."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
 
 
 def _refuse_unsupported(

@@ -132,7 +132,7 @@ def _supervise(
     )
     rows = sft.read_rows(Path(spec.sft_rows))
     examples = [encoder.encode(row, where=f"{spec.sft_rows}: row {number}") for number, row in enumerate(rows, start=1)]
-    choice = attention.choose(spec.model.attention, model.device, "float32")
+    choice = attention.choose("auto", model.device, "float32")  # a kernel named for the trainer may want 16 bits
     check_agreement(model, choice, torch.float32)
     log.info("supervised: %d rows, %d steps of %d, %s", len(rows), settings.steps, settings.batch_size, choice)
     status = JsonlLog(Path(spec.status_path)) if spec.status_path else None

@@ -83,6 +83,8 @@ class TrainerWorker:
         """Step of the newest batch asked for."""
         self._packing: tuple[int, asyncio.Future[PreparedBatch]] | None = None
         """Step and packed form of the batch that came for it."""
+        self._samples: dict[int, tuple[tuple[int, int], ...]] = {}
+        """Group and index of the samples of a batch that is not trained on yet, by step."""
         self._published: VersionPublished | None = None
         self._last_step: int | None = None
         self._save_reason = ""
@@ -112,6 +114,7 @@ class TrainerWorker:
             await self._request(prepared.step + 1)
             with self._activity.state("forward_backward", step=prepared.step):
                 metrics = await self._compute(self._training.run, prepared)
+                self._activity.arrive(self._samples.pop(prepared.step, ()))
             del prepared
             await self._publish(metrics)
             every = self._training.settings.checkpoint.every_steps
@@ -235,6 +238,7 @@ class TrainerWorker:
         future = asyncio.get_running_loop().run_in_executor(self._packing_thread, self._pack, batch)
         future.add_done_callback(lambda _: self._news.set())
         self._packing = (batch.step, future)
+        self._samples[batch.step] = tuple((sample.group_id, sample.sample_index) for sample in batch.samples)
 
     def _pack(self, batch: Batch) -> PreparedBatch:
         with self._activity.span("packing", "packing", step=batch.step, samples=len(batch.samples)):
@@ -256,7 +260,7 @@ class TrainerWorker:
 async def serve(spec: ProcessSpec, stop: asyncio.Event) -> None:
     """The whole life of a trainer process between its spec and its exit."""
     torch.set_num_threads(spec.num_threads)
-    tracer = Tracer(Path(spec.run_dir) / "logs" / f"{spec.name}.trace.jsonl", spec.name)
+    tracer = Tracer.of(spec.run_dir, spec.name, spec.trace)
     activity = Activity(tracer)
     training = Training(spec, activity)
     peer = Peer(

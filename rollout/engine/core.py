@@ -189,10 +189,10 @@ class GenerationCore:
             generate_s=max(now_s - answer.admitted_s - paused_s, 0.0),
         )
         self._ended.append((answer.ticket, outcome))
-        if self._tracer is not None:
-            end_s = self._tracer.now_s()
+        if self._tracer is not None and self._tracer.draws(answer.request.request_id):
+            start_s, end_s = self._tracer.wall_s(answer.admitted_s), self._tracer.wall_s(now_s)
             self._tracer.complete(
-                "generate", end_s - (now_s - answer.admitted_s), end_s, f"slot {answer.slot}",
+                "generate", start_s, end_s, f"slot {answer.slot}",
                 request=answer.request.request_id, tokens=len(outcome.segment), end=reason,
             )  # fmt: skip
         self._release(answer)

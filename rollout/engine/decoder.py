@@ -202,6 +202,8 @@ class LeanDecoder:
         places = self.cache.places(targets[self._on_device(prompts_M)], positions)
         cos, sin = self._rotary.index_select(0, positions).split(1, 1)
         x = self._weights.embedding.index_select(0, self._on_device(np.concatenate(contexts).astype(np.int64)))
+        # CUDA's only float32 kernel takes no grouped heads: torch would fall back to T x T scores.
+        repeats = group if x.is_cuda and x.dtype == torch.float32 else 1
         spread = x.new_zeros(num_prompts * longest, shape.num_key_heads, group, shape.head_size)
         for index, layer in enumerate(self._weights.layers):
             heads, value = self._project(x, layer, cos, sin)
@@ -211,7 +213,9 @@ class LeanDecoder:
             spread.index_copy_(0, spots, heads[:, :, :group])
             query = spread.view(num_prompts, longest, shape.num_heads, shape.head_size).transpose(1, 2)
             keys, values = self.cache.read(index, targets, longest)
-            attended = F.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=group > 1)
+            if repeats > 1:
+                keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
+            attended = F.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=group > repeats)
             attended = attended.transpose(1, 2).reshape(num_prompts * longest, -1).index_select(0, spots)
             x = self._finish_layer(x, attended, layer)
 

@@ -36,6 +36,7 @@ from areal_like.trajectory import Segment
 from rollout.config import EngineSettings
 from rollout.engine.core import Ended, GenerationCore
 from rollout.engine.decoder import Decoder, LeanDecoder
+from rollout.engine.device import beside_generation, find_device, finish
 from rollout.engine.generic import GenericDecoder
 from rollout.engine.loading import DTYPES, open_verified
 from rollout.engine.port import (
@@ -121,7 +122,7 @@ class EmbeddedEngine:
         max_context = min(settings.max_context, model_context)
         if max_context < settings.max_context:
             log.info("engine.max_context %d: the model has %d positions", settings.max_context, max_context)
-        device = _device(settings.device)
+        device = find_device(settings.device)
         torch.set_num_threads(self._num_threads)
         reason = why_not_lean(config, max_context)
         try:
@@ -242,7 +243,7 @@ class EmbeddedEngine:
         async with self._load_lock:
             core = self._check_alive()
             start_s = time.monotonic()
-            version = await self._loop.run_in_executor(self._stager, self._stage, core.decoder, manifest_path)
+            version = await self._loop.run_in_executor(self._stager, self._stage, core, manifest_path)
             stage_s = time.monotonic() - start_s
             self._check_alive()  # a future made after the engine's end would wait for ever
             swap = _Swap(version, interruption, self._control_future())
@@ -253,11 +254,11 @@ class EmbeddedEngine:
             self._post(apply)
             return LoadReport(version=version, stage_s=stage_s, pause_s=await swap.future)
 
-    def _stage(self, decoder: Decoder, manifest_path: Path) -> int:
+    def _stage(self, core: GenerationCore, manifest_path: Path) -> int:
         start_s = self._tracer.now_s() if self._tracer else 0.0
-        with torch.inference_mode():
+        with torch.inference_mode(), beside_generation(core.device):
             manifest, tensors = open_verified(manifest_path)
-            decoder.stage(tensors, manifest.version)
+            core.decoder.stage(tensors, manifest.version)
         if self._tracer:
             self._tracer.complete("stage", start_s, self._tracer.now_s(), "stager", version=manifest.version)
         return manifest.version
@@ -313,6 +314,7 @@ class EmbeddedEngine:
         trace_s = self._tracer.now_s() if self._tracer else 0.0
         num_running = core.slots.num_running
         core.swap(swap.version, swap.interruption)
+        finish(core.device)
         core.is_admitting = True
         pause_s = time.monotonic() - start_s
         core.paused_s += pause_s
@@ -372,15 +374,3 @@ class EmbeddedEngine:
         if self._core is None or self._is_closing:
             raise EngineError("the engine is closed" if self._is_closing else "the engine was not started")
         return self._core
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(
-            f"no such device: {name}", where="rollout.engine.device", remedy="cpu, cuda or cuda:N"
-        ) from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device here", where="rollout.engine.device", remedy="cpu, or a CUDA build of torch")
-    return device

@@ -20,7 +20,7 @@ import pydantic
 
 from areal_like.config import Settings
 from areal_like.errors import UserError
-from services.config import BUILT_IN_SCORERS, ScorerSettings
+from services.config import BUILT_IN_SCORERS, CodeOptions, ScorerSettings
 from services.reward.job import MAX_REASON_CHARS, Job, Outcome
 from services.reward.scorers.port import CannotJudge, Scorer, ScorerInput
 
@@ -44,6 +44,10 @@ def make_scorer(settings: ScorerSettings) -> Scorer:
         from services.reward.scorers.maths import MathOptions, MathScorer
 
         return MathScorer(_options(MathOptions, settings.options, where))
+    if settings.kind == "code":
+        from services.reward.scorers.programs import CodeScorer
+
+        return CodeScorer(_options(CodeOptions, settings.options, where))
     if settings.kind == "format":
         from services.reward.scorers.response_format import FormatOptions, FormatScorer
 
@@ -121,6 +125,7 @@ class WeightedSum:
         total = 0.0
         components: dict[str, float] = {}
         scorer_s: dict[str, float] = {}
+        remarks: list[str] = []
         for part in parts:
             began(part.name)
             started_s = time.perf_counter()
@@ -128,13 +133,17 @@ class WeightedSum:
             scorer_s[part.name] = time.perf_counter() - started_s
             if kind != "scored":
                 return Outcome(job_id=job.job_id, kind=kind, reason=reason, scorer=part.name, scorer_s=scorer_s)
+            remarks += [reason] if reason else []
             total += values["value"] * (1.0 if job.scorer else part.weight)
             for key, value in values.items():
                 components.setdefault(_component_name(part.name, key), value)
         if not math.isfinite(total):
             reason = "the weighted sum is not finite"
             return Outcome(job_id=job.job_id, kind="invalid", reason=reason, scorer_s=scorer_s)
-        return Outcome(job_id=job.job_id, kind="scored", value=total, components=components, scorer_s=scorer_s)
+        reason = "; ".join(remarks)[:MAX_REASON_CHARS]
+        return Outcome(
+            job_id=job.job_id, kind="scored", value=total, components=components, reason=reason, scorer_s=scorer_s
+        )
 
 
 def _component_name(scorer: str, key: str) -> str:
@@ -144,9 +153,15 @@ def _component_name(scorer: str, key: str) -> str:
 
 
 def _judge(part: Part, sample: ScorerInput) -> tuple[str, str, dict[str, float]]:
-    """kind, reason and values of one scorer. The fault boundary of a sample: whatever is raised becomes data."""
+    """kind, reason and values of one scorer. The fault boundary of a sample: whatever is raised becomes data.
+
+    The reason of a score is the scorer's remark on it, if it made one.
+    """
     try:
-        return "scored", "", _checked(part.scorer.score(sample))
+        values = dict(part.scorer.score(sample))
+        remark = values.pop("remark") if isinstance(values.get("remark"), str) else ""
+        told = f"{part.name}: {remark}"[:MAX_REASON_CHARS] if remark else ""
+        return "scored", told, _checked(values)
     except CannotJudge as error:
         kind, what = "invalid", str(error)
     except NotANumber as error:

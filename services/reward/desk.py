@@ -55,8 +55,15 @@ class Entry:
 class Desk:
     """`take` from one task, `work` in `num_workers` tasks. `reply(peer, message)` sends and says whether it could."""
 
-    def __init__(self, pool: Pool, settings: RewardSettings, reply: Callable[[str, ScoreReply], bool]) -> None:
-        self._pool, self._settings, self._reply = pool, settings, reply
+    def __init__(
+        self,
+        pool: Pool,
+        settings: RewardSettings,
+        reply: Callable[[str, ScoreReply], bool],
+        on_busy: Callable[[bool], None] = lambda is_busy: None,
+    ) -> None:
+        """`on_busy` is told when the first lane begins to work and when the last has nothing left."""
+        self._pool, self._settings, self._reply, self._on_busy = pool, settings, reply, on_busy
         self._queue: asyncio.Queue[Entry] = asyncio.Queue(maxsize=settings.max_queue)
         self._open: dict[Key, Entry] = {}
         self._finished: OrderedDict[Key, Verdict] = OrderedDict()
@@ -112,6 +119,8 @@ class Desk:
         while True:
             entry = await self._queue.get()  # nothing is owed while there is no request
             self._num_working += 1
+            if self._num_working == 1:
+                self._on_busy(True)
             try:
                 if entry.is_abandoned:
                     self.tally.count("abandoned")
@@ -122,6 +131,8 @@ class Desk:
                 on_scored(entry, verdict, began_s)
             finally:
                 self._num_working -= 1
+                if not self._num_working:
+                    self._on_busy(False)
 
     def _finish(self, entry: Entry, verdict: Verdict, began_s: float) -> None:
         self.tally.add_verdict(verdict, began_s - entry.came_s)

@@ -30,6 +30,7 @@ from areal_like.config import ProcessSpec
 from areal_like.errors import UserError
 from areal_like.messages import Goodbye, Heartbeat, Hello, ScoreRequest, Shutdown
 from areal_like.sockets import Complaints
+from areal_like.state_lane import StateLane
 from areal_like.trace import Tracer
 from areal_like.verdict import Verdict
 from services.config import RewardSettings
@@ -44,7 +45,6 @@ CONNECT_TIMEOUT_S = 60.0
 DRAIN_S = 5.0
 """How long SIGTERM leaves for what was taken; a Shutdown says its own."""
 DRAIN_POLL_S = 0.02
-MAX_TRACE_EVENTS = 200_000
 
 
 class RewardServer:
@@ -63,9 +63,10 @@ class RewardServer:
             curve_dir=curve_dir,
             accept=frozenset({ScoreRequest}),
         )
-        self._desk = Desk(self._pool, settings, self._hub.send)
+        self._desk = Desk(self._pool, settings, self._hub.send, self._on_busy)
         self._peer = self._make_peer(curve_dir) if spec.hub_address else None
         self._tracer: Tracer | None = None
+        self._doing: StateLane | None = None
         self._stop = asyncio.Event()
         self._complaints = Complaints(log)
 
@@ -77,15 +78,16 @@ class RewardServer:
             if not await self._before_stop(self._pool.start()):
                 return
             await self._announce(await self._hub.start())
-            trace_path = Path(self._spec.run_dir) / "logs" / f"{self._spec.name}.trace.jsonl"
-            self._tracer = Tracer(trace_path, self._spec.name, max_events=MAX_TRACE_EVENTS)
+            self._tracer = Tracer.of(self._spec.run_dir, self._spec.name, self._spec.trace)
+            self._doing = StateLane(self._tracer, "wait:requests")
             await self._serve()
         finally:
             await self._pool.close()
             if self._peer is not None:
                 await self._peer.close("service ends")
             await self._hub.close()
-            if self._tracer is not None:
+            if self._doing is not None and self._tracer is not None:
+                self._doing.close()
                 self._tracer.close()
         log.info("ended: %s", self.counters())
 
@@ -158,15 +160,17 @@ class RewardServer:
 
     async def _work(self, lane: int) -> None:
         def on_scored(entry: Entry, verdict: Verdict, began_s: float) -> None:
-            if self._tracer is not None:
-                end_s = self._tracer.now_s()
-                start_s = end_s - (time.monotonic() - began_s)
-                self._tracer.complete("score", start_s, end_s, f"lane {lane}", kind=verdict.kind)
+            if self._tracer is not None and entry.request.arrow:
+                _draw(self._tracer, entry.request.arrow, verdict, began_s, f"lane {lane}")
             if not verdict.is_scored:
                 text = f"{verdict.reason} ({entry.peer} {entry.request.request_id})"
                 self._complaints.say(f"verdict {verdict.kind}", text)
 
         await self._desk.work(on_scored)
+
+    def _on_busy(self, is_busy: bool) -> None:
+        if self._doing is not None:
+            self._doing.enter("score" if is_busy else "wait:requests")
 
     async def _drain(self) -> None:
         self._state = "drain"
@@ -182,7 +186,7 @@ class RewardServer:
         """Queue and pool now, and everything counted so far."""
         flat: dict[str, float] = {
             "queue": self._desk.num_waiting,
-            "running": self._pool.num_busy,
+            "busy_workers": self._pool.num_busy,
             "processes": self._pool.num_ready,
             **self._desk.tally.counters(),
         }
@@ -214,6 +218,14 @@ class RewardServer:
             silence_s=self._spec.silence_s,
             status=self._heartbeat,
         )
+
+
+def _draw(tracer: Tracer, arrow: str, verdict: Verdict, began_s: float, lane: str) -> None:
+    """One answer's scoring as a slice; the sample's arrow passes through it."""
+    start_s = tracer.wall_s(began_s)
+    end_s = max(tracer.now_s(), start_s + 2e-6)
+    tracer.complete("score", start_s, end_s, lane, sample=arrow, kind=verdict.kind)
+    tracer.arrow_step(arrow, (start_s + end_s) / 2, lane)
 
 
 async def serve(spec: ProcessSpec, stop: asyncio.Event) -> None:

@@ -22,7 +22,7 @@ from rich.console import Console
 from areal_like import messages as m
 from areal_like.channel import Hub, Peer
 from areal_like.errors import ProcessDied
-from areal_like.metrics import JsonlLog, read_jsonl
+from areal_like.metrics import read_jsonl
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
@@ -37,6 +37,10 @@ from controller.server import Server, ServerSettings
 from controller.settings import CoordinatorSettings
 from controller.summary import Tally
 from controller.supervision import Loss
+from controller.telemetry.journal import Journal
+from controller.telemetry.pulse import ProcessNow
+from controller.telemetry.sinks import Sink, Sinks
+from controller.telemetry.status import StatusFile
 from controller.translate import ACCEPTED
 
 DEADLINE_S = 20.0
@@ -76,6 +80,7 @@ class NoProcesses:
         self.heard: list[str] = []
         self.out_of_touch: list[str] = []
         self.restarts = 0
+        self.now: dict[str, ProcessNow] = {}
 
     async def tick(self, now_s: float) -> list[Loss]:
         losses, self.losses = self.losses, []
@@ -104,6 +109,9 @@ class NoProcesses:
 
     def states(self) -> dict[str, str]:
         return {}
+
+    def processes(self) -> dict[str, ProcessNow]:
+        return self.now
 
     def died(self, loss: Loss) -> ProcessDied:
         return ProcessDied(loss.name, loss.returncode or -9, "its last words")
@@ -158,7 +166,7 @@ class SmallRun:
 @contextlib.asynccontextmanager
 async def small_run(
     folder: Path, *, base: int = 0, stop_on_long_prompt: bool = False, stop_grace_s: float = 30.0,
-    stall_after_s: float = 60.0, rows: Any = None, **settings: Any,
+    stall_after_s: float = 60.0, rows: Any = None, sinks: Sequence[Sink] = (), **settings: Any,
 ) -> AsyncIterator[SmallRun]:  # fmt: skip
     chosen = {"groups_per_step": 2, "group_size": 2, "num_steps": 3, "max_staleness": 2, **settings}
     ledger = Ledger(folder, run_id="r")
@@ -168,7 +176,8 @@ async def small_run(
     address = await hub.start()
     shown = StringIO()
     supervisor, tally = NoProcesses(), Tally()
-    metrics = JsonlLog(folder / "metrics.jsonl")
+    journal, opened = Journal(folder / "metrics.jsonl"), Sinks(sinks)
+    journal.listen(opened)
     tracer = Tracer(folder / "controller.trace.jsonl", "controller")
     greedy, warm = m.Sampling(temperature=0.0), m.Sampling(temperature=1.0)
     server = Server(
@@ -181,7 +190,8 @@ async def small_run(
         ),
         coordinator=coordinator, ledger=ledger, hub=hub, supervisor=supervisor,  # type: ignore[arg-type]
         rows=rows or PlainRows(), display=Display("plain", Console(file=shown, width=200)), tally=tally,
-        metrics=metrics, tracer=tracer,
+        journal=journal, sinks=opened, tracer=tracer,
+        status=StatusFile(folder / "status.json", run="small", num_steps=chosen["num_steps"]),
     )  # fmt: skip
     run = SmallRun(
         server, coordinator, ledger, hub, supervisor, tally, shown, folder, address, f"l{state.num_lives}", base
@@ -191,9 +201,10 @@ async def small_run(
     finally:
         for peer in run.peers:
             await peer.close("over")
+        opened.close(5.0)
         await hub.close()
         ledger.close()
-        metrics.close()
+        journal.close()
         tracer.close()
 
 

@@ -7,13 +7,16 @@ import json
 import logging
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 from small_run import until
 
 from areal_like.errors import LedgerError, OperationError, UserError
+from areal_like.metrics import read_jsonl
 from controller import job, stretch
+from controller.config import PrometheusSettings
 from controller.ledger import Ledger
 from controller.outcome import Outcome
 from controller.overrides import load_config
@@ -21,6 +24,7 @@ from controller.preparation import Prepared
 from controller.run_folder import RunFolder
 from controller.signals import Signals
 from controller.stretch import Stretch
+from controller.telemetry.sinks import Sinks
 
 SMALL = ["data.train.limit=20", "data.eval.limit=4", "warm_start=null", "metrics.display=plain"]
 
@@ -167,6 +171,7 @@ def test_run_stopped_in_its_preparation_can_be_resumed(config, monkeypatch):
         state = folder.read_state()
         assert state["status"] == "stopped"
         assert state["reason"] == "before the first step"
+        assert json.loads(folder.status.read_text())["status"] == "stopped"
 
 
 def test_run_whose_ledger_is_gone_although_it_has_checkpoints_is_refused(config):
@@ -195,8 +200,65 @@ def test_every_end_by_an_error_is_written_down(config, monkeypatch, error, raise
     pretend(monkeypatch, serve)
     with pytest.raises(raised):
         job.train(config)
-    state = RunFolder.find("quickstart").read_state()
-    assert state["status"] == status
+    folder = RunFolder.find("quickstart")
+    assert folder.read_state()["status"] == status
+    assert json.loads(folder.status.read_text())["status"] == status
+
+
+def test_status_says_what_preparation_does_while_it_lasts(config, monkeypatch):
+    seen = []
+
+    async def serve(self, ledger, launcher, display, *_):
+        async with self._status.preparing(lambda: display.progress_text, lambda: {"prepare": {"pid": 7}}):
+            display.progress("step 50  loss 1.5")
+            await until(lambda: "step 50" in self.folder.status.read_text())
+            seen.append(json.loads(self.folder.status.read_text()))
+        return Outcome("completed", "done")
+
+    pretend(monkeypatch, serve)
+    job.train(config)
+    (status,) = seen
+    assert (status["status"], status["preparing"]) == ("preparing", "step 50  loss 1.5")
+    assert status["processes"] == {"prepare": {"pid": 7}}
+    last = json.loads(RunFolder.find("quickstart").status.read_text())
+    assert (last["status"], last["preparing"], last["processes"]) == ("finished", "", {})
+
+
+def test_losses_of_sinks_are_in_the_summary_and_the_last_rows(config, monkeypatch):
+    class Broken:
+        name, kinds = "broken", frozenset({"step"})
+
+        def write(self, record):
+            raise ConnectionError("refused")
+
+        def close(self):
+            pass
+
+    async def serve(self, ledger, launcher, display, stop, stack, journal):
+        self._counts = {"groups_drawn": 0}
+        journal.append({"kind": "step", "step": 1, "time_s": 0.0})
+        return Outcome("completed", "done")
+
+    pretend(monkeypatch, serve)
+    monkeypatch.setattr(stretch, "open_sinks", lambda *_: Sinks([Broken()]))
+    monkeypatch.setattr(stretch, "_audit_words", lambda folder: "clean")
+    job.train(config)
+    folder = RunFolder.find("quickstart")
+    assert json.loads(folder.summary.read_text())["sinks"] == {"broken": {"written": 0, "lost": 1}}
+    (row,) = [row for row in read_jsonl(folder.metrics) if row["kind"] == "sink"]
+    assert (row["sink"], row["event"], row["lost"]) == ("broken", "closed", 1)
+    assert "ConnectionError: refused" in row["error"]
+
+
+def test_port_of_the_metrics_in_use_ends_the_run_before_anything_is_prepared(config, monkeypatch):
+    pytest.importorskip("prometheus_client")
+    monkeypatch.setattr(stretch, "prepare", None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        metrics = config.metrics.model_copy(update={"prometheus": PrometheusSettings(port=taken.getsockname()[1])})
+        with pytest.raises(UserError, match="port is in use"):
+            job.train(config.model_copy(update={"metrics": metrics}))
+    folder = RunFolder.find("quickstart")
+    assert folder.read_state()["status"] == json.loads(folder.status.read_text())["status"] == "failed"
 
 
 def test_controller_logs_into_its_own_file(config, monkeypatch):

@@ -8,10 +8,11 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from areal_like.metrics import JsonlLog, read_jsonl
+from areal_like.metrics import read_jsonl
 from controller.display import Display
 from controller.progress import StepReporter
 from controller.summary import Tally
+from controller.telemetry.journal import Journal
 
 
 class Scene:
@@ -21,7 +22,7 @@ class Scene:
         self.now_s, self.tally, self.path = 100.0, Tally(), folder / "metrics.jsonl"
         self.shown = StringIO()
         display = Display("plain", Console(file=self.shown, width=250))
-        self.steps = StepReporter(self.tally, display, JsonlLog(self.path), num_steps=9, clock=lambda: self.now_s)
+        self.steps = StepReporter(self.tally, display, Journal(self.path), num_steps=9, clock=lambda: self.now_s)
 
     def count(self, *, tokens: float, wait_s: float, busy_s: float) -> None:
         self.tally.add_counters("rollout-0", "a", {"tokens": tokens})
@@ -97,3 +98,21 @@ def test_two_steps_in_one_moment_divide_by_nothing(tmp_path, seconds):
         scene.now_s += seconds
         scene.steps.published(step, {})
     assert len(scene.rows) == 2
+
+
+def test_time_left_follows_the_pace_of_the_newest_steps(tmp_path):
+    scene = Scene(tmp_path)
+    assert scene.steps.eta_s() is None
+    assert scene.steps.wall_s() == 0.0
+    scene.steps.starts()
+    for step in (1, 2):
+        scene.now_s += 3.0
+        scene.steps.published(step, {})
+    assert scene.steps.eta_s() == 7 * 3.0
+    scene.now_s += 1.0
+    assert scene.steps.eta_s() == 7 * 3.0 - 1.0
+    assert scene.steps.wall_s() == 7.0
+    for step in range(3, 40):
+        scene.now_s += 0.5
+        scene.steps.published(step, {})
+    assert scene.steps.eta_s() == 0.0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from areal_like.errors import UserError
-from controller.run_folder import RunFolder
+from controller.run_folder import RunFolder, boot_id
 
 
 def test_taken_name_gets_the_next_number(tmp_path):
@@ -57,6 +58,20 @@ def test_state_keeps_what_is_not_given_anew_and_its_run_id(tmp_path):
     assert (second["command"], second["data"], second["reason"]) == ("train", {"data.train": "abc"}, "disk full")
     folder.write_state("running")
     assert folder.read_state()["reason"] == "", "the reason of an earlier end is none of this stretch's"
+
+
+def test_state_says_on_which_machine_since_which_boot_and_when_it_ended(tmp_path):
+    folder = RunFolder.create(tmp_path, "job")
+    folder.write_state("running")
+    state = folder.read_state()
+    assert state["host"] == socket.gethostname()
+    assert state["boot_id"] == boot_id()
+    assert "ended_s" not in state
+    folder.write_state("stopped")
+    state = folder.read_state()
+    assert state["ended_s"] == state["updated_s"]
+    folder.write_state("running")
+    assert "ended_s" not in folder.read_state(), "a resumed run has not ended"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "x"}', '{"status": "running"}'])

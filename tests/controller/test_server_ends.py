@@ -263,7 +263,7 @@ def test_refusal_of_the_operating_system_ends_the_run_in_words(tmp_path):
             def full(row):
                 raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
 
-            run.server._metrics.append = full  # type: ignore[method-assign]
+            run.server._journal.append = full  # type: ignore[method-assign]
             async with beside(Worker(run).work(), Trainer(run).work()):
                 outcome = await run.go()
                 await run.server.farewell(0.2)

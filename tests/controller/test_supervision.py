@@ -14,6 +14,7 @@ from small_run import bounded, until
 from areal_like.errors import UserError
 from controller.launch.local import LocalLauncher
 from controller.supervision import LAST_WORDS_S, Loss, Supervisor, last_error
+from controller.telemetry.pulse import ProcessNow
 
 SLEEP = "import time; time.sleep(60)"
 JUDGED_S = LAST_WORDS_S + 0.01
@@ -255,6 +256,22 @@ def test_states_say_what_each_process_does(tmp_path):
         assert watch.supervisor.states() in ({"one": "restarting (1 of 2)"}, {"one": "generate"})
         assert watch.supervisor.watches_role("rollout")
         assert not watch.supervisor.watches_role("trainer")
+        await watch.launcher.stop_all(5.0)
+
+    bounded(test())
+
+
+def test_processes_are_told_with_role_pid_incarnation_and_counters(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, "import time; time.sleep(60)")
+        await watch.tick()
+        pid = watch.launcher.pid_of("one")
+        assert watch.supervisor.processes() == {"one": ProcessNow("rollout", "starting", pid)}
+        heartbeat = SimpleNamespace(state="generate", counters={"tokens": 3.0})
+        watch.hub.peers["one"] = SimpleNamespace(pid=pid, incarnation="abc", heartbeat=heartbeat)
+        found = watch.supervisor.processes()["one"]
+        assert found == ProcessNow("rollout", "generate", pid, "abc", {"tokens": 3.0})
+        assert found.row()["rss_mb"] > 1.0
         await watch.launcher.stop_all(5.0)
 
     bounded(test())

@@ -15,6 +15,7 @@ from controller import model_folder, preflight
 from controller.config import RunConfig
 from controller.derived import advise, derive, kv_cache_bytes, size_text
 from controller.overrides import build
+from controller.telemetry import sink_kinds
 from controller.validate import cross_check, is_loopback
 
 QWEN = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
@@ -39,6 +40,27 @@ def make(**changes: Any) -> RunConfig:
     return RunConfig.model_validate(config_of({key.replace("__", "."): value for key, value in changes.items()}))
 
 
+def test_sink_whose_package_is_absent_is_refused_with_its_extra(monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sink_kinds, "find_spec", lambda name: None)
+        config = make(metrics__tensorboard=True, metrics__wandb={}, metrics__prometheus={"port": 0})
+        words = [str(problem) for problem in preflight.look(config, "validate").problems]
+        for name in ("tensorboard", "wandb", "prometheus"):
+            assert any(f"metrics.{name}" in word and f"areal-like[{name}]" in word for word in words), words
+        assert preflight.look(make(), "validate").problems == []
+
+
+def test_port_of_the_metrics_in_use_is_found_before_the_start() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = make(metrics__prometheus={"port": taken.getsockname()[1]})
+        assert "metrics.prometheus.port" in str(preflight.look(config, "validate").absent[0])
+
+
+def test_metrics_listen_on_loopback_unless_told_otherwise() -> None:
+    assert make(metrics__prometheus={}).metrics.prometheus.host == "127.0.0.1"
+    assert cross_check(make(metrics__prometheus={"host": "0.0.0.0"})) == [], "said explicitly"
+
+
 def test_the_ground_the_cases_change_has_no_contradiction() -> None:
     assert cross_check(make()) == []
 
@@ -46,6 +68,8 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
 @pytest.mark.parametrize(
     ("changes", "key", "words"),
     [
+        ({"metrics.tensorboard": ""}, "metrics.tensorboard", "a folder"),
+        ({"metrics.prometheus": {"port": 5000}, "launch.port": 5000}, "metrics.prometheus.port", "another port"),
         ({"sampling.top_p": 0.9}, "sampling.top_p", "eval.top_p"),
         ({"sampling.top_k": 5}, "sampling.top_k", "eval.top_k"),
         ({"group_size": 1}, "group_size", "standard deviation"),

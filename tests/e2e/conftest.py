@@ -19,7 +19,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 420.0
 """Deadline for anything a run does; generous, because it only bounds a hang."""
 
-SHORT = ["num_steps=6", "groups_per_step=12", "group_size=4", "eval.every_steps=0", "data.eval.limit=64"]
+SHORT = [
+    "num_steps=6", "groups_per_step=12", "group_size=4", "eval.every_steps=0", "data.eval.limit=64",
+    "metrics.report=false",
+]  # fmt: skip
 """A run of the quickstart's model that takes seconds."""
 
 

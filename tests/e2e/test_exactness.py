@@ -187,7 +187,7 @@ def test_answers_handed_from_worker_to_worker_are_as_exact(areal, quickstart, tm
     check(run, tmp_path)
     workers: dict[tuple[int, int], set[int]] = {}
     for event in json.loads((run.folder / "trace.json").read_text())["traceEvents"]:
-        if event["name"] == "generate" and "sample" in event["args"]:
+        if event["name"] == "generate" and "sample" in event.get("args", {}):
             workers.setdefault((event["args"]["group"], event["args"]["sample"]), set()).add(event["pid"])
     num_moved = sum(len(pids) > 1 for pids in workers.values())
     assert num_moved > len(workers) / 10, "answers did not change workers"

@@ -55,7 +55,9 @@ def test_staleness_bound_held_and_ledger_adds_up(finished):
 
 def test_run_folder_holds_what_it_promises(finished):
     folder = finished.folder
-    for name in ("config.yaml", "ledger.sqlite", "metrics.jsonl", "trace.json", "summary.json"):
+    for name in (
+        "config.yaml", "ledger.sqlite", "metrics.jsonl", "trace.json", "summary.json", "report.html", "report.png"
+    ):  # fmt: skip
         assert (folder / name).is_file(), name
     logs = {path.name for path in (folder / "logs").glob("*.log")}
     assert logs >= {"reward.log", "trainer.log", "rollout-0.log"}

@@ -24,6 +24,7 @@ from rollout import reward_client, worker
 from rollout.config import RolloutSettings
 from rollout.engine.port import EngineCapabilities, GenerationOutcome, LoadReport
 from rollout.reward_client import RewardClient
+from rollout.sample import arrow_of
 from rollout.tokens import PromptTokens
 from rollout.workflow import SingleTurn
 
@@ -174,6 +175,7 @@ class Rig:
             stop_ids=(EOS,),
         )
         peers = [self.peer(address, 0, reward_client.ACCEPT) for address in self.spec.reward_addresses]
+        tracer = Tracer(self.tmp_path / "w.trace.jsonl", "w")
         rewards = RewardClient(
             peers,
             name="r0",
@@ -181,6 +183,7 @@ class Rig:
             total_deadline_s=self.score_timeout_s,
             silence_s=self.spec.silence_s,
             tick_s=0.05,
+            arrow_of=lambda task: arrow_of(task, tracer),
         )
         self.worker = worker.RolloutWorker(
             self.spec,
@@ -190,7 +193,7 @@ class Rig:
             workflow=self.workflow,
             rewards=rewards,
             make_peer=lambda capacity, status: self.peer(self.spec.hub_address, capacity, worker.ACCEPT, status),
-            tracer=Tracer(self.tmp_path / "w.trace.jsonl", "w"),
+            tracer=tracer,
             resend_s=self.resend_s,
         )
         self.task = asyncio.create_task(self.worker.run(self.stop))

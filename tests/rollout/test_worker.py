@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -423,7 +424,7 @@ def test_worker_given_up_and_heard_again_drops_unfinished_work_and_resends_finis
 def test_heartbeat_names_what_the_worker_does(rig, fake):
     async def scenario(r):
         await r.ready()
-        await r.until(lambda: r.beat().state == "wait:lease", "wait:lease")
+        await r.until(lambda: r.beat().state == "wait:work", "wait:work")
         r.engine.allow(3)
         r.holds_verdicts = True
         r.lease(fake.task(1))
@@ -447,6 +448,44 @@ def test_trace_has_a_span_per_part_of_a_samples_life(rig, fake):
         text = (r.tmp_path / "w.trace.jsonl").read_text()
         for name in ("generate", "score", "load_version", "stage", "pause"):
             assert f'"name":"{name}"' in text
+
+    rig(scenario)
+
+
+def test_arrow_leaves_the_generation_of_a_finished_sample_and_its_name_goes_to_the_reward_service(rig, fake):
+    async def scenario(r):
+        await r.ready()
+        r.lease(fake.task(1, group_id=6, index=2))
+        await r.until(lambda: r.got(m.SampleFinished), "finished")
+        r.worker._bench.tracer.flush()
+        events = [json.loads(line) for line in (r.tmp_path / "w.trace.jsonl").read_text().splitlines()]
+        (start,) = [event for event in events if event["ph"] == "s"]
+        assert start["name"] == "g6.2"
+        (slice_,) = [
+            event
+            for event in events
+            if event["ph"] == "X" and event["name"] == "generate" and event["tid"] == start["tid"]
+        ]
+        assert slice_["args"]["group"] == 6
+        assert slice_["ts"] < start["ts"] < slice_["ts"] + slice_["dur"]
+        assert r.questions[0].arrow == "g6.2"
+
+    rig(scenario)
+
+
+def test_time_in_which_nothing_generates_is_told_by_its_cause(rig, fake):
+    async def scenario(r):
+        await r.ready()
+        await r.until(lambda: r.beat().counters.get("wait_work_s", 0.0) > 0.1, "waits for work")
+        assert r.beat().counters["wait_score_s"] == 0.0
+        r.holds_verdicts = True
+        r.lease(fake.task(1))
+        await r.until(lambda: r.beat().counters["wait_score_s"] > 0.1, "waits for its score")
+        work_s = r.beat().counters["wait_work_s"]
+        await r.until(lambda: r.beat().counters["wait_score_s"] > 0.3, "goes on waiting")
+        assert r.beat().counters["wait_work_s"] == work_s
+        r.give_verdict(r.questions[0])
+        await r.until(lambda: r.beat().counters["wait_work_s"] > work_s, "work again")
 
     rig(scenario)
 

@@ -124,6 +124,7 @@ def make_spec(tmp_path, address, **more):
         group_size=2,
         num_steps=1,
         weight_dir=str(tmp_path / "weights"),
+        trace={"max_events": 1000},
         **given,
     )
 

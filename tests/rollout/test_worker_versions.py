@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from areal_like import messages as m
 from areal_like.clock import SystemClock
 from areal_like.errors import DeadlineExceeded, EngineError, UserError
+from areal_like.trace import Tracer
 from rollout.sample import Bench, SampleRun
 from rollout.versions import VersionGate
 
@@ -206,7 +208,7 @@ def test_parked_tokens_are_counted_once_while_the_engine_still_shows_them(fake):
         engine.version, engine.limit = 3, 4
         gate.set(3)
         tokens = SimpleNamespace(stop_ids=(fake.EOS,))
-        tracer = SimpleNamespace(complete=lambda *_, **__: None)
+        tracer = Tracer(Path(), "w", max_events=0)
         bench = Bench(
             engine=engine, gate=gate, tokens=tokens, rewards=None, version_deadline_s=5.0, clock=SystemClock(),
             tracer=tracer,

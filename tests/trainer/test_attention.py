@@ -299,6 +299,23 @@ def test_kernels_are_called_by_the_signature_they_have(played: Any, monkeypatch:
         packed_attention(kernel, layer, query.float(), key.float(), value.float(), None, packed_segments=segments)
 
 
+@pytest.mark.parametrize("kernel", ["varlen", "flash_attn"])
+def test_under_autocast_the_16_bit_kernels_get_16_bits(
+    kernel: Any, monkeypatch: pytest.MonkeyPatch, tiny_model: Callable[..., Any], sequences: Any
+) -> None:
+    """Rotation with float32 angles and a norm with a float32 weight make queries and keys float32 again."""
+    played = _flash_attn_2 if kernel == "flash_attn" else _varlen_newest
+    module = types.SimpleNamespace(varlen_attn=played, flash_attn_varlen_func=played)
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen" if kernel == "varlen" else "flash_attn", module)
+    model, packed = tiny_model("qwen3"), PackedSequences.build(*sequences(LENGTHS))
+    results = []
+    for name in (kernel, "sdpa"):
+        attach(model, AttentionChoice(name, "a test"))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            results.append(hidden_states(model, packed))
+    torch.testing.assert_close(results[0], results[1], rtol=0.05, atol=0.05)
+
+
 # ---------------------------------------------------------------- on a GPU
 
 

@@ -20,8 +20,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from areal_like import messages as m
 from areal_like.channel import Hub
-from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
+from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings, TraceSettings
 from areal_like.errors import ChannelError, DeadlineExceeded, OperationError
+from areal_like.trace import Tracer, merge_traces
 from areal_like.weights import open_payload, verify
 from trainer import checkpoint
 from trainer.activity import Activity
@@ -39,7 +40,7 @@ def process_spec(run_dir: Path, **changes: Any) -> ProcessSpec:
         "role": "trainer", "name": "trainer", "run_id": "t", "run_dir": str(run_dir), "hub_address": "tcp://127.0.0.1:1",
         "parent_pid": os.getpid(), "seed": 1, "model": ModelSettings(path=str(run_dir / "prepared")),
         "sampling": SamplingSettings(), "staleness": StalenessSettings(), "groups_per_step": 3, "group_size": 4,
-        "num_steps": 6, "weight_dir": str(run_dir / "weights"), "silence_s": 5.0,
+        "num_steps": 6, "weight_dir": str(run_dir / "weights"), "silence_s": 5.0, "trace": {"max_events": 1000},
         "settings": {"optimizer": {"lr": 1e-3}, "checkpoint": {"every_steps": 2}},
     }  # fmt: skip
     return ProcessSpec(**{**facts, **changes})
@@ -458,6 +459,35 @@ def test_time_is_work_or_waiting_and_every_second_counts_once(tmp_path: Path) ->
     assert activity.heartbeat({"steps": 1.0}).counters == {
         "busy_s": 3.0, "wait_s": 4.0, "steps": 1.0, "micro_batches": 1.0, "refused_batches": 0.0
     }  # fmt: skip
+
+
+def test_states_are_drawn_one_after_the_other_and_arrows_arrive_at_the_step(tmp_path: Path) -> None:
+    tracer = Tracer.of(tmp_path, "trainer", TraceSettings(max_events=100, every_group=2))
+    activity = Activity(tracer)
+    with activity.state("wait:batch", step=3), activity.state("checkpoint"):
+        pass
+    with activity.state("forward_backward", step=3):
+        with activity.span("update"):
+            pass
+        activity.arrive([(4, 0), (4, 1), (5, 0)])
+    tracer.close()
+    events = json.loads(merge_traces(tmp_path).read_text())["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert [event["name"] for event in slices] == [
+        "wait:batch",
+        "checkpoint",
+        "wait:batch",
+        "update",
+        "forward_backward",
+    ]
+    assert slices[0]["args"] == slices[2]["args"] == slices[4]["args"] == {"step": 3}
+    for before, after in ((0, 1), (1, 2), (2, 4)):
+        assert slices[before]["ts"] + slices[before]["dur"] <= slices[after]["ts"], "no overlap"
+    arrows = [event for event in events if event["ph"] == "f"]
+    assert [event["name"] for event in arrows] == ["g4.0", "g4.1"], "every second group is drawn"
+    update, step = slices[3], slices[4]
+    assert all(step["ts"] <= event["ts"] < step["ts"] + step["dur"] for event in arrows)
+    assert all(event["ts"] <= update["ts"] for event in arrows), "not into what the step does inside"
 
 
 def test_worker_accepts_exactly_what_the_controller_sends_trainers() -> None:

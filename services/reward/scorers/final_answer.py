@@ -2,9 +2,9 @@ r"""Where the final answer stands: in a model's response, and in the columns of 
 
 Owns: the extraction rules, in their order. Refuses: equivalence of answers (maths).
 
-A response is read from its end: the last complete `\boxed{...}`; else the text after the last `####` or `answer is`;
-else the last number. Only the first rule that finds something counts, so a right number among other candidates is no
-answer.
+A response is read from its end: the last complete `\boxed{...}` (boxes side by side are one answer of several values,
+so that boxing every candidate is no way to be right); else the text after the last `####` or `answer is`; else the
+last number. Only the first rule that finds something counts, so a right number among other candidates is no answer.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from areal_like.boxed import last_boxed
+from areal_like.boxed import final_boxes, last_boxed
 
-Rule = Literal["boxed", "marker", "last_number"]
+Rule = Literal["pattern", "boxed", "marker", "last_number"]
 ALL_RULES: tuple[Rule, ...] = ("boxed", "marker", "last_number")
 GOLD_FIELDS = ("answer", "final_answer", "gold", "solution")
 """Columns looked at for the gold answer, in this order."""
@@ -24,6 +24,10 @@ _MARKER = re.compile(r"####|answer\s*(?:is|:|=)\s*:?", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s*/\s*\d+)?|(?<![\w.])-?\.\d+")
 _FORMULA = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)")
 _LEADING_NUMBER = re.compile(rf"[$€£]?\s*({_NUMBER.pattern})(?=\s|$)")
+_ALTERNATIVE = re.compile(
+    rf"(?:{_NUMBER.pattern})[\w\s$]{{0,20}}?,?\s*(?:\bor\b|\|\|?|\?)\s*(?:maybe|perhaps|possibly|even)?[\s$]*$",
+    re.IGNORECASE,
+)
 _END_OF_SENTENCE = re.compile(r"\.(?:\s|$)")
 
 
@@ -48,21 +52,42 @@ def after_marker(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number of the text (thousands commas, decimals and simple fractions included), or None."""
+    """The last number of the text (thousands commas, decimals and simple fractions included), or None.
+
+    None also where it is one of several candidates (`41 or 42`).
+    """
     found = None
     for found in _NUMBER.finditer(text):  # noqa: B007  (the last one is wanted)
         pass
-    return found.group() if found is not None else None
+    if found is None or _ALTERNATIVE.search(text[max(0, found.start() - 60) : found.start()]):
+        return None
+    return found.group()
 
 
-_RULES = {"boxed": last_boxed, "marker": after_marker, "last_number": last_number}
+def boxed(text: str) -> str | None:
+    """What is in the final box; of several side by side, all of it as a list. None where there is none."""
+    contents = list(dict.fromkeys(final_boxes(text)))
+    return ", ".join(contents) if contents else None
 
 
-def of_response(response: str, rules: tuple[Rule, ...] = ALL_RULES) -> str | None:
-    """The final answer of a response, or None where no rule finds one."""
+_RULES = {"boxed": boxed, "marker": after_marker, "last_number": last_number}
+
+
+def of_response(
+    response: str, rules: tuple[Rule, ...] = ALL_RULES, pattern: re.Pattern[str] | None = None
+) -> str | None:
+    """The final answer of a response, or None where no rule finds one.
+
+    pattern: what the rule `pattern` looks for, by its last match: its first group, or all of it where it has none.
+    """
     for rule in rules:
-        if found := _RULES[rule](response):
-            return found
+        if rule == "pattern":
+            matches = list(pattern.finditer(response)) if pattern is not None else []
+            found = matches[-1].group(min(1, matches[-1].re.groups)) if matches else None
+        else:
+            found = _RULES[rule](response)
+        if found and found.strip():
+            return found.strip()
     return None
 
 

@@ -29,7 +29,8 @@ class Scorer(Protocol):
     """Judges one answer at a time, in a process of its own pool.
 
     `score` gives the value under the key "value" and may add named components; `correct` (0 or 1) is what evaluation
-    averages. It may raise CannotJudge; any other exception is a crash of this one sample.
+    averages; a text under "remark" becomes the verdict's reason. It may raise CannotJudge; any other exception is a
+    crash of this one sample.
     """
 
     version: str

@@ -1,0 +1,83 @@
+"""Part `quickstart`: the project's main job with its real processes, engine and trainer both on the one GPU.
+
+Twice: all in float32, and all in bfloat16 (weights in flight, engine and trainer's arithmetic). A run fails here when
+its audit is not clean, when staleness exceeds its bound, or when it does not learn: accuracy on held-out prompts must
+rise by a tenth. The quick form trains for half the steps and evaluates on fewer prompts.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_suite.case import Beyond, Context, Cut
+from benchmarks.runs import REPOSITORY, train
+
+CONFIG = str(REPOSITORY / "configs" / "quickstart.yaml")
+MAX_STALENESS = 2
+MIN_GAIN = 0.1
+LEAVE_S = 3.0
+"""A job is given up this long before the part's end, so that its row is written."""
+KEYS = (
+    "accuracy_before", "accuracy_after", "eval_prompts", "steps", "samples_per_s", "tokens_per_s", "trainer_wait_share",
+    "rollout_idle_share", "staleness_mean", "staleness_max", "audit", "prepare_s", "train_wall_s", "wall_s",
+)  # fmt: skip
+QUICK = ["num_steps=40", "eval.every_steps=0", "data.eval.limit=400"]
+TINY = [
+    "num_steps=2", "eval.every_steps=0", "data.eval.limit=8", "warm_start.sft.steps=5", "warm_start.sft.batch_size=8",
+    "groups_per_step=4", "group_size=2", "rollout.engine.num_slots=8",
+]  # fmt: skip
+BFLOAT16 = ["model.dtype=bfloat16", "trainer.precision=bfloat16"]
+
+
+def overrides(context: Context, precision: str) -> list[str]:
+    """What is changed in the quickstart's configuration."""
+    device = "cpu" if context.device == "cpu" else "cuda"
+    keys = ("rollout.engine.device", "trainer.device", "warm_start.sft.device")
+    form = TINY if context.is_tiny else QUICK if context.is_quick else []
+    return [
+        f"name=gpu_suite_{precision}", *(f"{key}={device}" for key in keys), *form,
+        *(BFLOAT16 if precision == "bfloat16" else []),
+    ]  # fmt: skip
+
+
+def run(context: Context) -> None:
+    """Both precisions; the second only when there is time."""
+    for precision in ("float32", "bfloat16"):
+        needs_s = 25 if context.is_tiny else 60 if context.is_quick else 120
+        context.run("quickstart", precision, needs_s, partial(_job, context, precision))
+
+
+def _job(context: Context, precision: str) -> Mapping[str, Any]:
+    runs_dir: Path = context.scratch / "runs"
+    timeout_s = context.left_s - LEAVE_S
+    try:
+        summary = train(CONFIG, overrides(context, precision), runs_dir, timeout_s=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise Cut(f"still running after {timeout_s:.0f} s") from error
+    except SystemExit as error:
+        print(error)
+        raise RuntimeError(" ".join(str(error).split())[-300:]) from error
+    row = {"precision": precision, **{key: summary.get(key) for key in KEYS}}
+    problems = faults(row, must_learn=not context.is_tiny)
+    if problems:
+        raise Beyond("; ".join(problems), row)
+    return row
+
+
+def faults(row: Mapping[str, Any], *, must_learn: bool) -> list[str]:
+    """What is wrong with a finished run."""
+    found = []
+    if row["audit"] != "clean":
+        found.append(f"the audit says {row['audit']}")
+    if row["staleness_max"] is None or row["staleness_max"] > MAX_STALENESS:
+        found.append(f"staleness {row['staleness_max']} where {MAX_STALENESS} is the bound")
+    before, after = row["accuracy_before"], row["accuracy_after"]
+    if before is None or after is None:
+        found.append("no accuracy")
+    elif must_learn and after < before + MIN_GAIN:
+        found.append(f"accuracy went from {before} to {after}")
+    return found

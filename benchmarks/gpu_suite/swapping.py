@@ -1,0 +1,215 @@
+"""Part `swap`: a new version on its way from the trainer's parameters into a generating engine, through shared memory.
+
+The real publisher, the real store and the real embedded engine with all slots busy. `publish_s`: parameters of the
+device to a verified-to-be file in shared memory, cast to the published type. `stage_s`: file to spare weights beside
+generation, checksums included. `pause_ms`: what the engine says generation stood still for; `gap_ms`: the longest time
+without a new step, seen from outside, while the version was staged and swapped (polled every 2 ms).
+`staging_share`: tokens per second while the version was staged, over those before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import shutil
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from areal_like.messages import Sampling
+from areal_like.trajectory import Segment
+from areal_like.weights import WeightStore
+from benchmarks.gpu_suite import arithmetic, measure
+from benchmarks.gpu_suite.case import Context, Skip
+from benchmarks.gpu_suite.shapes import SHAPES, Shape, config_of, random_model
+from rollout.config import EngineSettings
+from rollout.engine.embedded import EmbeddedEngine
+from rollout.engine.port import GenerationRequest, Interruption
+from trainer.publish import publish_version
+
+POLL_S = 0.002
+KEEP = 2
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the generation that goes on meanwhile."""
+
+    num_slots: int
+    prompt: int
+    max_context: int
+    repeats: int
+    settle_s: float
+
+
+def run(context: Context) -> None:
+    """Every model, each interruption."""
+    names = ["tiny"] if context.is_tiny else ["0.6B"] if context.is_quick else ["0.6B", "1.7B", "4B"]
+    sizes = Sizes(4, 8, 64, 1, 0.2) if context.is_tiny else Sizes(64, 256, 2048, 3, 1.5)
+    for name in names:
+        needs_s = 3 if context.is_tiny else 25
+        if context.left_s < needs_s:
+            reason = f"{max(context.left_s, 0):.0f} s left, about {needs_s} s needed"
+            context.write({"table": "swap", "case": name, "status": "cut", "reason": reason})
+            continue
+        context.section("swap", name, partial(_run_model, context, SHAPES[name], sizes))
+
+
+def _run_model(context: Context, shape: Shape, sizes: Sizes) -> None:
+    asyncio.run(_model(context, shape, sizes))
+
+
+async def _model(context: Context, shape: Shape, sizes: Sizes) -> None:
+    device = torch.device(context.device)
+    dtype = "float32" if context.is_tiny else "bfloat16"
+    item_bytes = 4 if context.is_tiny else 2
+    engine_bytes = arithmetic.engine_memory_bytes(shape, sizes.num_slots, sizes.max_context, item_bytes)
+    measure.require_memory(engine_bytes + 6 * shape.parameters + (3 << 30), device)
+    _require_room(context.shared_memory, (KEEP + 1) * shape.parameters * item_bytes)
+    config = config_of(shape)
+    folder = context.scratch / f"model-{shape.name}"
+    config.save_pretrained(folder)
+    model = random_model(config, device)
+    store = WeightStore(context.shared_memory / shape.name, "shm", KEEP)
+    settings = EngineSettings(num_slots=sizes.num_slots, max_context=sizes.max_context, device=context.device)
+    engine = EmbeddedEngine(folder, settings, dtype=dtype, num_threads=1)
+    await engine.start()
+    try:
+        trip = Trip(context, shape, sizes, model, store, engine, dtype)
+        await trip.first()
+        async with Generation(engine, shape, sizes):
+            await asyncio.sleep(sizes.settle_s)
+            for interruption in ("recompute", "keep_kv"):
+                await trip.measure(interruption)
+    finally:
+        await engine.close()
+        store.close(remove=True)
+
+
+def _require_room(folder: Path, need_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if need_bytes > free:
+        raise Skip(f"needs {need_bytes / measure.GIB:.1f} GiB of shared memory, {free / measure.GIB:.1f} GiB are free")
+
+
+class Generation:
+    """Keeps every slot busy until left: whenever an answer ends, a new one begins."""
+
+    def __init__(self, engine: EmbeddedEngine, shape: Shape, sizes: Sizes) -> None:
+        self._engine, self._shape, self._sizes = engine, shape, sizes
+        self._ids = itertools.count()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Generation:
+        self._tasks = [asyncio.create_task(self._answers()) for _ in range(self._sizes.num_slots)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _answers(self) -> None:
+        while True:
+            number = next(self._ids)
+            prompt = np.random.default_rng(number).integers(0, self._shape.vocabulary, self._sizes.prompt)
+            request = GenerationRequest(
+                request_id=number, prompt_P=prompt.astype(np.int32), prefix=Segment.empty(),
+                sampling=Sampling(max_new_tokens=self._sizes.max_context), seed=number,
+            )  # fmt: skip
+            await self._engine.generate(request)
+
+
+@dataclass
+class Trip:
+    """Versions of one model, one after another, from the parameters to the engine."""
+
+    context: Context
+    shape: Shape
+    sizes: Sizes
+    model: Any
+    store: WeightStore
+    engine: EmbeddedEngine
+    dtype: Any
+    version: int = -1
+
+    def publish(self) -> tuple[Path, float]:
+        """The next version; its manifest and the seconds it took."""
+        self.version += 1
+        start_s = time.perf_counter()
+        manifest = publish_version(self.store, self.model, self.version, "suite", dtype=self.dtype)
+        return manifest, time.perf_counter() - start_s
+
+    async def first(self) -> None:
+        """Version 0, so that there is something to generate with."""
+        manifest, _ = await asyncio.to_thread(self.publish)
+        await self.engine.load_version(manifest, "recompute")
+
+    async def measure(self, interruption: Interruption) -> None:
+        """Several versions under one interruption: a row of medians."""
+        outcomes = []
+        try:
+            for _ in range(self.sizes.repeats):
+                outcomes.append(await self._once(interruption))
+                await asyncio.sleep(self.sizes.settle_s / 2)
+        except Exception as error:  # a fault boundary, as of every case: the row below says it
+            self._write(interruption, error, outcomes)
+        else:
+            self._write(interruption, None, outcomes)
+
+    def _write(self, interruption: str, error: Exception | None, outcomes: list[dict[str, float]]) -> None:
+        def row() -> Mapping[str, Any]:
+            if error is not None:
+                raise error
+            medians = {key: statistics.median(outcome[key] for outcome in outcomes) for key in outcomes[0]}
+            num_bytes = self.shape.parameters * (4 if self.dtype == "float32" else 2)
+            return {
+                "model": self.shape.name, "interruption": interruption, "mb": num_bytes / 1e6, **medians,
+                "publish_gb_per_s": num_bytes / medians["publish_s"] / 1e9,
+                "stage_gb_per_s": num_bytes / medians["stage_s"] / 1e9,
+            }  # fmt: skip
+
+        self.context.run("swap", f"{self.shape.name}: {interruption}", float("-inf"), row)
+
+    async def _once(self, interruption: Interruption) -> dict[str, float]:
+        before = await self._tokens_per_s(self.sizes.settle_s)
+        manifest, publish_s = await asyncio.to_thread(self.publish)
+        watch = asyncio.create_task(self._longest_gap())
+        start_s, tokens = time.perf_counter(), self.engine.counters()["tokens"]
+        report = await self.engine.load_version(manifest, interruption)
+        wall_s = time.perf_counter() - start_s
+        rate = (self.engine.counters()["tokens"] - tokens) / max(wall_s - report.pause_s, 1e-9)
+        await asyncio.sleep(0.05)
+        watch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watch
+        if self.engine.version != self.version:
+            raise AssertionError(f"the engine is at version {self.engine.version}, not {self.version}")
+        return {
+            "publish_s": publish_s, "stage_s": report.stage_s, "pause_ms": 1e3 * report.pause_s,
+            "gap_ms": 1e3 * self._gap_s, "tokens_per_s": before, "staging_share": rate / before,
+        }  # fmt: skip
+
+    async def _tokens_per_s(self, seconds: float) -> float:
+        start_s, tokens = time.perf_counter(), self.engine.counters()["tokens"]
+        await asyncio.sleep(seconds)
+        return (self.engine.counters()["tokens"] - tokens) / (time.perf_counter() - start_s)
+
+    async def _longest_gap(self) -> None:
+        self._gap_s, steps, since_s = 0.0, self.engine.counters()["steps"], time.perf_counter()
+        while True:
+            await asyncio.sleep(POLL_S)
+            now_s, now = time.perf_counter(), self.engine.counters()["steps"]
+            self._gap_s = max(self._gap_s, now_s - since_s)
+            if now != steps:
+                steps, since_s = now, now_s

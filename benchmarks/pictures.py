@@ -1,0 +1,75 @@
+"""Plots for the documentation: SVG files whose ink follows the reader's theme, and which say what they were made from.
+
+Owns: the look of a plot, the mark of its result file. Refuses: numbers (each benchmark draws its own).
+
+Text and lines that should follow the theme are drawn in INK and FAINT; in the file these become CSS variables with a
+value for light and one for dark. The site sets the same variables for its own theme switch (docs/assets/site.css).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+INK, FAINT = "#010203", "#040506"
+"""Stand-ins for text and for grid lines; no series may use them."""
+SERIES = ("#2f7de1", "#d9731a", "#2c9c6a", "#a259c4")
+"""Colours that read on white and on dark grey, told apart by the colour-blind as well (each has a marker too)."""
+MARKERS = ("o", "s", "^", "D")
+
+_STYLE = (
+    "<style>.plot{--plot-ink:#1f2328;--plot-faint:#d3d8de}"
+    "@media(prefers-color-scheme:dark){.plot{--plot-ink:#e6e8ec;--plot-faint:#4a4f59}}</style>"
+)
+
+
+def figure(num_panels: int, *, width_in: float = 4.8, panel_in: float = 2.4) -> tuple[Any, list[Any]]:
+    """An empty figure with panels one below the other (so that it stays legible on a phone)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({
+        "svg.fonttype": "none", "svg.hashsalt": "areal_like", "font.family": "sans-serif", "font.size": 9.5,
+        "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
+        "axes.titlesize": 10.5, "axes.titlelocation": "left", "axes.titleweight": "bold", "grid.color": FAINT,
+        "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
+    })  # fmt: skip
+    from matplotlib import pyplot
+
+    made, axes = pyplot.subplots(num_panels, 1, figsize=(width_in, panel_in * num_panels), layout="constrained")
+    panels = [axes] if num_panels == 1 else list(axes)
+    for panel in panels:
+        panel.grid(axis="y", linewidth=0.6)
+        panel.set_axisbelow(True)
+    return made, panels
+
+
+def save(made: Any, path: Path, *, title: str, description: str, source: Path) -> Path:
+    """Write the figure as an SVG marked with the digest of the result file it shows. title, description: for readers
+    who cannot see it."""
+    buffer = io.StringIO()
+    made.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    text = text.replace('<style type="text/css">*{', "<style>.plot *{")  # inlined, it would speak for the whole page
+    text = text.replace(INK, "var(--plot-ink)").replace(FAINT, "var(--plot-faint)")
+    head, _, body = text.partition(">")
+    head = re.sub(r' (?:width|height)="[^"]*"', "", head)
+    head += f' class="plot" role="img" data-made-from="{source.name} {digest(source)}"'
+    label = f"<title>{_escaped(title)}</title><desc>{_escaped(description)}</desc>"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(line.rstrip() for line in f"{head}>{label}{_STYLE}{body}".splitlines()) + "\n")
+    return path
+
+
+def digest(source: Path) -> str:
+    """Of a result file's bytes; the site's build refuses a picture whose mark is another one."""
+    return hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,199 @@
+"""What does watching a run cost? The same job bare, watched as it is by default, and with every sink.
+
+    python -m benchmarks.telemetry                     8 rounds of the three, some 25 minutes on two cores
+    python -m benchmarks.telemetry --rounds 12 --steps 60
+    python -m benchmarks.telemetry --quick             one round of small jobs: does it run at all
+
+bare       no trace, and the controller's rows, pulses and status.json are switched off in its process (there is no key
+           for that: they are always written)
+watched    the default: trace of every process, metrics.jsonl with pulses, status.json
+sinks      the same with TensorBoard, W&B offline and a Prometheus endpoint that is scraped every five seconds
+
+One round runs all three, in turning order. Counted from step FIRST_STEP to the last, over all processes of the run and
+their children: wall seconds, and processor seconds, which other work on the machine disturbs less. The claim is on the
+share of throughput lost: 1 - (bare's cost per sample / the other's), mean over rounds with its 95 % interval.
+
+`mode: sync` with one thread each, so that all runs draw the same samples and differ in nothing but what is measured;
+what is written per sample and per second is the same in `async`, where all cores are full and processor time is
+throughput.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.runs import environment, mean_interval, write
+
+FIRST_STEP = 2
+"""Counting begins when this step is done: processes are up, the pipeline is full."""
+SCRAPE_S = 5.0
+LIMIT = 0.02
+DEADLINE_S = 1800.0
+ARMS = ("bare", "watched", "sinks")
+SETTINGS = {
+    "bare": ["metrics.trace=false"],
+    "watched": [],
+    "sinks": ["metrics.tensorboard=true", "metrics.wandb={}", "metrics.prometheus.port=0"],
+}
+JOB = [
+    "data.eval=null", "eval.every_steps=0", "metrics.display=plain",
+    "mode=sync", "rollout.threads=1", "trainer.threads=1",
+]  # fmt: skip
+QUICK = ["groups_per_step=12", "group_size=4", "warm_start=null"]
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--bare"]:
+        raise SystemExit(run_bare(sys.argv[2:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--config", default="configs/quickstart.yaml")
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_intermixed_args()
+    overrides = [*JOB, *(QUICK if options.quick else []), *options.overrides]
+    rounds, steps = (1, 4) if options.quick else (options.rounds, options.steps)
+    options.runs_dir.mkdir(parents=True, exist_ok=True)
+    measured: list[dict[str, dict[str, float]]] = []
+    for number in range(rounds):
+        found: dict[str, dict[str, float]] = {}
+        for arm in [*ARMS[number % len(ARMS) :], *ARMS[: number % len(ARMS)]]:
+            named = [*overrides, f"num_steps={steps}", f"name=telemetry-{arm}"]
+            found[arm] = run(arm, options.config, [*named, f"runs_dir={options.runs_dir}"], steps)
+            print(f"round {number + 1} {arm:8} " + "  ".join(f"{k} {v:.4g}" for k, v in found[arm].items()), flush=True)
+        measured.append(found)
+    result = judge(measured)
+    print_table(result)
+    if options.quick:
+        print("too short to mean anything: it ran")
+        return
+    facts = {"rounds": rounds, "steps": steps, "overrides": options.overrides, "limit": LIMIT, **result}
+    path = write("telemetry", "python -m benchmarks.telemetry " + " ".join(sys.argv[1:]), {**facts, "runs": measured})
+    print(f"written to {path}")
+    raise SystemExit(0 if result["watched"]["cpu_lost"]["mean"] < LIMIT else 1)
+
+
+def run_bare(arguments: list[str]) -> int:
+    """`areal-like` with the controller's own rows switched off."""
+    from controller import cli
+    from controller.telemetry import monitor
+    from controller.telemetry.journal import Journal
+    from controller.telemetry.status import StatusFile
+
+    Journal.append = lambda self, record: None  # type: ignore[method-assign]
+    StatusFile.write = lambda self, status, **facts: None  # type: ignore[method-assign]
+    StatusFile.is_due = lambda self: False  # type: ignore[method-assign]
+    monitor.interval_s = lambda elapsed_s, num_processes: float("inf")  # type: ignore[assignment]
+    return cli.main(arguments)
+
+
+def run(arm: str, config: str, overrides: list[str], steps: int) -> dict[str, float]:
+    """Run one job; milliseconds per sample from step FIRST_STEP to the last. Raises SystemExit when it fails."""
+    module = ["benchmarks.telemetry", "--bare"] if arm == "bare" else ["controller"]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", *module, "train", config, *overrides, *SETTINGS[arm]],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
+        env={**environment(), "PYTHONUNBUFFERED": "1"}, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    begun: tuple[float, float] | None = None
+    ended: tuple[float, float] | None = None
+    lines: list[str] = []
+    scraper: subprocess.Popen[bytes] | None = None
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if "metrics for Prometheus at " in line:
+                scraper = scrape(line.split(" at ", 1)[1].split()[0])
+            if line.startswith(f"step {FIRST_STEP}/"):
+                begun = (time.monotonic(), cpu_s(process.pid))
+            elif line.startswith(f"step {steps}/"):
+                ended = (time.monotonic(), cpu_s(process.pid))
+        if process.wait(DEADLINE_S) != 0 or begun is None or ended is None:
+            raise SystemExit(f"{arm} ended with {process.returncode}:\n{''.join(lines[-60:])}")
+    finally:
+        for one in (scraper, process):
+            if one is not None and one.poll() is None:
+                one.kill()
+                one.wait(10)
+    per_step = next(int(value) for line in lines if (value := samples_consumed(line))) / steps
+    samples = per_step * (steps - FIRST_STEP)
+    return {"wall_ms": (ended[0] - begun[0]) / samples * 1e3, "cpu_ms": (ended[1] - begun[1]) / samples * 1e3}
+
+
+def samples_consumed(line: str) -> str:
+    """The number in the summary's line of that name, else nothing."""
+    key, _, value = line.partition(" ")
+    return value.strip() if key == "samples_consumed" else ""
+
+
+def scrape(url: str) -> subprocess.Popen[bytes]:
+    """Another process that reads the endpoint as Prometheus does."""
+    code = f"from benchmarks.telemetry import keep_scraping; keep_scraping({url!r})"
+    return subprocess.Popen([sys.executable, "-c", code], env=environment())
+
+
+def keep_scraping(url: str) -> None:
+    """Until the endpoint is gone."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        try:
+            with urllib.request.urlopen(url, timeout=10.0) as answer:
+                answer.read()
+        except (urllib.error.URLError, OSError):
+            return
+        time.sleep(SCRAPE_S)
+
+
+def cpu_s(pid: int) -> float:
+    """Processor seconds of a process, of all below it, and of those of them that have ended."""
+    total = 0.0
+    controller = psutil.Process(pid)
+    for process in [controller, *controller.children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def judge(measured: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
+    """Share of throughput lost against bare, by arm: mean, half width of the 95 % interval, and each round."""
+    result: dict[str, Any] = {}
+    for arm in ARMS[1:]:
+        result[arm] = {}
+        for cost, key in (("cpu_ms", "cpu_lost"), ("wall_ms", "wall_lost")):
+            lost = [1 - found["bare"][cost] / found[arm][cost] for found in measured]
+            mean, half = mean_interval(lost)
+            result[arm][key] = {
+                "mean": round(mean, 5), "half_width_95": round(half, 5) if len(lost) > 1 else None,
+                "median": round(statistics.median(lost), 5), "rounds": [round(value, 5) for value in lost],
+            }  # fmt: skip
+    return result
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """The result, as text."""
+    print(f"{'':10}{'by processor time':>26}{'by wall time':>26}")
+    for arm, costs in result.items():
+        cells = [f"{cost['mean']:+.2%} +- {cost['half_width_95'] or 0:.2%}" for cost in costs.values()]
+        print(f"{arm:10}" + "".join(f"{cell:>26}" for cell in cells))
+    print("share of throughput lost against a bare run")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""Arguments of every command, and what `--help` says.
+
+Owns: the parser. Refuses: running anything (cli.py, runs/commands.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+RUN_COMMANDS = ("status", "logs", "stop", "ps", "samples", "report", "compare", "doctor")
+"""Commands that look at runs or at the machine; the others run something."""
+
+_CONFIG_EPILOG = """\
+CONFIG is a YAML file, a run's folder, or the name of a shipped config ({shipped}).
+
+key.path=value overrides one key, with a YAML value: num_steps=40 trainer.optimizer.lr=3e-5 data.eval=null
+"""
+_RUN_HELP = "a run's folder, its name in runs/, or the name of a run you started anywhere"
+_TOP_EPILOG = """\
+  a job         train, resume, validate, sft, eval
+  its runs      ps, status, logs, stop, samples, report, compare
+  this machine  doctor
+
+Every command explains itself: areal-like COMMAND --help
+
+exit status: 0 done; 1 it failed; 2 a mistake in what was typed or lies in the folder; 3 the run belongs to another
+machine; 130 interrupted. See `status --help` and `stop --help` for what they mean there.
+"""
+
+
+class Words(argparse.HelpFormatter):
+    """Paragraphs are filled to the terminal's width; those with indented lines stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip("\n").split("\n\n")
+        return "\n\n".join(
+            indented if "\n  " in (indented := textwrap.indent(paragraph, indent))
+            else textwrap.fill(" ".join(paragraph.split()), width, initial_indent=indent, subsequent_indent=indent)
+            for paragraph in paragraphs
+        )  # fmt: skip
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):  # argparse forgets their indentation
+            self._action_max_length += self._indent_increment
+
+
+class Parser(argparse.ArgumentParser):
+    """Argparse whose complaints look like all others."""
+
+    complain: Callable[[str], int]
+    make_epilog: Callable[[], str] | None = None
+    """Called when help is shown: what it needs is slow to import."""
+
+    def format_help(self) -> str:
+        if self.make_epilog is not None:
+            self.epilog = self.make_epilog()
+        return super().format_help()
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.exit(Parser.complain(f"{message} (see {self.prog} --help)"))
+
+
+def make_parser(complain: Callable[[str], int]) -> Parser:
+    """The parser of the whole program; `complain` prints a mistake and returns its exit status."""
+    from areal_like import __version__
+
+    Parser.complain = staticmethod(complain)
+    top = Parser(
+        prog="areal-like", description="Asynchronous reinforcement learning for language models.",
+        epilog=_TOP_EPILOG, formatter_class=Words,
+    )  # fmt: skip
+    top.add_argument("--version", action="version", version=f"areal-like {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    for name, text in (
+        ("train", "run a job"),
+        ("validate", "print the resolved config with its derived numbers, or every error at once"),
+        ("sft", "supervised steps only (warm_start); out=FOLDER says where the model goes"),
+        ("eval", "score a model on data.eval; model.path=FOLDER names the checkpoint"),
+    ):
+        command = _command(commands, name, text)
+        command.make_epilog = _config_epilog
+        command.add_argument("config", metavar="CONFIG", help="YAML file or shipped config")
+        command.add_argument("overrides", nargs="*", default=[], metavar="key.path=value", help="override one key")
+    resume = _command(commands, "resume", "continue an interrupted or crashed run")
+    resume.add_argument("run", metavar="RUN", help=_RUN_HELP)
+    _add_looking(commands)
+    _add_steering(commands)
+    _add_samples(commands)
+    _add_reports(commands)
+    _command(commands, "reference", "print the reference page of every key")
+    return top
+
+
+def _config_epilog() -> str:
+    from controller.overrides import shipped_configs
+
+    return _CONFIG_EPILOG.format(shipped=", ".join(shipped_configs()))
+
+
+def _command(commands: Any, name: str, text: str, epilog: str = "", long: str = "") -> Parser:
+    parser: Parser = commands.add_parser(
+        name,
+        help=text,
+        description=long or f"{text[0].upper()}{text[1:]}.",
+        epilog=epilog,
+        formatter_class=Words,
+    )
+    return parser
+
+
+def _add_looking(commands: Any) -> None:
+    status = _command(
+        commands, "status", "how a run is: health, progress, who waits for whom", _STATUS_EPILOG,
+        "How a run is, from any terminal: health, step, time left, who waits for whom, each process, accuracy.",
+    )  # fmt: skip
+    status.add_argument("run", metavar="RUN", help=_RUN_HELP)
+    how = status.add_mutually_exclusive_group()
+    how.add_argument("-w", "--watch", action="store_true", help="stay and show it live until the run is over")
+    how.add_argument(
+        "--why", action="store_true", help="also what its figures say, and what to change (reads them all)"
+    )
+    status.add_argument(
+        "--json", action="store_true", help="one JSON object (with --watch one a line, when it changes)"
+    )
+    status.add_argument(
+        "--interval", type=_positive, default=1.0, metavar="S", help="seconds between two looks of --watch (1)"
+    )
+    logs = _command(
+        commands, "logs", "what the processes of a run wrote, in order of time", _LOGS_EPILOG,
+        "What the processes of a run wrote: all of them woven together by time, or those named.",
+    )  # fmt: skip
+    logs.add_argument("run", metavar="RUN", help=_RUN_HELP)
+    logs.add_argument(
+        "-p", "--process", action="append", default=[], metavar="P",
+        help="only this one: controller, trainer, reward, rollout-0, ...; `rollout` means all rollout workers; "
+        "may be given several times",
+    )  # fmt: skip
+    logs.add_argument("-f", "--follow", action="store_true", help="go on with what comes, until the run is over")
+    logs.add_argument(
+        "-n", "--tail", type=_count, default=100, metavar="N", help="the last N lines (100); `all` for every one"
+    )
+    listing = _command(
+        commands, "ps", "the runs of this machine", _PS_EPILOG, "What runs on this machine, whatever folder it lies in."
+    )
+    listing.add_argument("-a", "--all", action="store_true", help="also what has ended, crashed or runs elsewhere")
+    listing.add_argument(
+        "--runs-dir", action="append", default=[], metavar="D", help="look into this folder of runs too; repeatable"
+    )
+    listing.add_argument("--json", action="store_true", help="a JSON list")
+
+
+def _add_steering(commands: Any) -> None:
+    stop = _command(
+        commands, "stop", "end a run in good order, and wait until it has", _STOP_EPILOG,
+        "Ask a run to end: it finishes the running step, saves, and exits with 0. Waits, and says how it ended.",
+    )  # fmt: skip
+    stop.add_argument("run", metavar="RUN", help=_RUN_HELP)
+    stop.add_argument(
+        "--now", action="store_true", help="do not finish the step; resume goes on from the last checkpoint"
+    )
+    stop.add_argument(
+        "--timeout", type=_positive, default=180.0, metavar="S", help="wait this many seconds at most (180)"
+    )
+
+
+def _add_samples(commands: Any) -> None:
+    samples = _command(
+        commands, "samples", "prompts, answers and rewards", _SAMPLES_EPILOG,
+        "Finished training samples with prompt, answer, reward and its parts, versions, staleness and worker, from "
+        "the run's ledger, also while it goes on.",
+    )  # fmt: skip
+    samples.add_argument("run", metavar="RUN", help=_RUN_HELP)
+    samples.add_argument("--step", type=_whole, metavar="N", help="those that step N used")
+    samples.add_argument("--group", type=_whole, metavar="G", help="those of one prompt, by group number")
+    order = samples.add_mutually_exclusive_group()
+    order.add_argument("--worst", action="store_true", help="lowest reward first (samples without a score left out)")
+    order.add_argument("--best", action="store_true", help="highest reward first (samples without a score left out)")
+    samples.add_argument("--grep", default="", metavar="TEXT", help="those with TEXT in prompt or answer, any case")
+    samples.add_argument(
+        "--limit", type=_count, default=-1, metavar="N", help="at most N (20; jsonl and html 200); `all` for every one"
+    )
+    samples.add_argument("--format", choices=("text", "jsonl", "html"), default="text", help="text, if not given")
+    samples.add_argument(
+        "--out", default="", metavar="FILE", help="write there; html goes to RUN/samples.html without it, `-` prints it"
+    )
+    samples.add_argument("--full", action="store_true", help="long texts whole")
+
+
+def _add_reports(commands: Any) -> None:
+    report = _command(
+        commands, "report", "draw report.html and report.png of a run", "",
+        "Draw report.html and report.png into the run's folder: diagnosis, learning curve, timeline, lengths, "
+        "staleness. A run writes them at its end by itself; this works at any time.",
+    )  # fmt: skip
+    report.add_argument("run", metavar="RUN", help=_RUN_HELP)
+    compare = _command(
+        commands, "compare", "runs side by side: table and plot", "",
+        "Print a table of several runs side by side, and write a page and a plot of them.",
+    )  # fmt: skip
+    compare.add_argument("runs", nargs="+", metavar="RUN", help=_RUN_HELP)
+    compare.add_argument(
+        "--out",
+        default="",
+        metavar="FOLDER",
+        help="where the page and the plot go (beside the first run, if not given)",
+    )
+    doctor = _command(
+        commands, "doctor", "what this machine can do, what is missing and how to get it", "",
+        "Look at this machine: Python, torch and devices, memory, limits, optional packages, sandbox, disk; each with "
+        "how to get it.",
+    )  # fmt: skip
+    doctor.add_argument("--bench", action="store_true", help="also measure, for some seconds")
+    doctor.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def _whole(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > 15:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _count(text: str) -> int | None:
+    """A number, or None for `all`."""
+    if text == "all":
+        return None
+    try:
+        return _whole(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor `all`") from error
+
+
+_STATUS_EPILOG = """\
+It works on every run: one that goes on, one that is finished, stopped or failed, one whose controller was killed
+(crashed), and one that was started on another machine, which cannot be judged from here.
+
+exit status: 0 it runs, is finished or was stopped; 1 it failed or crashed; 2 there is no such run, or its folder is
+damaged; 3 it belongs to another machine. Ctrl-C leaves --watch with 0.
+"""
+_LOGS_EPILOG = """\
+examples:
+  areal-like logs quickstart                    the last 100 lines of all processes
+  areal-like logs quickstart -p trainer -n all  the trainer's whole log
+  areal-like logs quickstart -p rollout -f      follow every rollout worker
+
+Ctrl-C leaves --follow with exit status 0. The run is not touched.
+"""
+_PS_EPILOG = """\
+Every run notes where it lies in $XDG_STATE_HOME/areal_like/runs (~/.local/state/...) when it starts; runs/ in the
+current folder and the processes of this machine are looked at as well. Exit status 0, also when nothing runs.
+"""
+_STOP_EPILOG = """\
+The controller, and only the very process that the run's folder names, gets SIGTERM, with --now twice.
+
+exit status: 0 it has ended as asked, or nothing was going on; 1 it still runs after --timeout (and goes on ending), or
+it ended as failed or was killed; 2 there is no such run, or it is another user's; 3 it runs on another machine and can
+only be stopped there.
+"""
+_SAMPLES_EPILOG = """\
+examples:
+  areal-like samples quickstart --worst --limit 5
+  areal-like samples quickstart --step 12 --format html
+  areal-like samples quickstart --format jsonl --limit all --out samples.jsonl
+
+Without --out the page lies in the run's folder: samples.html.
+
+Tokens are kept until a checkpoint covers them and ledger.keep_mb is full; older samples have their facts, and say so.
+Answers of evaluations are not stored.
+"""
+
+
+def parse(argv: Sequence[str] | None, complain: Callable[[str], int]) -> argparse.Namespace:
+    """The command and its arguments. Exits with status 2 after a complaint, with 0 after --help."""
+    return make_parser(complain).parse_args(argv)

@@ -1,0 +1,25 @@
+"""All checks, in the order they are shown. A new check is a function in a file of topics/ and a line in its CHECKS.
+
+Owns: the order. Refuses: everything else.
+"""
+
+from __future__ import annotations
+
+from controller.doctor.finding import Check
+from controller.doctor.topics import (
+    clock,
+    disk,
+    limits,
+    memory,
+    network,
+    packages,
+    processor,
+    python,
+    sandbox,
+    torch_build,
+)
+
+ALL: tuple[Check, ...] = (
+    *python.CHECKS, *torch_build.CHECKS, *processor.CHECKS, *memory.CHECKS, *limits.CHECKS, *network.CHECKS,
+    *disk.CHECKS, *clock.CHECKS, *sandbox.CHECKS, *packages.CHECKS,
+)  # fmt: skip

@@ -1,0 +1,58 @@
+"""`areal-like doctor [--bench] [--json]`: what this machine has, what it lacks, and how to get it.
+
+Owns: the order of things, the waiting line on a terminal. Refuses: checks (topics/), measurements (bench/), layout
+(page.py). Changes nothing on the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+from controller.doctor import page
+from controller.doctor.catalogue import ALL
+from controller.doctor.finding import Check, Line
+from controller.doctor.machine import Machine
+from controller.doctor.runner import run_checks
+
+Say = Callable[[Sequence[str]], None]
+
+
+def doctor(*, bench: bool, as_json: bool, checks: Sequence[Check] = ALL, machine: Machine | None = None) -> int:
+    """Look at everything and print it. Exit status: 0 all that the quickstart needs is there, 1 otherwise."""
+    machine = machine or Machine()
+    try:
+        with _waiting_line() as say:
+            lines = run_checks(checks, machine, say)
+            if bench:
+                lines += _bench(machine, say)
+    finally:
+        machine.end()
+    if as_json:
+        sys.stdout.write(page.as_json(lines))
+    else:
+        page.show(lines)
+    return page.exit_status(lines)
+
+
+def _bench(machine: Machine, say: Say) -> list[Line]:
+    from controller.doctor.bench.measures import measure_all
+
+    return measure_all(machine, say)
+
+
+@contextlib.contextmanager
+def _waiting_line() -> Iterator[Say]:
+    """Names what is being looked at, on a terminal's stderr; says nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda names: None
+        return
+    try:
+        from rich.console import Console
+    except ImportError:
+        yield lambda names: None
+        return
+    console = Console(stderr=True, highlight=False)
+    with console.status("") as status:
+        yield lambda names: status.update(f"looking at {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}")

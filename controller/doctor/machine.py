@@ -1,0 +1,241 @@
+"""The one window through which checks look at this machine, so that tests can put another machine behind it.
+
+Owns: reading system files, running other programs under a deadline, package versions, limits, the answers of probes
+(programs of ours that try something in a process of their own). Refuses: judging what it sees.
+
+A program that does not end is killed with its whole session, and left alone if even that does not end it: a process in
+the middle of a call to a broken GPU driver cannot be killed, and nothing here may wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+PROBES = Path(__file__).parent / "probes"
+MARK = "areal_like-doctor "
+"""Begins the line of a probe's output that holds its answer; libraries print what they like around it."""
+KILL_WAIT_S = 1.0
+MAX_OUTPUT_CHARS = 20_000
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a program ended. `status` is None when it had to be killed at its deadline, or could not be started."""
+
+    status: int | None
+    out: str = ""
+    err: str = ""
+    fault: str = ""
+    """In words; empty for status 0."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a probe found out, or why it could not."""
+
+    data: Mapping[str, Any] = field(default_factory=dict)
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One mounted file system."""
+
+    point: str
+    kind: str
+    options: tuple[str, ...] = ()
+
+
+class Machine:
+    """This machine. Methods may be called from several threads; none of them raises for what it does not find."""
+
+    def __init__(self, runs_dir: Path = Path("runs")) -> None:
+        self.system = sys.platform
+        self.environment: Mapping[str, str] = os.environ
+        self.runs_dir = runs_dir
+        self._lock = threading.Lock()
+        self._locks: dict[Any, threading.Lock] = {}
+        self._answers: dict[Any, Answer] = {}
+        self._children: set[subprocess.Popen[str]] = set()
+
+    @property
+    def is_linux(self) -> bool:
+        """The only system with all of it."""
+        return self.system.startswith("linux")
+
+    # ---------------------------------------------------------------- files and settings
+
+    def text(self, path: str) -> str:
+        """A small file's text, without the newline at its end; empty if it cannot be read."""
+        try:
+            return Path(path).read_text(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def names(self, folder: str) -> list[str]:
+        """Names in a folder, sorted; empty if there is none."""
+        try:
+            return sorted(os.listdir(folder))
+        except OSError:
+            return []
+
+    def which(self, program: str) -> str:
+        """Where a program is found, or empty."""
+        return shutil.which(program) or ""
+
+    def version(self, package: str) -> str:
+        """Version of a package installed beside us, or empty. Imports nothing."""
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return ""
+
+    def package_folder(self, package: str) -> str:
+        """Folder of a top-level package that could be imported, or empty. Imports nothing."""
+        spec = find_spec(package)
+        return next(iter((spec and spec.submodule_search_locations) or []), "")
+
+    def free_bytes(self, folder: Path) -> int:
+        """Room left for us on the file system of a folder. Raises OSError."""
+        return shutil.disk_usage(folder).free
+
+    def total_bytes(self, folder: Path) -> int:
+        """Size of the file system of a folder. Raises OSError."""
+        return shutil.disk_usage(folder).total
+
+    def limit(self, name: str) -> tuple[float, float]:
+        """Soft and hard resource limit (`RLIMIT_...`); infinity for none."""
+        import resource
+
+        soft, hard = resource.getrlimit(getattr(resource, name))
+        return tuple(float("inf") if value == resource.RLIM_INFINITY else float(value) for value in (soft, hard))  # type: ignore[return-value]
+
+    def num_own_threads(self) -> int:
+        """Threads of all processes of this user; 0 for the superuser, whom no limit binds."""
+        import psutil
+
+        uid, total = os.getuid(), 0
+        if uid == 0:
+            return 0
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                total += process.num_threads() if process.uids().real == uid else 0
+        return total
+
+    def mounts(self) -> list[Mount]:
+        """Every mounted file system."""
+        import psutil
+
+        return [
+            Mount(part.mountpoint, part.fstype, tuple(part.opts.split(",")))
+            for part in psutil.disk_partitions(all=True)
+        ]
+
+    def memory(self) -> Any:
+        """psutil's virtual_memory(): `.total`, `.available`."""
+        import psutil
+
+        return psutil.virtual_memory()
+
+    def swap(self) -> Any:
+        """psutil's swap_memory(): `.total`, `.used`."""
+        import psutil
+
+        return psutil.swap_memory()
+
+    def num_cores(self) -> tuple[int, int | None]:
+        """Logical cores of the machine, and those this process may use (None where that cannot be told)."""
+        affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+        return os.cpu_count() or 1, affinity
+
+    def load(self) -> float:
+        """Average number of processes that ran or wanted to in the last minute."""
+        return os.getloadavg()[0]
+
+    # ---------------------------------------------------------------- other programs
+
+    def run(
+        self, argv: Sequence[str], *, deadline_s: float, environment: Mapping[str, str] | None = None, stdin: str = ""
+    ) -> Ran:
+        """Run a program in a session of its own and wait for it, at most `deadline_s`."""
+        try:
+            child = subprocess.Popen(
+                list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                errors="replace", start_new_session=True, env=dict(environment or self.environment),
+            )  # fmt: skip
+        except OSError as error:
+            return Ran(None, fault=f"cannot be started ({error.strerror or error})")
+        with self._lock:
+            self._children.add(child)
+        try:
+            out, err = child.communicate(stdin, timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            _kill(child)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.communicate(timeout=KILL_WAIT_S)
+            return Ran(None, fault=f"no answer within {deadline_s:g} s")
+        finally:
+            with self._lock:
+                self._children.discard(child)
+        return Ran(child.returncode, out[-MAX_OUTPUT_CHARS:], err[-MAX_OUTPUT_CHARS:], _fault(child.returncode, err))
+
+    def probe(self, name: str, *arguments: str, deadline_s: float = 30.0, python: str = "") -> Answer:
+        """Run probes/<name>.py in a process of its own, once; whoever asks again gets the same answer."""
+        key = (name, arguments, python)
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            if key not in self._answers:
+                argv = [python or sys.executable, "-P", str(PROBES / f"{name}.py"), *arguments]
+                self._answers[key] = _answer(self.run(argv, deadline_s=deadline_s))
+            return self._answers[key]
+
+    def end(self) -> None:
+        """Kill whatever a check left running."""
+        with self._lock:
+            children = list(self._children)
+        for child in children:
+            _kill(child)
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    for kill in (partial(os.killpg, child.pid, signal.SIGKILL), child.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill()
+
+
+def _fault(status: int, err: str) -> str:
+    """A bad end in words: the last thing it said, or the signal that ended it."""
+    if status == 0:
+        return ""
+    if status < 0:
+        try:
+            return f"ended by {signal.Signals(-status).name}"
+        except ValueError:
+            return f"ended by signal {-status}"
+    last = (err.strip().splitlines() or [""])[-1].strip()
+    return last[-300:] or f"ended with status {status}"
+
+
+def _answer(ran: Ran) -> Answer:
+    for line in reversed(ran.out.splitlines()):
+        if line.startswith(MARK):
+            try:
+                return Answer(json.loads(line.removeprefix(MARK)), ran.fault)
+            except ValueError:
+                break
+    return Answer({}, ran.fault or "said nothing")

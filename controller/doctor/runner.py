@@ -1,0 +1,84 @@
+"""Runs checks side by side, each under its own deadline; none can take the doctor down.
+
+Owns: threads, deadlines, what is said of a check that raises or hangs. Refuses: what is checked, how it is shown.
+
+One thread per check, all started at once; the caller waits for their answers and for nothing else. A check past its
+deadline is reported as such and forgotten: its thread is a daemon, and the programs it started are killed at the end.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from controller.doctor.finding import Check, Finding, Line
+from controller.doctor.machine import Machine
+
+Say = Callable[[Sequence[str]], None]
+"""Told which checks are still under way, whenever that changes."""
+
+
+def run_checks(checks: Sequence[Check], machine: Machine, say: Say = lambda names: None) -> list[Line]:
+    """One line per check that had something to say, in the order of `checks`."""
+    answers: queue.SimpleQueue[tuple[int, Finding | None, float]] = queue.SimpleQueue()
+    started_s = time.monotonic()
+    for index, check in enumerate(checks):
+        threading.Thread(
+            target=_work, args=(index, check, machine, answers), name=f"doctor {check.name}", daemon=True
+        ).start()
+    lines: dict[int, Line | None] = {}
+    while len(lines) < len(checks):
+        waiting = [index for index in range(len(checks)) if index not in lines]
+        say([checks[index].name for index in waiting])
+        passed_s = time.monotonic() - started_s
+        try:
+            left_s = min(checks[index].deadline_s for index in waiting) - passed_s
+            index, finding, wall_s = answers.get(timeout=max(left_s, 0.0))
+            if index not in lines:
+                lines[index] = _line(checks[index], finding, wall_s)
+        except queue.Empty:
+            passed_s = time.monotonic() - started_s
+            for late in (index for index in waiting if checks[index].deadline_s <= passed_s):
+                lines[late] = _line(checks[late], _overdue(checks[late]), passed_s)
+    return [line for _, line in sorted(lines.items()) if line is not None]
+
+
+def _work(
+    index: int, check: Check, machine: Machine, answers: queue.SimpleQueue[tuple[int, Finding | None, float]]
+) -> None:
+    started_s = time.monotonic()
+    try:
+        finding = check.look(machine)
+    except BaseException as error:  # the fault boundary of a check
+        finding = _raised(check, error)
+    answers.put((index, finding, time.monotonic() - started_s))
+
+
+def _line(check: Check, finding: Finding | None, wall_s: float) -> Line | None:
+    return None if finding is None else Line(check.topic, check.name, finding, wall_s)
+
+
+def _overdue(check: Check) -> Finding:
+    return Finding(
+        "problem" if check.is_needed else "warning",
+        f"no answer within {check.deadline_s:g} s",
+        "something below it hangs (a driver, a network file system) or the machine is very busy: try again when idle",
+    )
+
+
+def _raised(check: Check, error: BaseException) -> Finding:
+    if isinstance(error, ModuleNotFoundError):
+        words = f"cannot be told: {error}"
+        return Finding("problem" if check.is_needed else "warning", words, "mend the line `packages` first")
+    text = " ".join(str(error).split())[:200]
+    place = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
+    where = f" ({Path(place.filename).name}:{place.lineno})" if place else ""
+    return Finding(
+        "problem" if check.is_needed else "warning",
+        f"the check itself failed: {type(error).__name__}{f': {text}' if text else ''}{where}",
+        "this is a fault of the doctor or of a package it looks at; report it with the output of --json",
+    )

@@ -1,0 +1,217 @@
+"""The folder runs go to, the temporary folder, and the cache of models.
+
+Owns: the checks: room, kind of file system, locks, SQLite's write-ahead log, the time of a forced write. Refuses:
+leaving anything behind (all files lie in a temporary folder within the folder in question).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from controller.doctor.finding import Check, Finding, absent, ok, problem, size, warning
+from controller.doctor.machine import Machine, Mount
+
+TOPIC = "Disk"
+QUICKSTART_BYTES = 200_000_000
+"""What a run of the quickstart leaves, warm start included."""
+GOOD_BYTES = 10_000_000_000
+NETWORK_KINDS = frozenset({
+    "nfs", "nfs3", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "afpfs", "afs", "webdav", "ceph", "lustre", "gpfs",
+    "beegfs", "glusterfs", "orangefs", "pvfs2", "panfs", "9p", "virtiofs", "wekafs", "juicefs", "sshfs",
+})  # fmt: skip
+MEMORY_KINDS = frozenset({"tmpfs", "ramfs"})
+LOCAL = "keep runs on a local disk: runs_dir=/local/runs"
+TRIALS = 5
+SLOW_S = 0.05
+SPEEDS = ((0.002, "fast"), (0.01, "ordinary"), (SLOW_S, "slow"), (float("inf"), "very slow"))
+"""Seconds until a small write is safe: a disk with a cache of its own, a good SSD, other SSDs and cloud volumes."""
+
+
+def nearest_folder(path: Path) -> Path:
+    """The folder, or the nearest above it that exists."""
+    path = path.expanduser().absolute()
+    while not path.is_dir() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def mount_of(machine: Machine, folder: Path) -> Mount:
+    """The file system a folder lies on; of kind "" where it cannot be told."""
+    real = folder.resolve()
+    over = [mount for mount in machine.mounts() if real.is_relative_to(mount.point)]
+    return max(reversed(over), key=lambda mount: len(Path(mount.point).parts), default=Mount("/", ""))
+
+
+def is_network(kind: str) -> bool:
+    """Files there are another machine's (or a FUSE program's, which is as bad for locks and mapped files)."""
+    return kind in NETWORK_KINDS or kind.startswith("fuse.")
+
+
+@contextmanager
+def _scratch(machine: Machine) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=".areal_like-doctor-", dir=nearest_folder(machine.runs_dir)) as folder:
+        yield Path(folder)
+
+
+def _not_written(error: OSError) -> Finding:
+    """The line of a check that needs a folder to write to; the line `runs folder` says what to do."""
+    return absent(f"cannot be tried: the runs folder cannot be written ({error.strerror})")
+
+
+def runs_folder(machine: Machine) -> Finding:
+    """Room, and whether we may write."""
+    folder = nearest_folder(machine.runs_dir)
+    where = f"{machine.runs_dir.expanduser().absolute()}"
+    elsewhere = "run in another folder, or name one: runs_dir=/some/where"
+    try:
+        with _scratch(machine) as scratch:
+            (scratch / "file").write_bytes(bytes(4096))
+        free = machine.free_bytes(folder)
+    except OSError as error:
+        return problem(f"{where} cannot be written ({error.strerror})", elsewhere)
+    words = f"{where}: {size(free)} free"
+    if free < QUICKSTART_BYTES:
+        return problem(
+            words, f"the quickstart writes {size(QUICKSTART_BYTES)}: make room, or {elsewhere}", free_bytes=free
+        )
+    if free < GOOD_BYTES:
+        return warning(words, f"checkpoints of larger models do not fit: make room, or {elsewhere}", free_bytes=free)
+    return ok(words, free_bytes=free)
+
+
+def file_system(machine: Machine) -> Finding:
+    """Local or not, and whether SQLite's write-ahead log, which maps a file into memory, works on it."""
+    mount = mount_of(machine, nearest_folder(machine.runs_dir))
+    kind, data = mount.kind or "unknown kind", {"kind": mount.kind, "mount": mount.point}
+    try:
+        with _scratch(machine) as scratch:
+            fault = wal_fault(scratch / "ledger.sqlite")
+    except OSError as error:
+        return _not_written(error)
+    if fault:
+        return problem(f"{kind}: SQLite's write-ahead log does not work on it ({fault})", LOCAL, **data)
+    if is_network(mount.kind):
+        words = f"{kind} at {mount.point}, not a local disk; SQLite's write-ahead log is not made for that"
+        return warning(words, LOCAL, **data)
+    if mount.kind in MEMORY_KINDS:
+        return warning(f"{kind} at {mount.point}: runs are gone after a restart, and take memory", LOCAL, **data)
+    return ok(f"{kind} at {mount.point}, SQLite's write-ahead log works", **data)
+
+
+def wal_fault(path: Path) -> str:
+    """Why SQLite cannot keep a write-ahead log there; empty if it can."""
+    try:
+        with closing(sqlite3.connect(path, timeout=2.0)) as one, closing(sqlite3.connect(path, timeout=2.0)) as other:
+            (mode,) = one.execute("PRAGMA journal_mode = WAL").fetchone()
+            one.execute("CREATE TABLE t (x)")
+            one.execute("INSERT INTO t VALUES (1)")
+            one.commit()
+            (found,) = other.execute("SELECT x FROM t").fetchone()
+    except sqlite3.Error as error:
+        return str(error)
+    return "" if (mode, found) == ("wal", 1) else f"mode {mode}"
+
+
+def locks(machine: Machine) -> Finding:
+    """A second holder of a file's lock is refused: that keeps two controllers out of one run."""
+    try:
+        with _scratch(machine) as scratch:
+            is_exclusive = locks_exclude(scratch / "lock")
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            return problem(f"files cannot be locked ({error.strerror})", LOCAL)
+        return _not_written(error)
+    if not is_exclusive:
+        return warning("two may hold the same lock, so two controllers could write one run", LOCAL)
+    return ok("a second holder is refused")
+
+
+def locks_exclude(path: Path) -> bool:
+    """True when a lock that is held cannot be taken again. Raises OSError when it cannot be taken at all."""
+    path.touch()
+    with path.open("rb") as one, path.open("rb") as other:
+        fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def forced_writes(machine: Machine) -> Finding:
+    """How long a small write takes to reach the disk."""
+    try:
+        with _scratch(machine) as scratch:
+            median_s = statistics.median(sync_times(scratch / "file"))
+    except OSError as error:
+        return _not_written(error)
+    speed = next(word for bound_s, word in SPEEDS if median_s <= bound_s)
+    words = f"{speed}: {median_s * 1000:.1f} ms for 4 kB"
+    if median_s > SLOW_S:
+        advice = "a busy, remote or rotating disk: checkpoints and the ledger wait for it"
+        return warning(words, advice, median_s=median_s)
+    return ok(words, median_s=median_s)
+
+
+def sync_times(path: Path) -> list[float]:
+    """Seconds of a few small writes, each forced to the disk."""
+    walls_s = []
+    with path.open("wb", buffering=0) as file:
+        for _ in range(TRIALS):
+            started_s = time.perf_counter()
+            file.write(bytes(4096))
+            os.fsync(file.fileno())
+            walls_s.append(time.perf_counter() - started_s)
+    return walls_s
+
+
+def temporary(machine: Machine) -> Finding:
+    """The folder for temporary files; compilers of kernels also run what they put there."""
+    try:
+        folder = Path(tempfile.gettempdir())
+        free = machine.free_bytes(folder)
+    except OSError as error:
+        return problem(f"no temporary folder ({error.strerror or error})", "make /tmp writable, or set TMPDIR")
+    words = f"{folder}: {size(free)} free"
+    if "noexec" in mount_of(machine, folder).options:
+        return warning(
+            f"{words}, nothing there may be executed", "compiled kernels need that: set TMPDIR", free_bytes=free
+        )
+    if free < 1_000_000_000:
+        return warning(words, "make room there, or set TMPDIR", free_bytes=free)
+    return ok(words, free_bytes=free)
+
+
+def model_cache(machine: Machine) -> Finding:
+    """Where models and data sets of the hub are kept; the quickstart downloads none."""
+    environment = machine.environment
+    default = Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    folder = Path(environment.get("HF_HOME") or default).expanduser()
+    there = nearest_folder(folder)
+    offline = ", offline by HF_HUB_OFFLINE" if environment.get("HF_HUB_OFFLINE") in ("1", "true", "True") else ""
+    if not os.access(there, os.W_OK):
+        return absent(f"{folder} cannot be written", "for models from the hub: set HF_HOME to a folder with room")
+    free = machine.free_bytes(there)
+    words = f"{folder}: {size(free)} free{offline}"
+    if free < 2 * GOOD_BYTES:
+        return absent(words, "for models from the hub: set HF_HOME to a folder with more room", free_bytes=free)
+    return ok(words, free_bytes=free)
+
+
+CHECKS = (
+    Check(TOPIC, "runs folder", runs_folder, is_needed=True),
+    Check(TOPIC, "file system", file_system, is_needed=True),
+    Check(TOPIC, "file locks", locks, is_needed=True),
+    Check(TOPIC, "forced writes", forced_writes),
+    Check(TOPIC, "temporary files", temporary, is_needed=True),
+    Check(TOPIC, "model cache", model_cache),
+)

@@ -1,0 +1,139 @@
+"""Memory, swap, shared memory, and what dead runs left in it.
+
+Owns: the checks, how much the quickstart and larger models need. Refuses: removing anything (a run sweeps up when it
+starts).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from controller.doctor import cgroups
+from controller.doctor.finding import NOT_HERE, Check, Finding, absent, count, ok, problem, size, warning
+from controller.doctor.machine import Machine
+
+TOPIC = "Memory"
+SHARED_MEMORY = Path("/dev/shm")
+QUICKSTART_BYTES = 1_300_000_000
+"""All processes of the quickstart together at their peak: 1.2 GB (benchmarks/results/soak.json), and a little room."""
+STORE_BYTES = 256 << 20
+"""With less left, a run's weights go through its folder instead (areal_like.weights.default_root)."""
+KEPT_VERSIONS = 4
+"""Versions in shared memory at once: trainer.weights.keep (3), and one being written."""
+STORE_PREFIX = "areal_like-"
+NEW_S = 3600.0
+"""A store without an owner may be one in the making for this long."""
+
+
+def memory(machine: Machine) -> Finding:
+    """What is free for us, of the machine and of the control group."""
+    whole, limit = machine.memory(), cgroups.memory(machine)
+    free = whole.available if limit is None else min(whole.available, limit[1])
+    words = f"{size(free)} free of {size(whole.total)}"
+    words += f" (control group: {size(limit[1])} free of {size(limit[0])})" if limit else ""
+    data = {"total_bytes": whole.total, "free_bytes": free, "limit_bytes": limit and limit[0]}
+    need = f"the quickstart takes {size(QUICKSTART_BYTES)}"
+    if free < QUICKSTART_BYTES:
+        return problem(words, f"{need}: end other programs, or raise the container's limit", **data)
+    if free < 2 * QUICKSTART_BYTES:
+        return warning(words, f"{need}, and little would be left: end other programs", **data)
+    return ok(words, **data)
+
+
+def swap(machine: Machine) -> Finding:
+    """Whether memory is already short."""
+    found = machine.swap()
+    if not found.total:
+        return ok("none (a run that does not fit ends, instead of crawling)", total_bytes=0)
+    words = f"{size(found.used)} used of {size(found.total)}"
+    data = {"total_bytes": found.total, "used_bytes": found.used}
+    if found.used > 0.25 * found.total and found.used > QUICKSTART_BYTES:
+        return warning(words, "memory is or was short here: a process that is swapped out stalls the run", **data)
+    return ok(words, **data)
+
+
+def shared_memory(machine: Machine) -> Finding:
+    """Where weights travel from the trainer to the engines, and how large a model that carries."""
+    if not machine.is_linux:
+        return absent(f"no {SHARED_MEMORY} on this system; weights travel through the run folder")
+    try:
+        free, total = machine.free_bytes(SHARED_MEMORY), machine.total_bytes(SHARED_MEMORY)
+    except OSError as error:
+        return warning(
+            f"{SHARED_MEMORY}: {error.strerror}",
+            "weights travel through the run folder; mount a tmpfs there to mend it",
+        )
+    words = f"{size(free)} free of {size(total)} at {SHARED_MEMORY}"
+    data = {"free_bytes": free, "total_bytes": total}
+    how = "docker run --shm-size=16g, or mount -o remount,size=16g /dev/shm"
+    if not os.access(SHARED_MEMORY, os.W_OK):
+        return warning(
+            f"{SHARED_MEMORY} cannot be written", "weights travel through the run folder: chmod 1777 /dev/shm"
+        )
+    if free < STORE_BYTES:
+        return warning(
+            words, f"a run wants {size(STORE_BYTES)}, so its weights go through the run folder: {how}", **data
+        )
+    billions = free / (2 * KEPT_VERSIONS) / 1e9
+    advice = f"larger models: {how}" if billions < 1 else ""
+    return Finding(
+        "ok",
+        f"{words}: carries models of {billions:.2g} billion parameters in bf16, {KEPT_VERSIONS} versions",
+        advice,
+        data,
+    )
+
+
+def leftovers(machine: Machine) -> Finding:
+    """Weight stores in shared memory whose run is dead."""
+    if not machine.is_linux:
+        return NOT_HERE
+    dead = [(path, sum(_bytes_below(path))) for path in dead_stores(SHARED_MEMORY)]
+    if not dead:
+        return ok("no weights of dead runs in shared memory")
+    total = sum(num_bytes for _, num_bytes in dead)
+    names = ", ".join(path.name for path, _ in dead[:3]) + (", ..." if len(dead) > 3 else "")
+    return warning(
+        f"{count(len(dead), 'store')} of dead runs, {size(total)}: {names}",
+        f"the next run removes them; by hand: rm -r {SHARED_MEMORY}/{dead[0][0].name}",
+        stores=[str(path) for path, _ in dead], num_bytes=total,
+    )  # fmt: skip
+
+
+def dead_stores(root: Path) -> Iterator[Path]:
+    """Stores of ours that areal_like.weights.sweep_dead would remove. Looks, and removes nothing."""
+    from areal_like import weights
+    from areal_like.process import is_same_process
+
+    scope = weights._scope()
+    for store in sorted(root.glob(f"{STORE_PREFIX}*")):
+        try:
+            if store.is_symlink() or not store.is_dir() or store.stat().st_uid != os.getuid():
+                continue
+            is_new = time.time() - store.stat().st_mtime < NEW_S
+            owner = json.loads((store / "owner.json").read_text())
+            is_dead = owner["scope"] == scope and not is_same_process(int(owner["pid"]), float(owner["started_s"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            is_dead = not is_new
+        if is_dead:
+            yield store
+
+
+def _bytes_below(folder: Path) -> Iterator[int]:
+    for path in folder.rglob("*"):
+        try:
+            yield path.lstat().st_size
+        except OSError:
+            continue  # gone meanwhile
+
+
+CHECKS = (
+    Check(TOPIC, "memory", memory, is_needed=True),
+    Check(TOPIC, "swap", swap),
+    Check(TOPIC, "shared memory", shared_memory),
+    Check(TOPIC, "leftovers", leftovers),
+)

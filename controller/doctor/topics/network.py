@@ -1,0 +1,135 @@
+"""Loopback, ports, and ZeroMQ over them: how the processes of a run talk.
+
+Owns: the checks, one real exchange in the clear and one under CURVE. Refuses: other hosts (nothing here leaves
+loopback).
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+from areal_like.errors import OperationError
+from controller.doctor.finding import NOT_HERE, Check, Finding, count, ok, problem, warning
+from controller.doctor.machine import Machine
+
+if TYPE_CHECKING:
+    import zmq
+
+TOPIC = "Network"
+PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
+LOWEST_SERVER_PORT = 10_000
+"""A run's servers take ports from here up to the range of outgoing connections."""
+WAIT_MS = 3000
+EXCHANGES = 20
+
+
+def port_range(machine: Machine) -> Finding:
+    """Ports the kernel gives to outgoing connections; a run's servers bind below them."""
+    words = machine.text(PORT_RANGE).split()
+    if len(words) != 2:
+        return NOT_HERE
+    low, high = map(int, words)
+    data = {"low": low, "high": high}
+    text = f"{low} to {high} for outgoing connections"
+    if low <= LOWEST_SERVER_PORT + 100:
+        return warning(
+            f"{text}: no room below for a run's servers, a restarted one may find its port taken",
+            "sysctl net.ipv4.ip_local_port_range='32768 60999'", **data,
+        )  # fmt: skip
+    if high - low < 1000:
+        return warning(f"{text}: few", "sysctl net.ipv4.ip_local_port_range='32768 60999'", **data)
+    return ok(f"{text}, {count(low - LOWEST_SERVER_PORT, 'port')} below for servers", **data)
+
+
+def loopback(machine: Machine) -> Finding:
+    """A free port on 127.0.0.1, bound and connected to."""
+    from controller.launch.local import quiet_port
+
+    try:
+        port = quiet_port()
+        with (
+            socket.create_server(("127.0.0.1", port)) as server,
+            socket.create_connection(("127.0.0.1", port), timeout=3),
+        ):
+            server.settimeout(3)
+            server.accept()[0].close()
+    except (OSError, OperationError) as error:
+        return problem(f"127.0.0.1: {error}", "the loopback interface must be up: ip link set lo up")
+    return ok(f"127.0.0.1:{port} is free and can be connected to", port=port)
+
+
+def zeromq(machine: Machine) -> Finding:
+    """One ROUTER, one DEALER, a few messages there and back."""
+    import zmq
+
+    versions = f"libzmq {zmq.zmq_version()}, pyzmq {zmq.pyzmq_version()}"
+    data = {"libzmq": zmq.zmq_version(), "pyzmq": zmq.pyzmq_version()}
+    try:
+        wall_s = round_trip(is_encrypted=False)
+    except (zmq.ZMQError, OperationError) as error:
+        return problem(
+            f"{versions}: {error}", "pip install --force-reinstall pyzmq; look for a firewall on loopback", **data
+        )
+    return ok(f"{versions}, {wall_s * 1e6:.0f} us there and back", round_trip_s=wall_s, **data)
+
+
+def curve(machine: Machine) -> Finding:
+    """Encryption between hosts: the library has it, and an exchange under it works."""
+    import zmq
+
+    how = "needed off loopback only: pip install pyzmq, whose wheels have it"
+    if not zmq.has("curve"):
+        return warning("this libzmq was built without CURVE", how)
+    try:
+        wall_s = round_trip(is_encrypted=True)
+    except (zmq.ZMQError, OperationError) as error:
+        return warning(f"CURVE is there and does not work: {error}", how)
+    return ok(f"works, {wall_s * 1e6:.0f} us there and back", round_trip_s=wall_s)
+
+
+def round_trip(*, is_encrypted: bool) -> float:
+    """Median wall seconds of a small exchange. Raises zmq.ZMQError, OperationError when no answer comes."""
+    import zmq
+
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    try:
+        for end in (router, dealer):
+            end.setsockopt(zmq.LINGER, 0)
+        if is_encrypted:
+            public, secret = zmq.curve_keypair()
+            router.setsockopt(zmq.CURVE_SERVER, 1)
+            router.setsockopt(zmq.CURVE_SECRETKEY, secret)
+            dealer.setsockopt(zmq.CURVE_SERVERKEY, public)
+            own_public, own_secret = zmq.curve_keypair()
+            dealer.setsockopt(zmq.CURVE_PUBLICKEY, own_public)
+            dealer.setsockopt(zmq.CURVE_SECRETKEY, own_secret)
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        dealer.connect(f"tcp://127.0.0.1:{port}")
+        walls_s = []
+        for _ in range(EXCHANGES):
+            started_s = time.perf_counter()
+            dealer.send(b"doctor")
+            router.send_multipart(_received(router))
+            _received(dealer)
+            walls_s.append(time.perf_counter() - started_s)
+        return statistics.median(walls_s)
+    finally:
+        context.destroy(linger=0)
+
+
+def _received(end: zmq.Socket[bytes]) -> list[bytes]:
+    if not end.poll(WAIT_MS):
+        raise OperationError(f"a message over loopback did not arrive within {WAIT_MS / 1000:g} s")
+    return list(end.recv_multipart())
+
+
+CHECKS = (
+    Check(TOPIC, "ports", port_range),
+    Check(TOPIC, "loopback", loopback, is_needed=True),
+    Check(TOPIC, "ZeroMQ", zeromq, is_needed=True),
+    Check(TOPIC, "CURVE", curve),
+)

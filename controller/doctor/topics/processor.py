@@ -1,0 +1,80 @@
+"""Cores, how busy they are, and settings of the thread libraries.
+
+Owns: the checks. Refuses: memory (memory.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+from controller.doctor import cgroups
+from controller.doctor.finding import Check, Finding, count, ok, warning
+from controller.doctor.machine import Machine
+
+TOPIC = "Processor"
+QUICKSTART_CORES = 2
+BUSY_SHARE = 0.5
+THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+BINDINGS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+FREE = ("", "false", "none", "disabled")
+
+
+def usable_cores(machine: Machine) -> float:
+    """Cores this process may use: the least of the machine's, its affinity and its control group's quota."""
+    logical, affinity = machine.num_cores()
+    quota = cgroups.cores(machine)
+    return min(logical, affinity or logical, math.inf if quota is None else quota)
+
+
+def cores(machine: Machine) -> Finding:
+    """How many there are, and how many are ours."""
+    logical, affinity = machine.num_cores()
+    quota, usable = cgroups.cores(machine), usable_cores(machine)
+    models = [
+        line.split(":", 1)[1].strip() for line in machine.text("/proc/cpuinfo").splitlines() if "model name" in line
+    ]
+    limits = [
+        *([f"affinity {affinity}"] if affinity is not None and affinity != logical else []),
+        *([f"control group {quota:g}"] if quota is not None else []),
+    ]
+    words = f"{usable:g} of {logical} usable" + (f" ({', '.join(limits)})" if limits else "")
+    words += f", {models[0]}" if models else ""
+    data = {"logical": logical, "affinity": affinity, "quota": quota, "usable": usable}
+    if usable < QUICKSTART_CORES:
+        what = "give it two cores" + (
+            " (docker run --cpus, taskset, or the batch system set this limit)" if limits else ""
+        )
+        return warning(words, f"rollouts and training take turns on one: {what}", **data)
+    return ok(words, **data)
+
+
+def load(machine: Machine) -> Finding:
+    """Whether other programs keep the cores busy right now."""
+    value, usable = machine.load(), usable_cores(machine)
+    words = f"{value:.2f} on average in the last minute, of {count(math.floor(usable), 'core')}"
+    if value > BUSY_SHARE * usable:
+        return warning(words, "other programs run here; times and speeds will be worse than they could be", load=value)
+    return ok(words, load=value)
+
+
+def threads(machine: Machine) -> Finding:
+    """Settings of OpenMP and the like. Each process of a run gets its own count; bindings would reach it unchanged."""
+    environment = machine.environment
+    bound = [f"{name}={environment[name]}" for name in BINDINGS if environment.get(name, "").lower() not in FREE]
+    if bound:
+        return warning(
+            ", ".join(bound), f"this ties every process of a run to the same cores: unset {bound[0].partition('=')[0]}"
+        )
+    if environment.get("OMP_WAIT_POLICY", "").lower() == "active" or environment.get("KMP_BLOCKTIME") == "infinite":
+        return warning(
+            "waiting threads spin for ever", "unset OMP_WAIT_POLICY and KMP_BLOCKTIME: processes share cores"
+        )
+    counts = [f"{name}={environment[name]}" for name in THREAD_COUNTS if environment.get(name)]
+    return ok((", ".join(counts) or "nothing set") + "; each process of a run gets a count of its own")
+
+
+CHECKS = (
+    Check(TOPIC, "cores", cores),
+    Check(TOPIC, "load", load),
+    Check(TOPIC, "thread settings", threads),
+)

@@ -1,0 +1,125 @@
+"""Python, our own installation, and the packages without which nothing runs.
+
+Owns: their checks. Refuses: torch (torch_build.py) and what is optional (packages.py).
+"""
+
+from __future__ import annotations
+
+import platform
+import struct
+import sys
+
+from areal_like.errors import UserError
+from areal_like.shadow import check_not_shadowed
+from controller.doctor import versions
+from controller.doctor.finding import Check, Finding, ok, problem, warning
+from controller.doctor.machine import Machine
+from controller.doctor.remedies import remedy
+
+TOPIC = "Python"
+OWN_LINES = ("torch", "transformers", "math-verify")
+"""Required packages that have a line of their own."""
+
+
+def interpreter(machine: Machine) -> Finding:
+    """The Python we run in, against the range that is tested."""
+    from controller.cli import python_fault
+
+    found = tuple(sys.version_info[:2])
+    data = {"version": platform.python_version(), "executable": sys.executable}
+    if fault := python_fault(found):
+        return problem(fault, "make the environment with another one, e.g. make PYTHON=python3.12", **data)
+    if struct.calcsize("P") != 8:
+        return problem(f"{platform.python_version()}, 32 bit", "torch needs a 64-bit Python", **data)
+    words = f"{platform.python_version()}, {sys.executable}"
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return warning(f"{words}, free-threaded", "only the ordinary build is tested: use python3.13, not python3.13t")
+    return ok(words, **data)
+
+
+def installation(machine: Machine) -> Finding:
+    """Our five packages, and not somebody else's of the same name."""
+    import areal_like
+
+    try:
+        check_not_shadowed()
+    except UserError as error:
+        return problem(f"{error.where}: {error.what}" if error.where else error.what, error.remedy)
+    installed = machine.version(versions.DISTRIBUTION)
+    place = str(areal_like.__path__[0]).removesuffix("/areal_like")
+    return ok(
+        f"areal_like {areal_like.__version__}{'' if installed else ' (not installed, run from its folder)'}, {place}"
+    )
+
+
+def packages(machine: Machine) -> Finding:
+    """Every required package, against its declared range."""
+    needed = [entry for entry in versions.declared() if not entry.extra and entry.package not in OWN_LINES]
+    if not needed:
+        return warning("the list of required packages cannot be read", "install areal_like again (pip install -e .)")
+    found = {entry.text: machine.version(entry.package) for entry in needed}
+    missing = [text for text, version in found.items() if not version]
+    wrong = [
+        f"{entry.package} {found[entry.text]} (needs {entry.text})"
+        for entry in needed
+        if found[entry.text] and not entry.admits(found[entry.text])
+    ]
+    data = {"packages": {entry.package: found[entry.text] for entry in needed}}
+    if missing:
+        texts = " ".join(f"'{text}'" for text in missing)
+        return problem(f"missing: {', '.join(missing)}", f"pip install {texts}", **data)
+    if wrong:
+        return problem(f"another version than needed: {', '.join(wrong)}", "pip install -r requirements.lock", **data)
+    return ok(", ".join(f"{entry.package} {found[entry.text]}" for entry in needed), **data)
+
+
+def transformers(machine: Machine) -> Finding:
+    """transformers makes and runs a tiny Qwen3, in a process of its own."""
+    entry = versions.required_of("transformers")
+    found = machine.version("transformers")
+    if not found:
+        return problem("not installed", f"pip install '{entry.text}'")
+    if not entry.admits(found):
+        return problem(f"{found}, and {entry.text} is needed", f"pip install '{entry.text}'", version=found)
+    answer = machine.probe("tiny_model", deadline_s=80)
+    if not answer.data:
+        advice = remedy(
+            answer.fault, f"install it again: {sys.executable} -m pip install --force-reinstall transformers"
+        )
+        return problem(f"{found} cannot run a tiny Qwen3: {answer.fault}", advice, version=found)
+    if not answer.data.get("is_finite"):
+        return problem(
+            f"{found}: a tiny Qwen3 computes no numbers", "install torch and transformers again", version=found
+        )
+    return ok(f"{found}, runs a tiny Qwen3", version=found)
+
+
+def math_verify(machine: Machine) -> Finding:
+    """The verifier of mathematics parses and compares; its antlr4 parser is easily broken by another package's pin."""
+    entry = versions.required_of("math-verify")
+    found = machine.version("math-verify")
+    if not found:
+        return problem("not installed", f"pip install '{entry.text}'")
+    if not entry.admits(found):
+        return warning(f"{found}, and {entry.text} is needed", f"pip install '{entry.text}'", version=found)
+    answer = machine.probe("maths", deadline_s=30)
+    if not answer.data:
+        return warning(
+            f"{found} does not work: {answer.fault}",
+            "its antlr4-python3-runtime does not fit: pip install --force-reinstall math-verify latex2sympy2_extended",
+            version=found,
+        )
+    if not answer.data.get("same") or answer.data.get("other"):
+        return warning(
+            f"{found} takes 1/2 for other than 0.5", "pip install --force-reinstall math-verify", version=found
+        )
+    return ok(f"{found}, knows that 1/2 is 0.5", version=found)
+
+
+CHECKS = (
+    Check(TOPIC, "Python", interpreter, is_needed=True),
+    Check(TOPIC, "areal_like", installation, is_needed=True),
+    Check(TOPIC, "packages", packages, is_needed=True),
+    Check(TOPIC, "transformers", transformers, deadline_s=90, is_needed=True),
+    Check(TOPIC, "math-verify", math_verify, deadline_s=40),
+)

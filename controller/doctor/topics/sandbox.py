@@ -1,0 +1,111 @@
+"""The layers that can confine a program a model wrote. Each is tried for real, in a process of its own.
+
+Owns: the checks. Refuses: running anybody's program. The quickstart needs none of this.
+"""
+
+from __future__ import annotations
+
+from controller.doctor.finding import NOT_HERE, Check, Finding, absent, ok, warning
+from controller.doctor.machine import Machine
+
+TOPIC = "Sandbox"
+BWRAP = ("--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--ro-bind", "/", "/")
+BWRAP_PRIVATE = ("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp")
+BWRAP_TRIAL = ("--", "/bin/sh", "-c", "echo >/usr/.areal_like-doctor 2>/dev/null && echo writable; echo inside")
+CLONE_SETTING = "/proc/sys/kernel/unprivileged_userns_clone"
+APPARMOR_SETTING = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
+MAX_SETTING = "/proc/sys/user/max_user_namespaces"
+
+
+def namespaces(machine: Machine) -> Finding:
+    """Views of its own of processes, network, files and ids for a program."""
+    if not machine.is_linux:
+        return NOT_HERE
+    answer = machine.probe("namespaces", deadline_s=10)
+    if not answer.data:
+        return warning(f"cannot be tried: {answer.fault}", "report this with the output of --json")
+    faults = answer.data["faults"]
+    refused = {name: fault for name, fault in faults.items() if fault}
+    if not refused:
+        return ok(f"{', '.join(faults)}{' (as root)' if answer.data['uid'] == 0 else ''}", **answer.data)
+    words = ", ".join(f"{name} ({fault})" for name, fault in refused.items())
+    return warning(
+        f"refused: {words}", f"{_who_refuses(machine, words)}; code rewards then have weaker layers only", **answer.data
+    )
+
+
+def _who_refuses(machine: Machine, fault: str) -> str:
+    """The setting at fault, with the command that changes it."""
+    if machine.text(CLONE_SETTING) == "0":
+        return "sysctl kernel.unprivileged_userns_clone=1"
+    if machine.text(APPARMOR_SETTING) == "1":
+        return "AppArmor forbids it: sysctl kernel.apparmor_restrict_unprivileged_userns=0"
+    if machine.text(MAX_SETTING) == "0":
+        return "sysctl user.max_user_namespaces=15000"
+    if "No space left" in fault or "ENOSPC" in fault:
+        return "the number of namespaces, or how deep they nest, is limited: sysctl user.max_user_namespaces=15000"
+    return "a container forbids it: docker run --security-opt seccomp=unconfined (or a profile that allows unshare)"
+
+
+def bubblewrap(machine: Machine) -> Finding:
+    """The program that joins the namespaces: present, and working."""
+    if not machine.is_linux:
+        return NOT_HERE
+    path = machine.which("bwrap")
+    if not path:
+        return absent("not installed", "for code rewards: apt install bubblewrap")
+    words = machine.run([path, "--version"], deadline_s=5).out.split()
+    version = words[-1] if words else "of unknown version"
+    ran = machine.run([path, *BWRAP, *BWRAP_PRIVATE, *BWRAP_TRIAL], deadline_s=10)
+    if "inside" in ran.out and "writable" not in ran.out:
+        return ok(f"{version}, works with all namespaces and a read-only root", version=version, path=path)
+    bare = machine.run([path, *BWRAP, *BWRAP_TRIAL], deadline_s=10)
+    if "inside" in bare.out and "writable" not in bare.out:
+        return warning(
+            f"{version}, works without a private /proc, /dev and /tmp only ({ran.fault or ran.err.strip()})",
+            "a container hides /proc: docker run --security-opt systempaths=unconfined", version=version, path=path,
+        )  # fmt: skip
+    if "writable" in ran.out + bare.out:
+        return warning(f"{version} does not keep the root read-only", "update bubblewrap", version=version, path=path)
+    fault = bare.fault or bare.err.strip() or "no answer"
+    return warning(f"{version} does not work here: {fault}", _who_refuses(machine, fault), version=version, path=path)
+
+
+def seccomp(machine: Machine) -> Finding:
+    """Filters of system calls."""
+    if not machine.is_linux:
+        return NOT_HERE
+    answer = machine.probe("seccomp_filter", deadline_s=10)
+    fault = answer.data.get("fault", answer.fault) if answer.data else answer.fault
+    if fault:
+        return warning(
+            f"a filter cannot be installed: {fault}", "the kernel or a container forbids it; other layers remain"
+        )
+    return ok("a filter can be installed, and holds")
+
+
+def resource_limits(machine: Machine) -> Finding:
+    """Limits of memory, time, files and processes on one program."""
+    answer = machine.probe("resource_limits", deadline_s=20)
+    if not answer.data:
+        return warning(f"cannot be tried: {answer.fault}", "report this with the output of --json")
+    limits = answer.data["limits"]
+    bound = [name for name, state in limits.items() if state == "bound"]
+    loose = [name for name, state in limits.items() if state != "bound"]
+    is_root = answer.data["uid"] == 0
+    if loose == ["processes"] and is_root:
+        return ok(f"{', '.join(bound)} hold (the number of processes does not bind root)", **answer.data)
+    if loose:
+        return warning(
+            f"{', '.join(loose)} {'does' if len(loose) == 1 else 'do'} not hold",
+            "this system does not enforce them; use another layer, or Linux", **answer.data,
+        )  # fmt: skip
+    return ok(f"{', '.join(bound)} hold", **answer.data)
+
+
+CHECKS = (
+    Check(TOPIC, "namespaces", namespaces, deadline_s=15),
+    Check(TOPIC, "bubblewrap", bubblewrap, deadline_s=30),
+    Check(TOPIC, "seccomp", seccomp, deadline_s=15),
+    Check(TOPIC, "resource limits", resource_limits, deadline_s=30),
+)

@@ -1,0 +1,213 @@
+"""torch, its devices and their driver. torch is looked at in a process of its own: a broken driver can hang for good.
+
+Owns: the checks, driver numbers. Refuses: importing torch, changing anything about a device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from controller.doctor import versions
+from controller.doctor.finding import Check, Finding, absent, count, ok, problem, size, warning
+from controller.doctor.machine import Answer, Machine
+from controller.doctor.remedies import remedy
+
+TOPIC = "torch"
+CUDA_INDEX = "https://download.pytorch.org/whl/"
+LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
+"""Least major version of NVIDIA's Linux driver by major version of CUDA (NVIDIA's CUDA compatibility tables)."""
+PROBE_S, DEVICES_S = 60.0, 60.0
+
+
+def _build(machine: Machine) -> Answer:
+    return machine.probe("torch_build", deadline_s=PROBE_S)
+
+
+def _devices(machine: Machine) -> Answer:
+    return machine.probe("torch_devices", deadline_s=DEVICES_S)
+
+
+def _nvidia_gpus(machine: Machine) -> int:
+    """NVIDIA GPUs that the kernel shows, whether or not CUDA works."""
+    return len([name for name in machine.names("/dev") if re.fullmatch(r"nvidia\d+", name)])
+
+
+def _has_amd_gpu(machine: Machine) -> bool:
+    return "kfd" in machine.names("/dev")
+
+
+def torch(machine: Machine) -> Finding:
+    """The build: version, CPU, CUDA or ROCm, and whether it computes."""
+    from controller.cli import torch_fault
+
+    installed, entry = machine.version("torch"), versions.required_of("torch")
+    advice = f"pip install '{entry.text}' (without a GPU: with --index-url {CUDA_INDEX}cpu)"
+    if fault := torch_fault(installed or None):
+        return problem(fault, advice, version=installed)
+    answer = _build(machine)
+    if not answer.data:
+        words = f"{installed} is installed and does not work: {answer.fault}"
+        again = advice.replace("pip install", "pip install --force-reinstall")
+        return problem(words, remedy(answer.fault, again), version=installed)
+    facts = answer.data
+    if not facts["computes"]:
+        return problem(f"{installed} computes wrongly", advice, version=installed)
+    kind = f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU build"
+    data = {**facts, "build": kind}
+    data.pop("version")
+    threads = count(int(facts["num_threads"]), "thread")
+    words = f"{installed}, {kind}, {facts['instructions'] or 'unknown'} instructions, {threads}"
+    return ok(f"{words}, imported in {facts['import_s']:.1f} s", version=installed, **data)
+
+
+def devices(machine: Machine) -> Finding:
+    """What torch can compute on, each tried with a small product."""
+    build = _build(machine)
+    if not build.data:
+        return warning("cannot be told without a working torch", "mend torch first")
+    if not build.data["cuda"] and not build.data["hip"]:
+        return _without_gpu_build(machine, build.data)
+    answer = _devices(machine)
+    hidden = "CUDA_VISIBLE_DEVICES" in machine.environment
+    if not answer.data:
+        return warning(
+            f"CUDA does not answer: {answer.fault}",
+            "see whether nvidia-smi answers, restart the driver or the machine, or go without: CUDA_VISIBLE_DEVICES=''",
+        )
+    found = answer.data["devices"]
+    if not found:
+        if _nvidia_gpus(machine) and not hidden:
+            here, why = count(_nvidia_gpus(machine), "NVIDIA GPU"), answer.data["fault"] or "no reason given"
+            return warning(
+                f"{here} here, and CUDA shows none: {why}",
+                "the driver must fit the CUDA of this torch: update it, or install a torch for an older CUDA",
+            )
+        return ok("CPU only: a torch for GPUs, and none is visible", devices=[])
+    bad = [f"cuda:{index}: {device['fault']}" for index, device in enumerate(found) if device["fault"]]
+    words = "; ".join(_words(index, device) for index, device in enumerate(found))
+    if bad:
+        return warning(
+            "; ".join(bad), "reset or leave out that device: CUDA_VISIBLE_DEVICES names those to use", **answer.data
+        )
+    taken = [i for i, device in enumerate(found) if device.get("free_bytes", 0) < 0.5 * device["total_bytes"]]
+    if taken:
+        who = ", ".join(f"cuda:{index}" for index in taken)
+        return warning(
+            f"{words}; {who} mostly taken by other programs", "see nvidia-smi for whose they are", **answer.data
+        )
+    return ok(words, **answer.data)
+
+
+def _words(index: int, device: Mapping[str, Any]) -> str:
+    major, minor = device["capability"]
+    free = f", {size(device['free_bytes'])} free" if "free_bytes" in device else ""
+    return f"cuda:{index} {device['name']}, {size(device['total_bytes'])}{free}, capability {major}.{minor}"
+
+
+def _without_gpu_build(machine: Machine, build: Mapping[str, Any]) -> Finding:
+    number = _nvidia_gpus(machine)
+    if number:
+        return warning(
+            f"CPU only in spite of {count(number, 'NVIDIA GPU')}: this torch is the CPU build",
+            f"pip install --force-reinstall torch --index-url {CUDA_INDEX}cu130 (or the CUDA your driver has)",
+        )
+    if _has_amd_gpu(machine):
+        return warning("CPU only, although there is an AMD GPU", f"install a ROCm build from {CUDA_INDEX} (not tested)")
+    return ok("CPU only" + (" (Apple's GPU is not used)" if build.get("has_mps") else ""), devices=[])
+
+
+def driver(machine: Machine) -> Finding:
+    """The GPU's driver, against what this torch's CUDA asks for."""
+    smi = machine.which("nvidia-smi")
+    if not smi and not _nvidia_gpus(machine):
+        if _has_amd_gpu(machine):
+            return ok(f"amdgpu {machine.text('/sys/module/amdgpu/version') or '(in the kernel)'}")
+        return absent("no GPU of NVIDIA's or AMD's here")
+    version = ""
+    if smi:
+        ran = machine.run([smi, "--query-gpu=driver_version", "--format=csv,noheader"], deadline_s=20)
+        if ran.fault:
+            said = " ".join((ran.out or ran.fault).split())[:160]
+            return warning(
+                f"nvidia-smi: {said}",
+                "after an update of the driver restart the machine; in a container give it --gpus all",
+            )
+        version = ran.out.strip().splitlines()[0].strip() if ran.out.strip() else ""
+    else:
+        match = re.search(r"Kernel Module\D*(\d[\d.]+)", machine.text("/proc/driver/nvidia/version"))
+        version = match.group(1) if match else ""
+    if not version:
+        return warning("an NVIDIA GPU, and no driver that says its version", "install NVIDIA's driver")
+    cuda = versions.number(str(_build(machine).data.get("cuda") or ""))
+    least = LEAST_DRIVER.get(cuda[0], 0) if cuda else 0
+    if versions.number(version)[:1] < (least,):
+        return warning(
+            f"NVIDIA {version}, and CUDA {'.'.join(map(str, cuda))} needs {least} or newer",
+            f"update the driver, or install torch for an older CUDA from {CUDA_INDEX}", version=version,
+        )  # fmt: skip
+    return ok(f"NVIDIA {version}", version=version)
+
+
+def attention(machine: Machine) -> Finding:
+    """Which kernel packs sequences of unequal length without padding."""
+    flash, build = machine.version("flash-attn"), _build(machine)
+    if not build.data:
+        return warning("cannot be told without a working torch", "mend torch first")
+    has_varlen = bool(build.data["has_varlen"])
+    found = [
+        f"torch's varlen {'is there' if has_varlen else 'is not in this torch'}",
+        f"flash-attn {flash}" if flash else "flash-attn not installed (not needed beside varlen)",
+    ]
+    data = {"varlen": has_varlen, "flash_attn": flash}
+    if not build.data["cuda"] and not build.data["hip"]:
+        return ok("SDPA, sequence by sequence (packed kernels need a GPU)", **data)
+    capabilities = [tuple(device["capability"]) for device in _devices(machine).data.get("devices", [])]
+    if capabilities and min(capabilities) < (8, 0):
+        return warning(
+            "; ".join([*found, "this GPU is older than capability 8.0, so SDPA is used"]),
+            "works, slower; packed kernels need an Ampere GPU or newer", **data,
+        )  # fmt: skip
+    if not has_varlen and not flash:
+        return warning("; ".join(found), f"update torch, or {versions.how_to_install('flash-attn')}", **data)
+    return ok("; ".join(found), **data)
+
+
+def topology(machine: Machine) -> Finding | None:
+    """How several GPUs reach each other; nothing to say about fewer than two."""
+    facts = _devices(machine).data if _build(machine).data.get("cuda") or _build(machine).data.get("hip") else {}
+    number = len(facts.get("devices", []))
+    if number < 2:
+        return None
+    apart = [(a, b) for a in range(number) for b in range(a + 1, number) if not facts["peers"][a][b]]
+    links = _links(machine)
+    words = f"{number} GPUs, {links or 'links unknown'}"
+    if apart:
+        pairs = ", ".join(f"{a}-{b}" for a, b in apart[:6]) + (", ..." if len(apart) > 6 else "")
+        return warning(
+            f"{words}; no direct way between {pairs}", "works through host memory, slower",
+            links=links, apart=apart,
+        )  # fmt: skip
+    return ok(f"{words}; each reaches each directly", links=links)
+
+
+def _links(machine: Machine) -> str:
+    """The kinds of links in `nvidia-smi topo -m`, e.g. `NV18` or `PIX, SYS`."""
+    smi = machine.which("nvidia-smi")
+    if not smi:
+        return ""
+    ran = machine.run([smi, "topo", "-m"], deadline_s=20)
+    rows = [line.split() for line in ran.out.splitlines() if line.startswith("GPU")]
+    return ", ".join(
+        sorted({cell for row in rows for cell in row if re.fullmatch(r"NV\d+|PIX|PXB|PHB|NODE|SYS", cell)})
+    )
+
+
+CHECKS = (
+    Check(TOPIC, "torch", torch, deadline_s=70, is_needed=True),
+    Check(TOPIC, "devices", devices, deadline_s=140),
+    Check(TOPIC, "GPU driver", driver, deadline_s=100),
+    Check(TOPIC, "GPU topology", topology, deadline_s=170),
+    Check(TOPIC, "attention kernel", attention, deadline_s=150),
+)

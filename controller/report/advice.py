@@ -1,0 +1,269 @@
+"""What a change of the configuration would bring, by a simple model, and how it is put in words.
+
+Owns: `Pace` (the model), the numbers that are recommended. Refuses: deciding what is wrong (waits.py).
+
+The model. Trainer, rollout workers and scoring work at the same time as far as the staleness bound lets them; a step
+takes as long as the slowest part needs for it, the largest of
+
+    trainer_s
+    rollout_s * workers / new workers / slot gain
+    score_s * scoring processes / new ones
+    cpu_s / cores, where everything runs on the cores of one machine: all work shared out evenly
+
+with each one's working time in a step as measured. It is an estimate: it leaves out memory bandwidth and the tail of
+the longest answers, and takes waiting inside a process (for a disk, a lock) for work.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from controller.report.data import RunData
+from controller.report.finding import capital, percent, plural, sentences
+from controller.report.shares import Shares, whole
+
+SLOT_EXPONENT = 1 / 3
+"""Tokens a second grow with slots to this power: eight times as many gave twice as much on long-tailed lengths
+(benchmarks/results/engine.json: 16 slots 12.6k, 128 slots 25.8k tokens a second). A GPU gains more."""
+MAX_SLOT_FACTOR = 64
+"""More than that many times the slots is no longer a small step from what was measured."""
+MAX_WORKER_FACTOR = 16
+WORTH = 0.05
+"""A gain below this is within the noise between two runs, and not worth a change."""
+SLOTS_FULL = 0.7
+"""Below it slots stand empty for want of samples, and more of them would too."""
+WORTH_MENTION = 0.1
+"""Rollout workers that idle less are not held back by the bound: the rest is swaps and the ends of steps."""
+MANY = 3.0
+"""A gain is told in per cent below this, as a multiple above."""
+BEST_SHARE = 0.98
+"""The fewest workers that reach this share of what any number would."""
+MODEL = "Model: a step takes as long as its slowest part"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of work in a step as measured, and what it was done with."""
+
+    step_s: float
+    trainer_s: float
+    rollout_s: float
+    """All workers working together, none idle."""
+    workers: int = 1
+    slots: int = 1
+    """Of one worker."""
+    score_s: float = 0.0
+    """All scoring processes working together."""
+    scorers: int = 1
+    trainer_threads: int = 1
+    rollout_threads: int = 1
+    cores: int | None = None
+    """Of the machine that everything runs on; None: devices of their own, or not known."""
+
+    @property
+    def is_known(self) -> bool:
+        """There is enough to predict from."""
+        parts = (self.step_s, self.trainer_s, self.rollout_s)
+        return all(math.isfinite(part) for part in parts) and self.step_s > 0 and self.rollout_s > 0
+
+    def predict(self, *, workers: int | None = None, slot_gain: float = 1.0, scorers: int | None = None) -> float:
+        """Seconds of a step after the change."""
+        rollout_s = self.rollout_s * self.workers / slot_gain  # of one worker doing all of it
+        needed = [
+            self.trainer_s,
+            rollout_s / (workers or self.workers),
+            self.score_s * self.scorers / (scorers or self.scorers),
+        ]
+        if self.cores:
+            cpu_s = self.trainer_s * self.trainer_threads + rollout_s * self.rollout_threads
+            needed.append(cpu_s / self.cores)
+        return max(needed)
+
+    def gain(self, *, workers: int | None = None, slot_gain: float = 1.0, scorers: int | None = None) -> float:
+        """Steps a second more, as a share of what the model says of the present; never negative."""
+        after_s = self.predict(workers=workers, slot_gain=slot_gain, scorers=scorers)
+        return max(0.0, self.predict() / after_s - 1.0) if after_s > 0 else 0.0
+
+    @property
+    def overlap_gain(self) -> float:
+        """Steps a second more where all parts worked at the same time, against the present as measured."""
+        return max(0.0, self.step_s / self.predict() - 1.0) if self.predict() > 0 else 0.0
+
+    def enough_workers(self) -> int:
+        """The fewest that come close to the best that more workers can do."""
+        most = self.workers * MAX_WORKER_FACTOR
+        best_s = self.predict(workers=most)
+        return next(n for n in range(1, most + 1) if n == most or self.predict(workers=n) * BEST_SHARE <= best_s)
+
+    def enough_slots(self, most: int) -> int:
+        """Slots of a worker, a doubling at a time, until the trainer is no longer waited for; at most `most`."""
+        slots = self.slots
+        while slots < min(most, self.slots * MAX_SLOT_FACTOR) and self.predict(slot_gain=self.slot_gain(slots)) > max(
+            self.trainer_s, self.predict(slot_gain=1e9)
+        ):
+            slots *= 2
+        return min(slots, max(most, self.slots))
+
+    def slot_gain(self, slots: int) -> float:
+        """Tokens a second with `slots` against now."""
+        return (slots / self.slots) ** SLOT_EXPONENT
+
+
+def pace_of(data: RunData, shares: Shares) -> Pace:
+    """The run's pace; parts that are not known are NaN, and `is_known` says so."""
+    step_s = shares.step_s
+    workers = whole(data, "rollout.num_workers", 1) or 1
+    if math.isfinite(shares.rollout_workers) and shares.rollout_workers >= 1:
+        workers = min(workers, round(shares.rollout_workers))
+    return Pace(
+        step_s=step_s,
+        trainer_s=(1.0 - shares.trainer_wait) * step_s,
+        rollout_s=shares.rollout_working * step_s,
+        workers=workers,
+        slots=whole(data, "rollout.engine.num_slots", 1) or 1,
+        score_s=0.0 if math.isnan(shares.scoring_busy) else shares.scoring_busy * step_s,
+        scorers=whole(data, "reward.num_workers", 1) or 1,
+        trainer_threads=_threads(data, "trainer.threads"),
+        rollout_threads=_threads(data, "rollout.threads"),
+        cores=data.cores if shares_cores(data) else None,
+    )
+
+
+def shares_cores(data: RunData) -> bool:
+    """Trainer and rollout workers compute on the cores of one machine."""
+    devices = (data.setting("rollout.engine.device", "cpu"), data.setting("trainer.device", "cpu"))
+    return devices == ("cpu", "cpu")
+
+
+def more_generation(data: RunData, shares: Shares, pace: Pace) -> tuple[str, str]:
+    """(advice, prediction) where generation is the slowest part."""
+    ways, remarks, hopes = [], [], []
+    slots = _more_slots(data, shares, pace)
+    if slots > pace.slots:
+        ways.append(
+            f"raise rollout.engine.num_slots from {pace.slots} to {slots} (it costs memory for the KV cache, no cores)"
+        )
+        hopes.append(f"{_plus(pace.gain(slot_gain=pace.slot_gain(slots)))} with {slots} slots")
+    workers = pace.enough_workers()
+    if workers > pace.workers and (gain := pace.gain(workers=workers)) >= WORTH:
+        where = "" if shares_cores(data) else " on devices of their own"
+        ways.append(f"raise rollout.num_workers from {pace.workers} to {workers}{where}")
+        hopes.append(f"{_plus(gain)} with {plural(workers, 'worker')}")
+    elif pace.cores:
+        remarks.append(
+            f"more workers on the same {plural(pace.cores, 'core')} would not help: they are at work already; take "
+            "more cores or another device"
+        )
+    way, remark = _bound_words(data, shares)
+    ways += [way] if way else []
+    remarks += [remark] if remark else []
+    return sentences(capital(", or ".join(ways)), *map(capital, remarks)), _prediction(hopes, pace)
+
+
+def looser_bound(data: RunData, pace: Pace) -> tuple[str, str]:
+    """(advice, prediction) where trainer and rollout workers both wait for work: the bound keeps them from overlapping.
+
+    With room enough they overlap whole, and the slower of the two is never idle.
+    """
+    bound = data.setting("staleness.max_staleness")
+    mode = data.setting("mode", "async")
+    gain = pace.overlap_gain if pace.is_known else 0.0
+    hope = _prediction([f"{_plus(gain)} once both work at the same time"] if gain >= WORTH else [], pace)
+    if mode in ("sync", "one_step_off"):
+        return f"Choose mode: async (mode: {mode} makes them wait for each other)", hope
+    if not isinstance(bound, int) or isinstance(bound, bool):
+        return "Look at the timeline for who is late", ""
+    return f"Raise staleness.max_staleness from {bound} to {max(bound + 1, 2 * bound)}", hope
+
+
+def fewer_rollouts(data: RunData, shares: Shares, pace: Pace) -> tuple[str, str]:
+    """(advice, prediction) where the trainer is the slowest part and the bound holds rollout workers back."""
+    ways = []
+    enough = workers_at_work(shares, pace)
+    if enough < pace.workers:
+        ways.append(f"rollout.num_workers: {enough} instead of {pace.workers} would do")
+    threads = _threads(data, "trainer.threads")
+    if pace.cores and threads < pace.cores:
+        ways.append(f"give the trainer the cores that idle (trainer.threads above {threads})")
+    elif not shares_cores(data):
+        ways.append("give devices of the rollout pool to the trainer")
+    ways.append("make its step cheaper (larger trainer.micro_batch_tokens, fewer groups_per_step)")
+    advice = "; ".join(ways) + ". More rollout workers or a higher max_staleness would only make samples older"
+    if not pace.is_known:
+        return capital(advice), ""
+    least_s = max(pace.rollout_s, (pace.trainer_s + pace.rollout_s * pace.workers) / pace.cores if pace.cores else 0.0)
+    gain = pace.step_s / least_s - 1.0
+    hope = f"{_plus(gain)} with a trainer as fast as the rollout workers" if gain >= WORTH else ""
+    fewer = f"none lost with {plural(enough, 'rollout worker')}" if enough < pace.workers else ""
+    return capital(advice), _prediction([one for one in (hope, fewer) if one], pace)
+
+
+def workers_at_work(shares: Shares, pace: Pace) -> int:
+    """Rollout workers that would do the same work without idling."""
+    if not math.isfinite(shares.rollout_working):
+        return pace.workers
+    return max(1, math.ceil(pace.workers * shares.rollout_working / BEST_SHARE))
+
+
+def more_scoring(pace: Pace, *, is_failing: bool) -> tuple[str, str]:
+    """(advice, prediction) where scores are waited for."""
+    first = "Mend the scorer first: logs/reward.log names the answers" if is_failing else ""
+    without_s = replace(pace, score_s=0.0).predict() if pace.is_known else 0.0
+    scorers = pace.scorers
+    if pace.score_s > without_s > 0:
+        scorers = min(pace.scorers * MAX_WORKER_FACTOR, math.ceil(pace.scorers * pace.score_s / without_s))
+    more = f" from {pace.scorers} to {scorers}" if scorers > pace.scorers else ""
+    way = f"Make the scorer faster, or raise reward.num_workers{more} (scoring that only waits costs no core)"
+    gain = pace.gain(scorers=scorers) if pace.is_known else 0.0
+    hope = [f"{_plus(gain)} if scores came as fast as they are needed"] if gain >= WORTH else []
+    return sentences(first, way), _prediction(hope, pace)
+
+
+# ------------------------------------------------------------ inside
+
+
+def _more_slots(data: RunData, shares: Shares, pace: Pace) -> int:
+    """Slots of a worker that would be filled: only where those there are full, and as the bound lets samples in."""
+    if math.isfinite(shares.slots_full) and shares.slots_full < SLOTS_FULL:
+        return pace.slots
+    bound = data.setting("staleness.max_staleness")
+    in_step = whole(data, "groups_per_step", 0) * whole(data, "group_size", 0)
+    if not in_step:
+        return pace.slots
+    in_flight = (bound + 1) * in_step if isinstance(bound, int) and not isinstance(bound, bool) else 2 * in_step
+    slots = pace.enough_slots(max(1, in_flight // pace.workers))
+    is_worth_it = slots >= 1.5 * pace.slots and pace.gain(slot_gain=pace.slot_gain(slots)) >= WORTH
+    return slots if is_worth_it else pace.slots
+
+
+def _bound_words(data: RunData, shares: Shares) -> tuple[str, str]:
+    """What a higher max_staleness would do here: a way out, or a remark that it is none."""
+    bound = data.setting("staleness.max_staleness")
+    if not isinstance(bound, int) or isinstance(bound, bool):
+        return "", ""
+    way = f"raise staleness.max_staleness from {bound} to {max(bound + 1, 2 * bound)}"
+    if math.isfinite(shares.slots_full) and shares.slots_full < SLOTS_FULL:
+        why = f"slots are only {percent(shares.slots_full)} full: new groups could start while the longest answers end"
+        return f"{way} ({why})", ""
+    if shares.rollout_idle >= WORTH_MENTION:
+        return way, ""
+    return "", f"a higher max_staleness than {bound} would not help: the bound holds no rollout worker back"
+
+
+def _threads(data: RunData, path: str) -> int:
+    told = data.setting(path, "auto")
+    if isinstance(told, int) and not isinstance(told, bool) and told > 0:
+        return told
+    return data.cores or 1 if data.setting("mode") == "sync" else 1
+
+
+def _plus(gain: float) -> str:
+    return f"+{100 * gain:.0f} %" if gain < MANY else f"{1 + gain:.0f} times as many"
+
+
+def _prediction(hopes: list[str], pace: Pace) -> str:
+    if not hopes or not pace.is_known:
+        return ""
+    cores = f"; {pace.cores} cores share all work evenly at best" if pace.cores else ""
+    return f"Steps a second, by estimate: {', '.join(hopes)}. {MODEL}{cores}."

@@ -1,0 +1,326 @@
+"""What is known of a run, read from its folder: finished, going on, crashed, damaged, or written by an older version.
+
+Owns: `RunData`, reading each file of the folder as far as it goes, and saying in plain words what is missing. Refuses:
+judging the run (diagnosis.py), drawing it (charts.py), the ledger's samples (samples.py), writing anything.
+
+Nothing here raises for damage inside the folder: what cannot be read is left out and named in `problems`. Rows are
+checked so far that whoever reads them may rely on `step` being a whole number and on pulses having their nested shape;
+single numbers are read with `number` and `series`, which turn whatever is no number into NaN.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import yaml
+
+from areal_like.errors import UserError
+from controller.report.samples import SampleStats, Unreadable, read_samples
+from controller.run_folder import FORMAT, RunFolder
+from controller.runs.whereabouts import Whereabouts, whereabouts
+from controller.wiring import num_cores
+
+STATUS_FORMAT = 1
+"""Number of status.json's layout; one of a newer version is left out."""
+KINDS = frozenset({"step", "eval", "pulse", "note", "dropped", "swap", "process", "sink", "counters"})
+"""Lines of metrics.jsonl that this version knows."""
+ENDED = frozenset({"finished", "stopped", "failed"})
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """All that reports, diagnosis and commands want to know of one run."""
+
+    folder: RunFolder
+    state: Row
+    """state.json; {} when damaged."""
+    config: Row
+    """The resolved configuration as plain YAML; {} when damaged."""
+    summary: Row | None
+    """summary.json; None before the end of a run."""
+    status: Row | None
+    """status.json, replaced about once a second while the run goes on; None for older runs."""
+    steps: list[Row] = field(default_factory=list)
+    """Newest row of each step of the surviving lineage, in order of steps."""
+    evals: list[Row] = field(default_factory=list)
+    """Newest row of each version, in order of versions."""
+    pulses: list[Row] = field(default_factory=list)
+    """In the order they were written; counters are cumulative since a process's incarnation began."""
+    notes: list[Row] = field(default_factory=list)
+    dropped: list[Row] = field(default_factory=list)
+    swaps: list[Row] = field(default_factory=list)
+    processes: list[Row] = field(default_factory=list)
+    """Processes lost, restarted, gone."""
+    sinks: list[Row] = field(default_factory=list)
+    """Metrics sinks down, up, closed."""
+    counters: Row | None = None
+    """Last words: counters of every process over its incarnations; only after an orderly end."""
+    samples: SampleStats | None = None
+    """None where the ledger cannot be read, or no sample was consumed yet."""
+    problems: list[str] = field(default_factory=list)
+    """In plain words: what is missing, damaged or cut."""
+    where: Whereabouts | None = None
+    """Whether it goes on, and how it ended, judged when it was read; None where state.json is damaged."""
+    weight_dir: str = ""
+    """Where versions travelled through; empty where it is not known."""
+    cores: int | None = None
+    """Processor cores of the run's machine, known where this is the one."""
+
+    @staticmethod
+    def load(folder: RunFolder, *, max_samples: int = 20_000) -> RunData:
+        """Read the folder. Raises UserError where there is nothing to read, or where a newer version wrote it."""
+        problems: list[str] = []
+        state = _state(folder, problems)
+        rows = _metrics(folder, problems, is_running=state.get("status") == "running")
+        config = _config(folder, problems)
+        data = RunData(
+            folder=folder,
+            state=state,
+            config=config,
+            summary=_json_object(folder.summary, problems, must_exist=state.get("status") in {"finished", "stopped"}),
+            status=_status(folder, problems),
+            steps=_surviving(rows["step"], problems),
+            evals=_newest(rows["eval"], "version"),
+            pulses=[_pulse(row) for row in rows["pulse"]],
+            notes=rows["note"],
+            dropped=rows["dropped"],
+            swaps=rows["swap"],
+            processes=rows["process"],
+            sinks=rows["sink"],
+            counters=rows["counters"][-1] if rows["counters"] else None,
+            samples=_samples(folder, problems, max_samples),
+            problems=problems,
+            where=_whereabouts(folder, state),
+            weight_dir=_weight_dir(folder),
+            cores=num_cores() if state.get("host") == socket.gethostname() else None,
+        )
+        if data.steps and not data.pulses:
+            problems.append("metrics.jsonl has no pulses (written by an older version?): waits are known only in part")
+        if not (state or config or data.summary or data.status or data.samples or any(rows.values())):
+            raise UserError(
+                f"nothing of a run can be read here ({'; '.join(problems)})",
+                where=str(folder.root),
+                remedy="give the folder of a run, such as runs/<name>",
+            )
+        return data
+
+    @property
+    def is_over(self) -> bool:
+        """True once the run has ended by itself: finished, stopped or failed (a crash leaves `running` behind)."""
+        return self.state.get("status") in ENDED
+
+    def setting(self, path: str, default: Any = None) -> Any:
+        """A value of the configuration by its dotted path; `default` where the file is damaged or lacks it."""
+        found: Any = self.config
+        for key in path.split("."):
+            if not isinstance(found, dict) or key not in found:
+                return default
+            found = found[key]
+        return found
+
+
+def number(row: Mapping[str, Any] | None, key: str, default: float = math.nan) -> float:
+    """A finite number out of a row; `default` where it is missing, null, infinite or no number at all."""
+    value = row.get(key) if isinstance(row, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return default
+    try:
+        return float(value) if math.isfinite(value) else default
+    except OverflowError:
+        return default
+
+
+def series(rows: Iterable[Mapping[str, Any]], key: str) -> np.ndarray:
+    """One number of every row as float64, NaN where a row has none."""
+    return np.array([number(row, key) for row in rows], dtype=np.float64)
+
+
+# ------------------------------------------------------------ one file each
+
+
+def _state(folder: RunFolder, problems: list[str]) -> Row:
+    if not folder.root.is_dir():
+        raise UserError("no folder lies there", where=str(folder.root), remedy="give the folder of a run")
+    state = _json_object(folder.state, problems, must_exist=True) or {}
+    found = state.get("format")
+    if isinstance(found, int) and found > FORMAT:
+        raise UserError(
+            f"this run was made by a newer version (layout {found}, ours is {FORMAT})",
+            where=str(folder.root),
+            remedy="update areal_like",
+        )
+    return state
+
+
+def _status(folder: RunFolder, problems: list[str]) -> Row | None:
+    path = folder.root / "status.json"
+    status = _json_object(path, problems, must_exist=False)
+    if status is not None and number(status, "format") > STATUS_FORMAT:
+        problems.append(f"{path.name} was written by a newer version and is left out")
+        return None
+    return status
+
+
+def _json_object(path: Path, problems: list[str], *, must_exist: bool) -> Row | None:
+    """The object in a JSON file; None where it is missing or damaged, which is said."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        if must_exist:
+            problems.append(f"{path.name} is missing")
+        return None
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read ({error.strerror or error})")
+        return None
+    except (ValueError, RecursionError) as error:
+        problems.append(f"{path.name} is damaged ({_short(error)})")
+        return None
+    if not isinstance(found, dict):
+        problems.append(f"{path.name} is damaged (no object in it)")
+        return None
+    return found
+
+
+def _config(folder: RunFolder, problems: list[str]) -> Row:
+    name = folder.config.name
+    try:
+        found = yaml.safe_load(folder.config.read_bytes())
+    except FileNotFoundError:
+        problems.append(f"{name} is missing")
+        return {}
+    except OSError as error:
+        problems.append(f"{name} cannot be read ({error.strerror or error})")
+        return {}
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        problems.append(f"{name} is damaged ({_short(error)})")
+        return {}
+    if not isinstance(found, dict):
+        problems.append(f"{name} is damaged (no settings in it)")
+        return {}
+    return found
+
+
+def _metrics(folder: RunFolder, problems: list[str], *, is_running: bool) -> dict[str, list[Row]]:
+    """Rows by kind. A last line without its end is normal while the run goes on."""
+    rows: dict[str, list[Row]] = {kind: [] for kind in KINDS}
+    try:
+        *lines, rest = folder.metrics.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        problems.append("metrics.jsonl is missing: no steps and no evaluations are known")
+        return rows
+    except OSError as error:
+        problems.append(f"metrics.jsonl cannot be read ({error.strerror or error})")
+        return rows
+    damaged, strange = 0, Counter[str]()
+    for line in [*lines, rest]:
+        if not line.strip():
+            continue
+        try:
+            row = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            if line is not rest:
+                damaged += 1
+            elif not is_running:
+                problems.append("the last line of metrics.jsonl is cut short")
+            continue
+        kind = row.get("kind") if isinstance(row, dict) else None
+        if not isinstance(kind, str):
+            damaged += 1
+        elif kind in KINDS:
+            rows[kind].append(row)
+        else:
+            strange[kind[:40]] += 1
+    if damaged:
+        problems.append(f"{damaged} of {len(lines) + bool(rest)} lines of metrics.jsonl are damaged and left out")
+    if strange:
+        named = ", ".join(kind for kind, _ in strange.most_common(3))
+        problems.append(f"{strange.total()} lines of metrics.jsonl are of kinds unknown to this version ({named})")
+    return rows
+
+
+def _samples(folder: RunFolder, problems: list[str], max_samples: int) -> SampleStats | None:
+    try:
+        return read_samples(folder.ledger, max_samples=max_samples)
+    except Unreadable as error:
+        problems.append(f"{folder.ledger.name}: {error}; figures of single samples are left out")
+        return None
+
+
+def _whereabouts(folder: RunFolder, state: Row) -> Whereabouts | None:
+    try:
+        return whereabouts(folder) if state else None
+    except (UserError, OSError):  # it was readable a moment ago, and is replaced while we look
+        return None
+
+
+def _weight_dir(folder: RunFolder) -> str:
+    """As the trainer was told; a file that is not there or not whole says nothing."""
+    try:
+        spec = json.loads((folder.processes / "trainer.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return ""
+    return str(spec.get("weight_dir", "")) if isinstance(spec, dict) else ""
+
+
+# ------------------------------------------------------------ rows
+
+
+def _surviving(rows: list[Row], problems: list[str]) -> list[Row]:
+    """The newest row of every step. A step done again disowns the later ones of the life before it (law 4)."""
+    found: dict[int, Row] = {}
+    damaged = 0
+    for row in rows:
+        step = _whole(row.get("step"))
+        if step is None:
+            damaged += 1
+            continue
+        if found and step <= max(found):
+            found = {key: kept for key, kept in found.items() if key < step}
+        found[step] = {**row, "step": step}
+    if damaged:
+        problems.append(f"{damaged} step lines of metrics.jsonl do not say which step, and are left out")
+    return [found[step] for step in sorted(found)]
+
+
+def _newest(rows: list[Row], key: str) -> list[Row]:
+    found = {whole: {**row, key: whole} for row in rows if (whole := _whole(row.get(key))) is not None}
+    return [found[whole] for whole in sorted(found)]
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if math.isfinite(value) and value == int(value) else None
+
+
+def _pulse(row: Row) -> Row:
+    """The row with its nested parts as they should be; what is something else becomes empty."""
+    processes = row.get("processes")
+    processes = processes if isinstance(processes, dict) else {}
+    waits = row.get("waits")
+    counts = row.get("counts")
+    return {
+        **row,
+        "waits": [str(one) for one in waits] if isinstance(waits, list) else [],
+        "counts": counts if isinstance(counts, dict) else {},
+        "processes": {
+            str(name): {**one, "counters": one["counters"] if isinstance(one.get("counters"), dict) else {}}
+            for name, one in processes.items()
+            if isinstance(one, dict)
+        },
+    }
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:120]

@@ -1,0 +1,98 @@
+"""One thing worth telling about a run, and how its words are made.
+
+Owns: `Finding`, `Rated` (with its place in the order), words for shares and numbers. Refuses: finding anything.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+Severity = Literal["bad", "warning", "good", "info"]
+"""`bad`: the run fails at its purpose; `warning`: it works and wastes, or will fail; `info`: good to know."""
+
+_ORDER: dict[Severity, int] = {"bad": 0, "warning": 1, "good": 2, "info": 3}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding in plain words; `advice` and `predicted` may be empty."""
+
+    severity: Severity
+    title: str
+    """One sentence with the decisive numbers."""
+    detail: str = ""
+    """What it rests on."""
+    advice: str = ""
+    """What to change, with the keys of the configuration."""
+    predicted: str = ""
+    """What the change would bring, and by which model."""
+
+
+class Weight(IntEnum):
+    """Order within one severity: what makes everything below it meaningless comes first."""
+
+    OUTCOME = 100
+    """The run is no more: it crashed or failed."""
+    AUDIT = 90
+    """The laws of the ledger were broken: no other number can be trusted."""
+    POLICY = 80
+    """The policy is spoilt: throughput no longer matters."""
+    REWARD = 70
+    """Scores fail or stall: rollouts and trainer wait for that alone."""
+    SIGNAL = 60
+    """There is nothing to learn from."""
+    WAIT = 50
+    """Somebody waits for somebody else."""
+    LOSS = 40
+    """Work is thrown away."""
+    MACHINE = 30
+    """Processes, memory, sinks, swaps."""
+    REMARK = 10
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A finding with its weight; a greater share of the same kind comes first."""
+
+    weight: Weight
+    finding: Finding
+    share: float = 0.0
+
+    @property
+    def order(self) -> tuple[int, int, float]:
+        """Sorts the most important first."""
+        return _ORDER[self.finding.severity], -int(self.weight), -(self.share if math.isfinite(self.share) else 0.0)
+
+
+def percent(share: float) -> str:
+    """A share of one as per cent, finer where it is small."""
+    if not math.isfinite(share):
+        return "an unknown share"
+    value = 100 * share
+    return f"{value:.1f} %" if 0.05 <= abs(value) < 0.95 else f"{value:.0f} %"
+
+
+def figure(value: float) -> str:
+    """A number of three digits for people."""
+    if not math.isfinite(value):
+        return "unknown"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def sentences(*parts: str) -> str:
+    """Those that are not empty, as sentences."""
+    found = [part.strip() for part in parts if part.strip()]
+    return " ".join(part if part[-1] in ".!?:" else part + "." for part in found)
+
+
+def capital(text: str) -> str:
+    """With a capital letter, unless it begins with a key of the configuration."""
+    return text if "." in text.split(" ")[0] else text[:1].upper() + text[1:]

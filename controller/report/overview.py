@@ -1,0 +1,295 @@
+"""What a report says in words and single numbers: key figures, waits, events, environment.
+
+Owns: which numbers are key, their units and wording. Refuses: charts (run_charts.py), judging (diagnosis.py), markup.
+
+Whatever comes from a run is plain text here, control characters written as escapes; the page escapes it again for HTML.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from controller.report.charts import Number, column, number
+from controller.report.data import RunData
+from controller.runs.words import printable, span
+
+MAX_EVENTS = 200
+MAX_WAITS = 6
+MAX_TEXT_CHARS = 600
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One key number, ready to print. `note` says what it is compared with."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened. `at` is a time since the first row, `level` one of info, warning, bad."""
+
+    at: str
+    kind: str
+    text: str
+    level: str = "info"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Who waited for whom, and in what share of the pulses."""
+
+    words: str
+    share: float
+
+
+def text(value: Any, max_chars: int = MAX_TEXT_CHARS) -> str:
+    """Anything of a run as harmless text of bounded length."""
+    words = printable(str(value))
+    return words if len(words) <= max_chars else words[: max_chars - 1] + "…"
+
+
+# ------------------------------------------------------------ key numbers
+
+
+def figures(data: RunData) -> list[Figure]:
+    """The numbers that a reader wants first; a run without an end has those that its rows give."""
+    found = data.summary or {}
+    return [figure for figure in (
+        _steps(data), _accuracy(data), _reward(data), _rate(data, found, "samples_per_s", "samples/s", "samples used"),
+        _rate(data, found, "tokens_per_s", "tokens/s", "sampled tokens used"),
+        _share(data, found, "trainer_wait_share", "trainer waited"),
+        _share(data, found, "rollout_idle_share", "rollout idle"),
+        _share(data, found, "rollout_paused_share", "rollout paused for weights"),
+        _staleness(data), _time(data, found), _groups(found), _audit(found),
+    ) if figure is not None]  # fmt: skip
+
+
+def _steps(data: RunData) -> Figure:
+    planned = number(data.setting("num_steps"))
+    last = data.steps[-1]["step"] if data.steps else 0
+    return Figure("steps", f"{last:,}", f"of {planned:,.0f}" if planned is not None else "")
+
+
+def _accuracy(data: RunData) -> Figure | None:
+    known = [(row["version"], number(row.get("accuracy"))) for row in data.evals]
+    points = [(version, accuracy) for version, accuracy in known if accuracy is not None]
+    if not points:
+        return None
+    first, last = points[0], points[-1]
+    if first == last:
+        return Figure("accuracy", f"{last[1]:.3f}", f"version {last[0]}, the only evaluation")
+    return Figure("accuracy", f"{first[1]:.3f} → {last[1]:.3f}", f"version {first[0]} → {last[0]}, held-out prompts")
+
+
+def _reward(data: RunData) -> Figure | None:
+    rewards = [value for value in column(data.steps, "reward_mean") if value is not None]
+    if not rewards:
+        return None
+    window = max(1, min(10, len(rewards) // 4))
+    first, last = sum(rewards[:window]) / window, sum(rewards[-window:]) / window
+    steps = "step" if window == 1 else f"{window} steps"
+    return Figure("reward", f"{first:.3f} → {last:.3f}", f"mean of the first and last {steps}")
+
+
+def _rate(data: RunData, found: Mapping[str, Any], key: str, unit: str, note: str) -> Figure | None:
+    value = number(found.get(key))
+    if value is None and data.steps:
+        wall_s = number(data.steps[-1].get("wall_s"))
+        field = {"samples_per_s": "num_samples", "tokens_per_s": "num_sampled_tokens"}[key]
+        total = sum(one for one in column(data.steps, field) if one is not None)
+        value = total / wall_s if wall_s and total else None
+    return None if value is None else Figure(unit, f"{value:,.0f}" if value >= 10 else f"{value:.2g}", note)
+
+
+def _share(data: RunData, found: Mapping[str, Any], key: str, label: str) -> Figure | None:
+    value = number(found.get(key))
+    if value is None and key == "trainer_wait_share":
+        shares = [one for one in column(data.steps, key) if one is not None]
+        value = sum(shares) / len(shares) if shares else None
+    return None if value is None else Figure(label, f"{value:.1%}", "of its time")
+
+
+def _staleness(data: RunData) -> Figure | None:
+    means = [value for value in column(data.steps, "staleness_mean") if value is not None]
+    highs = [value for value in column(data.steps, "staleness_max") if value is not None]
+    if not means or not highs:
+        return None
+    bound = data.setting("staleness.max_staleness")
+    note = f"mean, max {max(highs):.0f}" + (f", bound {text(bound, 20)}" if bound is not None else "")
+    return Figure("staleness", f"{sum(means) / len(means):.2f}", note)
+
+
+def _time(data: RunData, found: Mapping[str, Any]) -> Figure | None:
+    seconds = number(found.get("wall_s"))
+    if seconds is not None:
+        prepared_s = number(found.get("prepare_s")) or 0.0
+        return Figure("wall time", span(seconds), f"{span(prepared_s)} of it preparing" if prepared_s >= 1 else "")
+    wall_s = number(data.steps[-1].get("wall_s")) if data.steps else None
+    return None if wall_s is None else Figure("wall time", span(wall_s), "from the first lease to the last step")
+
+
+def _groups(found: Mapping[str, Any]) -> Figure | None:
+    drawn, consumed = number(found.get("groups_drawn")), number(found.get("groups_consumed"))
+    if drawn is None or consumed is None:
+        return None
+    others = [
+        f"{number(found.get(f'groups_{fate}')) or 0:,.0f} {fate.replace('_', ' ')}"
+        for fate in ("filtered", "dropped", "in_flight")
+        if number(found.get(f"groups_{fate}"))
+    ]
+    return Figure("groups used", f"{consumed:,.0f}", f"of {drawn:,.0f} drawn" + "".join(f", {one}" for one in others))
+
+
+def _audit(found: Mapping[str, Any]) -> Figure | None:
+    audit = found.get("audit")
+    return None if audit is None else Figure("audit", text(audit, 80), "laws recounted from the ledger")
+
+
+# ------------------------------------------------------------ waits and events
+
+
+def waits(data: RunData) -> list[Wait]:
+    """Who waited for whom, from the sentences of the pulses, numbers left out, the commonest first."""
+    found: Counter[str] = Counter()
+    for pulse in data.pulses:
+        found.update({_pattern(sentence) for sentence in pulse["waits"]})
+    return [Wait(words, count / len(data.pulses)) for words, count in found.most_common(MAX_WAITS)]
+
+
+def _pattern(sentence: str) -> str:
+    head = re.split(r"[;:,(]", sentence, maxsplit=1)[0]
+    return text(re.sub(r"(?<![\w-])\d+(?:\.\d+)?", "n", head).strip(), 160)
+
+
+def events(data: RunData) -> tuple[list[Event], int]:
+    """Notes, lost processes, sinks, and drops by reason, in order; and how many are left out in the middle."""
+    origin_s = min(_times([*data.steps, *data.evals, *data.notes, *data.pulses, *data.processes]), default=0.0)
+    rows: list[tuple[float, Event]] = []
+
+    def put(row: Mapping[str, Any], kind: str, words: str, level: str = "info") -> None:
+        time_s = number(row.get("time_s"))
+        at = "" if time_s is None else _clock(time_s - origin_s)
+        rows.append((time_s if time_s is not None else origin_s, Event(at, kind, text(words), level)))
+
+    for row in data.notes:
+        kind, words = text(row.get("note", "note"), 60), str(row.get("text", ""))
+        is_end = "the run is over" in words
+        put(row, kind.replace("_", " "), words, "info" if is_end or kind == "advice" else "warning")
+    for row in data.processes:
+        words = f"{row.get('name')} is {row.get('event')}" + (f": {row['reason']}" if row.get("reason") else "")
+        put(row, "process", words, "bad" if row.get("event") == "lost" else "info")
+    for row in data.sinks:
+        put(row, "metrics sink", _sink(row), "warning" if row.get("event") == "down" else "info")
+    rows.sort(key=lambda pair: pair[0])
+    ordered = [event for _, event in rows]
+    left_out = max(0, len(ordered) - MAX_EVENTS)
+    if left_out:
+        half = MAX_EVENTS // 2
+        ordered = [*ordered[:half], *ordered[-half:]]
+    return [*_drops(data), *ordered], left_out
+
+
+def _sink(row: Mapping[str, Any]) -> str:
+    words = f"{row.get('sink')} is {row.get('event')}" + (f": {row['error']}" if row.get("error") else "")
+    counts = [f"{row[key]} {key}" for key in ("written", "lost") if number(row.get(key)) is not None]
+    return words + (f" ({', '.join(counts)})" if counts else "")
+
+
+def _drops(data: RunData) -> Iterable[Event]:
+    """One line per reason: a run may drop thousands of groups."""
+    reasons = Counter(str(row.get("reason") or "unknown") for row in data.dropped)
+    for reason, count in reasons.most_common():
+        example = next(row for row in data.dropped if str(row.get("reason") or "unknown") == reason)
+        detail = f"; the first: group {example.get('group_id')}" + (
+            f", {example['detail']}" if example.get("detail") else ""
+        )
+        yield Event("", "dropped", text(f"{count:,} groups dropped, {reason.replace('_', ' ')}{detail}"), "warning")
+
+
+def _times(rows: Iterable[Mapping[str, Any]]) -> list[float]:
+    return [value for value in column(rows, "time_s") if value is not None]
+
+
+def _clock(seconds: float) -> str:
+    whole = max(0, int(seconds))
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+# ------------------------------------------------------------ environment
+
+
+def environment(data: RunData) -> list[tuple[str, str]]:
+    """What the run folder says of machine, versions and origin, as (name, value)."""
+    known = [("run folder", text(data.folder.root)), *_state_rows(data.state)]
+    for file in ("environment.json", "trainer.json"):
+        try:
+            found = json.loads((data.folder.root / file).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            continue
+        known += [(name, value) for name, value in _flat(found) if (name, value) not in known]
+    return [*known, ("this report made with", _here())]
+
+
+def _here() -> str:
+    """Whoever makes the report: at the end of a run that is its controller."""
+    return (
+        f"Python {platform.python_version()} on {socket.gethostname()}, {platform.platform()}, {os.cpu_count()} cores"
+    )
+
+
+_STATE_NAMES: Mapping[str, str] = {
+    "run_id": "run id", "host": "host", "command": "command", "started_in": "started in", "source": "configuration",
+    "created_s": "created", "ended_s": "ended", "reason": "ended because",
+}  # fmt: skip
+
+
+def _state_rows(state: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    for key, name in _STATE_NAMES.items():
+        value = state.get(key)
+        seconds = number(value)
+        if key.endswith("_s") and seconds is not None:
+            rows.append((name, _date(seconds)))
+        elif value not in (None, "") and isinstance(value, str | int):
+            rows.append((name, text(value)))
+    for key in ("python", "platform", "machine", "versions", "environment", "areal_like"):
+        if key in state:
+            rows += _flat({key: state[key]})
+    return rows
+
+
+def _flat(found: Any, prefix: str = "") -> list[tuple[str, str]]:
+    if not isinstance(found, Mapping):
+        return [(prefix, text(found))] if prefix else []
+    return [row for key, value in found.items() for row in _flat(value, f"{prefix} {key}".strip().replace("_", " "))]
+
+
+def _date(seconds: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return "-"
+
+
+def dated(seconds: Number) -> str:
+    """A wall-clock time as a date, empty where there is none."""
+    return "" if seconds is None else _date(seconds)
+
+
+def process_shares(seconds: Mapping[str, float], span_s: float) -> Sequence[tuple[str, float]]:
+    """Activities of a process by share of its recorded time, above half a per mille."""
+    if span_s <= 0:
+        return []
+    return [(name, part_s / span_s) for name, part_s in seconds.items() if part_s / span_s >= 0.0005]

@@ -1,0 +1,232 @@
+"""report.html: one file that opens anywhere, without a network.
+
+Owns: `write_report`, the page's template, style and script, what is embedded in it, and that nothing of a run becomes
+markup or code. Refuses: what is drawn (run_charts.py, timeline.py), words and numbers (overview.py, diagnosis.py).
+
+Text of a run passes jinja2's escaping; numbers and names for the charts travel as JSON in which `<` never occurs, so
+that no `</script>` can end it. A content policy in the page forbids every request, whatever got in.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from areal_like.errors import UserError
+from controller.report import colours, overview
+from controller.report.charts import Axis, Chart, Section, Series, number, tidy, time_unit
+from controller.report.data import RunData
+from controller.report.diagnosis import diagnose
+from controller.report.files import replace_file
+from controller.report.finding import Finding
+from controller.report.picture import run_sheet, save
+from controller.report.run_charts import sections
+from controller.report.timeline import Timeline, read_timeline
+from controller.run_folder import RunFolder
+from controller.runs.words import span
+
+TEMPLATES = Path(__file__).parent / "templates"
+PAGE, PICTURE = "report.html", "report.png"
+MAX_CONFIG_CHARS = 200_000
+MARKS = {"bad": "✖", "warning": "▲", "good": "✔", "info": "●"}
+_CONTENTS = (("diagnosis", "Diagnosis"), ("numbers", "Key numbers"))
+_APPENDIX = (("events", "Events"), ("config", "Configuration"), ("environment", "Environment"))
+
+
+def write_report(folder: RunFolder) -> Path:
+    """Write report.html and report.png into the run folder; returns the page's path.
+
+    May be called from any thread, while the run goes on or after it. Raises UserError where the folder holds nothing
+    that can be read, where it cannot be written to, or where plotly or matplotlib is not installed.
+    """
+    data = RunData.load(folder)
+    timeline, found, findings = read_timeline(data), sections(data), diagnose(data)
+    path = folder.root / PAGE
+    write_page(path, run_page(data, findings, found, timeline))
+    save(run_sheet(data, findings, found, timeline), folder.root / PICTURE)
+    return path
+
+
+def run_page(data: RunData, findings: Sequence[Finding], found: Sequence[Section], timeline: Timeline) -> str:
+    """The page of one run as text."""
+    kind, words = _state(data)
+    events, events_left_out = overview.events(data)
+    contents = list(_CONTENTS)
+    for section in found:
+        contents.append((section.key, section.title))
+        if section.key == "speed":
+            contents.append(("timeline", "Timeline"))
+    return render(
+        "report.html.j2",
+        charts=[chart for section in found for chart in section.charts],
+        timeline=timeline,
+        contents=[*contents, *_APPENDIX],
+        name=overview.text(data.folder.name, 120),
+        kind=kind,
+        words=overview.text(words),
+        findings=[_harmless(finding) for finding in findings],
+        marks=MARKS,
+        figures=overview.figures(data),
+        sections=found,
+        classes=chart_classes(found),
+        waits=overview.waits(data),
+        has_pulses=bool(data.pulses),
+        events=events,
+        events_left_out=events_left_out,
+        config_text=_config_text(data.folder),
+        environment=overview.environment(data),
+        bin_words=f"{timeline.bin_s:.3g} s" if timeline.bin_s >= 1 else f"{timeline.bin_s * 1000:.0f} ms",
+    )
+
+
+def render(template: str, *, charts: Sequence[Chart], timeline: Timeline | None = None, **context: Any) -> str:
+    """A page from one of our templates with the charts it refers to. Raises UserError without plotly."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template(template).render(
+        **context,
+        timeline=timeline or Timeline(),
+        css=(TEMPLATES / "page.css").read_text(),
+        palette_css=palette_css(),
+        js=(TEMPLATES / "page.js").read_text(),
+        plotly_js=plotly_js(),
+        payload=script_json(payload(charts, timeline or Timeline())),
+        made=time.strftime("%Y-%m-%d %H:%M:%S"),
+        span=span,
+        percent=lambda share: f"{share:.1%}",
+        shares=overview.process_shares,
+    )
+
+
+def payload(charts: Sequence[Chart], timeline: Timeline) -> dict[str, Any]:
+    """What the page's script draws from."""
+    unit, per_unit = time_unit(timeline.length_s)
+    return {
+        "palettes": {"light": palette(colours.LIGHT), "dark": palette(colours.DARK)},
+        "charts": {
+            chart.key: {
+                "key": chart.key, "x": _axis(chart.x), "y": _axis(chart.y),
+                "series": [_series(series) for series in chart.drawn],
+            }
+            for chart in charts if not chart.is_empty
+        },
+        "timeline": {
+            "x": _axis(Axis("time since the start", unit)),
+            "length": tidy(timeline.length_s / per_unit),
+            "breaks": [tidy(rest.at_s / per_unit) for rest in timeline.breaks],
+            "activities": [
+                {"name": name, "colour": colours.activity_colour(name), "is_wait": colours.is_wait(name)}
+                for name in timeline.activities
+            ],
+            "strips": [
+                {
+                    "label": markup_free(strip.name), "xs": [tidy(x / per_unit) for x in strip.xs_s],
+                    "shares": {name: values for name, values in strip.shares.items() if any(values)},
+                }
+                for strip in timeline.strips
+            ],
+        },
+    }  # fmt: skip
+
+
+def markup_free(label: str) -> str:
+    """plotly reads a few tags in labels and would obey those of a run."""
+    return overview.text(label, 60).replace("<", "‹").replace(">", "›")
+
+
+def _series(series: Series) -> dict[str, Any]:
+    xs = [markup_free(x) if isinstance(x, str) else x for x in series.xs]
+    return {**msgspec.to_builtins(series), "name": markup_free(series.name), "xs": xs}
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    return dict(msgspec.to_builtins(axis))
+
+
+def palette(colour: Mapping[str, str]) -> dict[str, str]:
+    """A palette with the names that only the page uses."""
+    return {**colour, "line": colour["grid"]}
+
+
+def palette_css() -> str:
+    """The palettes as custom properties; dark where the reader's system, or the button, says so."""
+    light, dark = (_properties(one, back) for one, back in ((colours.LIGHT, "#f4f5f7"), (colours.DARK, "#0c0e12")))
+    return (
+        f":root {{ color-scheme: light; {light} }}\n"
+        f':root[data-theme="dark"] {{ color-scheme: dark; {dark} }}\n'
+        f'@media (prefers-color-scheme: dark) {{ :root:not([data-theme="light"]) {{ color-scheme: dark; {dark} }} }}'
+    )
+
+
+def _properties(colour: Mapping[str, str], back: str) -> str:
+    more = {"back": back, "line": colour["muted"] + "66"}
+    return " ".join(f"--{name}: {value};" for name, value in {**colour, **more}.items())
+
+
+def script_json(value: Any) -> str:
+    """JSON that may stand inside a script element: no `<`, no line separators of JavaScript."""
+    text = msgspec.json.encode(value).decode()
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+@cache
+def plotly_js() -> str:
+    """The script of the installed plotly package; the package itself is not imported. Raises UserError."""
+    spec = importlib.util.find_spec("plotly")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / "package_data" / "plotly.min.js"
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    raise UserError("plotly is not installed", where="report", remedy="pip install plotly")
+
+
+def write_page(path: Path, page: str) -> None:
+    """Replace a page atomically. Raises UserError."""
+    replace_file(path, lambda fresh: fresh.write_text(page, encoding="utf-8", errors="replace"))
+
+
+def _state(data: RunData) -> tuple[str, str]:
+    """What became of the run, and a sentence that stays true on a page that is kept."""
+    found = data.where
+    if found is None:
+        return "unknown", "what became of this run cannot be read"
+    ended_s = number(found.state.get("ended_s", found.state.get("updated_s")))
+    if found.kind in ("running", "crashed", "foreign") or ended_s is None:
+        return found.kind, f"{found.words} (when this page was made)"
+    reason = str(found.state.get("reason") or "")
+    return found.kind, f"{found.kind} at {overview.dated(ended_s)}" + (f": {reason}" if reason else "")
+
+
+def _harmless(finding: Finding) -> Finding:
+    words = [overview.text(part, 2000) for part in (finding.title, finding.detail, finding.advice, finding.predicted)]
+    return Finding(finding.severity, *words)
+
+
+def chart_classes(found: Sequence[Section]) -> dict[str, str]:
+    """The learning curve is tall; it, and the last of an odd number, takes both columns."""
+    classes = {"chart-learning": "wide tall"}
+    for section in found:
+        keys = [chart.key for chart in section.charts if not chart.is_empty and chart.key not in classes]
+        if len(keys) % 2:
+            classes[keys[-1]] = "wide"
+    return classes
+
+
+def _config_text(folder: RunFolder) -> str:
+    try:
+        with folder.config.open("rb") as file:
+            return overview.text(file.read(MAX_CONFIG_CHARS).decode(errors="replace"), MAX_CONFIG_CHARS)
+    except OSError:
+        return ""

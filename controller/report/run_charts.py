@@ -1,0 +1,235 @@
+"""The charts of one run, section by section, from what the run folder holds.
+
+Owns: the order of sections; the charts of learning, answers and optimisation: fields, labels, units, captions. Refuses:
+staleness, speed and processes (flow_charts.py), activity strips (timeline.py), drawing, judging (diagnosis.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from controller.report import flow_charts as flow
+from controller.report.charts import (
+    NO_STEPS,
+    STEP,
+    Axis,
+    Chart,
+    Rows,
+    Section,
+    Series,
+    column,
+    curve,
+    histogram,
+    level,
+    number,
+    of_steps,
+    running_mean,
+    thinning_words,
+)
+from controller.report.colours import DASHES, NUM_CATEGORIES
+from controller.report.data import RunData
+
+KINDS = ("scored", "timed_out", "crashed", "invalid")
+MEAN_WINDOW = 10
+MIN_STEPS_FOR_MEAN = 20
+NO_SAMPLES = "the ledger holds no consumed samples that can be read"
+
+
+def sections(data: RunData) -> list[Section]:
+    """All charts of a run; those without numbers say why."""
+    steps = data.steps
+    return [
+        Section("learning", "Learning", (learning(data), components(data), verdicts(data))),
+        Section("staleness", "Staleness", (flow.staleness_over_time(steps), flow.staleness_histogram(data))),
+        Section("speed", "Throughput", (flow.throughput(steps), flow.samples_rate(steps), flow.waiting(steps),
+                                        flow.step_time(steps), flow.swaps(data), flow.in_flight(data))),
+        Section("answers", "Answers", (lengths(data), length_histogram(data), cut_share(steps))),
+        Section("optimisation", "Optimisation", (clip_fraction(steps), entropy(steps), kl(steps),
+                                                 effective_samples(steps), weights(steps),
+                                                 gradient(data), loss(steps))),
+        Section("machine", "Processes", (flow.memory(data), flow.reward_queue(data))),
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------ learning
+
+
+def learning(data: RunData) -> Chart:
+    """Mean reward per step and evaluations."""
+    xs, ys = column(data.steps, "step"), column(data.steps, "reward_mean")
+    has_mean = len(xs) >= MIN_STEPS_FOR_MEAN
+    series = [curve("reward of the batch", xs, ys, colour="c0", emphasis="faint" if has_mean else "plain")]
+    if has_mean:
+        means = running_mean(ys, MEAN_WINDOW)
+        series.append(curve(f"its mean over {MEAN_WINDOW} steps", xs, means, colour="c0", emphasis="bold"))
+    points = eval_points(data)
+    series.append(
+        Series("accuracy on held-out prompts", [v for v, _ in points], [a for _, a in points], "dots", "c1", "dash")
+    )
+    caption = (
+        "Reward of the consumed samples (sampled with the training temperature) against the step that used them; "
+        "evaluations stand at the version they scored." + thinning_words(len(xs))
+    )
+    y = Axis("reward, accuracy")
+    return Chart("chart-learning", "Learning curve", STEP, y, series, caption, NO_STEPS)
+
+
+def eval_points(data: RunData) -> list[tuple[float, float]]:
+    """(version, accuracy) of the evaluations that gave one, in order of versions."""
+    known = [(float(row["version"]), number(row.get("accuracy"))) for row in data.evals]
+    return [(version, accuracy) for version, accuracy in known if accuracy is not None]
+
+
+def components(data: RunData) -> Chart:
+    """Mean of each reward component by step."""
+    by_step = data.samples.components_by_step if data.samples else {}
+    series = []
+    for place, (name, points) in enumerate(list(by_step.items())[:NUM_CATEGORIES]):
+        pairs = [(number(step), number(mean)) for step, mean in points]
+        xs, ys = [step for step, _ in pairs], [mean for _, mean in pairs]
+        series.append(curve(name, xs, ys, colour=f"c{place}", dash=DASHES[place]))
+    caption = "Mean of each component over the consumed samples of a step, before weights and shaping."
+    missing = "the scorers gave no components" if data.samples else NO_SAMPLES
+    return Chart("chart-components", "Reward components", STEP, Axis("mean"), series, caption, missing)
+
+
+def verdicts(data: RunData) -> Chart:
+    """How many answers were scored, and how many were not, by kind."""
+    found = verdict_counts(data)
+    names: list[str] = [kind for kind in KINDS if kind in found]
+    names += [kind for kind in found if kind not in names]
+    bars = [Series("answers", [name.replace("_", " ") for name in names], [found[name] for name in names], "bars",
+                   "c0")] if names else []  # fmt: skip
+    total, scored = sum(found.values()), found.get("scored", 0)
+    caption = "Every answer ends with one verdict; a failure is never a zero."
+    if total:
+        caption += f" {scored:,.0f} of {total:,.0f} were scored ({scored / total:.1%})."
+    y = Axis("answers", scale="log" if total and scored < total else "linear", bottom=None)
+    return Chart("chart-verdicts", "Verdicts", Axis("verdict"), y, bars, caption, NO_SAMPLES)
+
+
+def verdict_counts(data: RunData) -> dict[str, float]:
+    """Verdicts by kind: of the ledger, else of the last pulse."""
+    if data.samples and data.samples.verdicts:
+        return {str(kind): float(count) for kind, count in data.samples.verdicts.items()}
+    if not data.pulses:
+        return {}
+    found: Counter[str] = Counter()
+    for process in data.pulses[-1]["processes"].values():
+        if process.get("role") == "reward":
+            for kind in KINDS:
+                found[kind] += number(process["counters"].get(kind)) or 0  # type: ignore[assignment]
+    return {kind: float(count) for kind, count in found.items() if count}
+
+
+# ------------------------------------------------------------ answers
+
+
+def lengths(data: RunData) -> Chart:
+    """Length of the answers by step: mean and percentiles."""
+    lines = [("response_len_p50", "median", "c0"), ("response_len_mean", "mean", "c2"),
+             ("response_len_p99", "99th percentile", "c4"), ("response_len_max", "longest", "c1")]  # fmt: skip
+    limit = number(data.setting("sampling.max_new_tokens"))
+    more = level("limit", column(data.steps, "step"), limit)
+    y = Axis("answer length", "tokens", bottom=0.0)
+    caption = "Lengths of the answers that a step used."
+    return of_steps(data.steps, "chart-lengths", "Answer length", y, lines, caption, more=more)
+
+
+def length_histogram(data: RunData) -> Chart:
+    """Lengths at the beginning and at the end of the run."""
+    samples = data.samples
+    series: list[Series] = []
+    if samples is not None and len(samples.length):
+        steps, length = np.asarray(samples.step, dtype=float), np.asarray(samples.length, dtype=float)
+        edges = np.linspace(0, max(float(length.max()) + 1, 2), 41)
+        fifth = (steps.max() - steps.min() + 1) / 5
+        first, last = length[steps < steps.min() + fifth], length[steps > steps.max() - fifth]
+        if steps.max() - steps.min() >= 4:
+            series = [histogram("first fifth of the steps", first, edges, colour="c0"),
+                      histogram("last fifth", last, edges, colour="c1", dash="dash")]  # fmt: skip
+        else:
+            series = [histogram("all steps", length, edges, colour="c0")]
+    caption = "How long the answers were that the trainer used."
+    x, y = Axis("answer length", "tokens", bottom=0.0), Axis("share of answers", is_share=True, bottom=0.0)
+    return Chart("chart-length-histogram", "Distribution of lengths", x, y, series, caption, NO_SAMPLES)
+
+
+def cut_share(steps: Rows) -> Chart:
+    """Share of answers that ended at the length limit."""
+    caption = "Share of answers that reached the limit instead of ending by themselves."
+    y = Axis("share of answers", is_share=True, bottom=0.0)
+    return of_steps(steps, "chart-cut", "Answers cut at the limit", y, [("cut_share", "cut answers", "c1")], caption)
+
+
+# ------------------------------------------------------------ optimisation
+
+
+def clip_fraction(steps: Rows) -> Chart:
+    """Share of tokens whose ratio left the trust region."""
+    caption = "Tokens whose gradient the trust region cut off. With one update per step it is zero by definition."
+    y = Axis("share of tokens", is_share=True, bottom=0.0)
+    return of_steps(steps, "chart-clip", "Clip fraction", y, [("clip_fraction", "clipped", "c0")], caption)
+
+
+def entropy(steps: Rows) -> Chart:
+    """Entropy of the policy over the sampled tokens."""
+    caption = "Mean entropy of the policy's next-token distribution. A fall towards zero early in a run is a collapse."
+    y = Axis("entropy", "nats per token", bottom=0.0)
+    return of_steps(steps, "chart-entropy", "Entropy", y, [("entropy", "entropy", "c0")], caption)
+
+
+def kl(steps: Rows) -> Chart:
+    """The two divergences of the decoupled objective."""
+    lines = [("kl_behaviour_proximal", "behaviour to proximal (off-policy)", "c1"),
+             ("kl_proximal_current", "proximal to current (this step's updates)", "c0")]  # fmt: skip
+    caption = "How far the policy that sampled lies from the one at the step's start, and how far the step moved on."
+    return of_steps(steps, "chart-kl", "KL divergence", Axis("KL", "nats per token"), lines, caption)
+
+
+def effective_samples(steps: Rows) -> Chart:
+    """Effective sample size of the importance weights."""
+    caption = "1: every token counts alike. Small: few tokens with large weights decide the step."
+    y = Axis("effective share of tokens", is_share=True, top=1.0)
+    return of_steps(
+        steps,
+        "chart-ess",
+        "Effective sample size of the weights",
+        y,
+        [("ess", "effective share", "c2")],
+        caption,
+        np.min,
+    )
+
+
+def weights(steps: Rows) -> Chart:
+    """The largest importance weight, and its mean."""
+    lines = [("weight_max", "largest", "c1"), ("weight_mean", "mean", "c0")]
+    caption = "Off-policy correction weights after truncation or masking; their mean should stay near 1."
+    y = Axis("importance weight")
+    return of_steps(steps, "chart-weights", "Importance weights", y, lines, caption, np.max)
+
+
+def gradient(data: RunData) -> Chart:
+    """Norm of the gradient before it is clipped."""
+    steps = data.steps
+    limit = number(data.setting("trainer.optimizer.max_grad_norm"))
+    norms = [value for value in column(steps, "grad_norm_max") if value is not None]
+    is_near = limit is not None and bool(norms) and max(norms) > limit / 3
+    more = level("clipped above", column(steps, "step"), limit if is_near else None)
+    caption = "Norm of the gradient before clipping; the largest of a step's updates."
+    if limit is not None and not is_near:
+        caption += f" It is clipped above {limit:g}."
+    y = Axis("gradient norm", bottom=0.0)
+    lines = [("grad_norm_max", "largest", "c1"), ("grad_norm", "mean of the step", "c0")]
+    if all(row.get("grad_norm") == row.get("grad_norm_max") for row in steps):
+        lines = [("grad_norm", "gradient norm", "c0")]
+    return of_steps(steps, "chart-gradient", "Gradient norm", y, lines, caption, np.max, more)
+
+
+def loss(steps: Rows) -> Chart:
+    """The surrogate loss."""
+    caption = "The surrogate objective. Its level says little: it is near zero by construction, also while learning."
+    return of_steps(steps, "chart-loss", "Loss", Axis("loss"), [("loss", "loss", "c6")], caption)

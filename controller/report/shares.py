@@ -1,0 +1,223 @@
+"""What each part of a run spent its time on, as shares, out of the pulses.
+
+Owns: the stretch of time that is judged, growth of counters over restarts, `Shares`. Refuses: thresholds and words.
+
+Judged is the steady part: after the first step (before it everybody waits for the start, the first evaluation and the
+first batch) and before the last group was started (after that rollout workers have nothing left to do). Counters begin
+at zero with each incarnation of a process; what a process did in the life before is kept.
+
+Shares are of processes' own time and hold on any machine; a second here is not a second there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from controller.report.data import Row, RunData, number, series
+
+MIN_STEPS = 3
+"""Steps in the steady part below which the whole run is taken: two steps say nothing of a third."""
+SCORING = ("busy_workers", "running")
+"""Gauge of scoring processes at work, by its name today and its name in older runs."""
+NAN = math.nan
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of time, 0 to 1, NaN where they are not known. Rollout shares are means over the workers."""
+
+    steps: int = 0
+    """Steps that were judged."""
+    wall_s: float = 0.0
+    num_pulses: int = 0
+    is_steady: bool = False
+    """False where the start or the end of the run is in it."""
+    trainer_wait: float = NAN
+    rollout_busy: float = NAN
+    rollout_paused: float = NAN
+    rollout_idle: float = NAN
+    idle_for_scores: float = NAN
+    """Nothing generates, and a sample waits for its score."""
+    idle_for_work: float = NAN
+    """Nothing to do at all."""
+    slots_full: float = NAN
+    """Mean share of slots in use while generating."""
+    scoring_busy: float = NAN
+    """Mean share of scoring processes at work."""
+    waiting_for_score: float = NAN
+    """Of the samples in the workers' hands, those that wait for their score."""
+    rollout_workers: float = NAN
+    """Mean number of rollout workers that were there."""
+    verdicts: dict[str, float] = field(default_factory=dict)
+    """Growth of the reward service's counters."""
+
+    @property
+    def step_s(self) -> float:
+        """Wall time of a step."""
+        return self.wall_s / self.steps if self.steps else NAN
+
+    @property
+    def rollout_working(self) -> float:
+        """Generating or swapping."""
+        return self.rollout_busy + self.rollout_paused
+
+
+def measure(data: RunData) -> Shares:
+    """From the pulses; from steps and summary where there are too few."""
+    pulses, is_steady = _steady(data)
+    told = _without_pulses(data)
+    if len(pulses) < 2:
+        return told
+    first, last = pulses[0], pulses[-1]
+    trainer, rollout, reward = (growth(pulses, role) for role in ("trainer", "rollout", "reward"))
+    wall_s = _elapsed(pulses)
+    waited, worked = trainer.get("wait_s", 0.0), trainer.get("busy_s", 0.0)
+    busy, idle, paused = (rollout.get(key, 0.0) for key in ("busy_s", "idle_s", "paused_s"))
+    spent = busy + idle + paused
+    slots = float(whole(data, "rollout.engine.num_slots", 0))
+    in_service = _mean(_gauge(pulse, "reward", ("queue", *SCORING)) for pulse in pulses[1:])
+    return Shares(
+        steps=max(0, int(number(last, "version", 0.0) - max(0.0, number(first, "version", 0.0)))),
+        wall_s=wall_s,
+        num_pulses=len(pulses),
+        is_steady=is_steady,
+        trainer_wait=_part(waited, waited + worked)
+        if is_steady or math.isnan(told.trainer_wait)
+        else told.trainer_wait,
+        rollout_busy=_part(busy, spent),
+        rollout_paused=_part(paused, spent),
+        rollout_idle=_part(idle, spent),
+        idle_for_scores=_part(rollout["wait_score_s"], spent) if "wait_score_s" in rollout else NAN,
+        idle_for_work=_part(rollout["wait_work_s"], spent) if "wait_work_s" in rollout else NAN,
+        slots_full=_part(rollout.get("tokens", 0.0), rollout.get("steps", 0.0) * slots),
+        scoring_busy=_part(
+            _mean(_gauge(pulse, "reward", SCORING) for pulse in pulses[1:]),
+            float(whole(data, "reward.num_workers", 1)),
+        ),
+        waiting_for_score=_waiting(rollout, in_service, spent, wall_s),
+        rollout_workers=_mean(float(n) for pulse in pulses if (n := _present(pulse, "rollout"))),
+        verdicts=reward,
+    )
+
+
+def growth(pulses: Sequence[Row], role: str) -> dict[str, float]:
+    """How much each counter grew, added up over the processes of a role and their incarnations."""
+    first: dict[tuple[str, str], Mapping[str, float]] = {}
+    last: dict[tuple[str, str], Mapping[str, float]] = {}
+    for place, pulse in enumerate(pulses):
+        for name, process in pulse["processes"].items():
+            if process.get("role") == role and process["counters"]:
+                life = name, str(process.get("incarnation", ""))
+                first.setdefault(life, process["counters"] if place == 0 else {})
+                last[life] = process["counters"]
+    total: defaultdict[str, float] = defaultdict(float)
+    for life, counters in last.items():
+        for key in counters:
+            total[key] += max(0.0, number(counters, key, 0.0) - number(first[life], key, 0.0))
+    return dict(total)
+
+
+# ------------------------------------------------------------ inside
+
+
+def _steady(data: RunData) -> tuple[list[Row], bool]:
+    """The pulses to judge by, and whether start and end are left out."""
+    pulses = [pulse for pulse in data.pulses if pulse["processes"]]
+    if not pulses:
+        return [], False
+    base = max(0.0, number(pulses[0], "version", 0.0))
+    needed = whole(data, "num_steps", 0) * whole(data, "groups_per_step", 0)
+    begun = [pulse for pulse in pulses if number(pulse, "version", -1.0) > base]
+    steady = [pulse for pulse in begun if not needed or _started(pulse) < needed]
+    if len(steady) >= 2 and number(steady[-1], "version") - number(steady[0], "version") >= MIN_STEPS:
+        return steady, True
+    return pulses, False
+
+
+def _started(pulse: Row) -> float:
+    counts = pulse["counts"]
+    return number(counts, "drawn", 0.0) - number(counts, "filtered", 0.0) - number(counts, "dropped", 0.0)
+
+
+def _waiting(rollout: Mapping[str, float], in_service: float, spent_s: float, wall_s: float) -> float:
+    """Samples waiting for a score against those being generated, both as mean numbers over time.
+
+    Finished waits are counted by the workers, unfinished ones by the service (one that hangs finishes none).
+    """
+    generating = _part(rollout.get("tokens", 0.0), rollout.get("steps", 0.0))
+    if not wall_s > 0 or not spent_s > 0:
+        return NAN
+    generating = (0.0 if math.isnan(generating) else generating) * rollout.get("busy_s", 0.0) / wall_s
+    finished = rollout.get("score_wait_s", 0.0) / wall_s
+    waiting = max(finished, 0.0 if math.isnan(in_service) else in_service)
+    return _part(waiting, waiting + generating)
+
+
+def _without_pulses(data: RunData) -> Shares:
+    """What steps and summary alone tell: the first step is left out where there are others."""
+    rows = data.steps[1:] if len(data.steps) > MIN_STEPS else data.steps
+    times, waits = series(data.steps, "wall_s"), series(rows, "trainer_wait_share")
+    took = np.diff(times)[-len(rows) :] if len(times) > len(rows) else np.diff(times, prepend=0.0)
+    known = np.isfinite(waits) & np.isfinite(took) & (took > 0)
+    wait = float(np.average(waits[known], weights=took[known])) if known.any() else NAN
+    summary = data.summary
+    idle, paused = number(summary, "rollout_idle_share"), number(summary, "rollout_paused_share")
+    return Shares(
+        steps=len(rows),
+        wall_s=float(took[known].sum()) if known.any() else 0.0,
+        trainer_wait=number(summary, "trainer_wait_share") if math.isnan(wait) else wait,
+        rollout_busy=1.0 - idle - paused,
+        rollout_paused=paused,
+        rollout_idle=idle,
+        waiting_for_score=_score_share(data),
+    )
+
+
+def _score_share(data: RunData) -> float:
+    """Share of a consumed sample's life between its lease and its score that went by waiting for the score."""
+    timings = data.samples.timings_s if data.samples else {}
+    return _part(timings.get("score_s", 0.0), sum(timings.get(key, 0.0) for key in ("generate_s", "score_s")))
+
+
+def _gauge(pulse: Row, role: str, keys: Sequence[str]) -> float:
+    found = [
+        number(process["counters"], key)
+        for process in pulse["processes"].values()
+        if process.get("role") == role
+        for key in keys
+    ]
+    return float(np.nansum(found)) if found and not all(map(math.isnan, found)) else NAN
+
+
+def _present(pulse: Row, role: str) -> int:
+    return sum(process.get("role") == role and bool(process["counters"]) for process in pulse["processes"].values())
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = [value for value in values if not math.isnan(value)]
+    return sum(found) / len(found) if found else NAN
+
+
+def _part(part: float, whole: float) -> float:
+    return min(1.0, max(0.0, part / whole)) if whole > 0 else NAN
+
+
+def _elapsed(pulses: Sequence[Row]) -> float:
+    """Seconds of wall clock from the first pulse to the last, without the time between two stretches of a run."""
+    elapsed_s = 0.0
+    for earlier, later in itertools.pairwise(pulses):
+        if number(later, "wall_s", 0.0) >= number(earlier, "wall_s", 0.0):
+            elapsed_s += max(0.0, number(later, "time_s", 0.0) - number(earlier, "time_s", 0.0))
+    return elapsed_s
+
+
+def whole(data: RunData, path: str, default: int) -> int:
+    """A whole number of the configuration, not negative; `default` for anything else."""
+    value = data.setting(path, default)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default

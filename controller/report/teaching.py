@@ -1,0 +1,100 @@
+"""Can the samples teach anything? Groups without a signal, and answers that were cut.
+
+Owns: both looks. Refuses: what becomes of the policy (learning.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from controller.report.data import RunData, number, series
+from controller.report.finding import Finding, Rated, Weight, figure, percent
+from controller.report.learning import MIN_TREND_STEPS, trend, window
+
+CUT_NOTABLE = 0.5
+CUT_BAD = 0.95
+ZERO_SIGNAL_NOTABLE = 0.8
+"""Groups whose rewards are all equal have no advantage: four fifths of generation and training are for nothing."""
+ZERO_SIGNAL_BAD = 0.99
+FILTERED_NOTABLE = 0.5
+"""With filter_zero_signal: half of generation is thrown away."""
+BY_GROUP = ("grpo", "grpo_no_std", "rloo")
+"""Kinds of advantages that compare a sample with its own group only."""
+SOLVED = 0.5
+"""Where most groups with equal rewards have the best one, prompts are solved, not hopeless."""
+
+
+def find(data: RunData, *, is_collapsed: bool) -> list[Rated]:
+    """What keeps the samples from teaching. is_collapsed: that is told already, and equal or cut answers follow from
+    it."""
+    if len(data.steps) < MIN_TREND_STEPS or is_collapsed:
+        return []
+    return [*_signal(data), *_filtered(data), *_cut(data)]
+
+
+def _signal(data: RunData) -> list[Rated]:
+    """Groups whose rewards are all equal teach nothing."""
+    spread = series(data.steps, "advantage_abs_mean")[-window(len(data.steps)) :]
+    share, solved = math.nan, math.nan
+    if data.samples is not None and data.setting("trainer.advantage.kind", "grpo") in BY_GROUP:
+        share, solved = data.samples.zero_signal_late
+    if math.isnan(share) and np.all(spread == 0):
+        share = 1.0
+    if not share >= ZERO_SIGNAL_NOTABLE:
+        return []
+    reward = trend(data, "reward_mean")
+    if solved >= SOLVED and reward.late >= reward.early:
+        finding = Finding(
+            "info",
+            f"The task is nearly solved: all samples of {percent(share)} of the late groups got the same reward, "
+            f"{percent(solved)} of them the best one",
+            advice="Stop here, go on with harder prompts, or leave such groups out (filter_zero_signal: true)",
+        )
+        return [Rated(Weight.SIGNAL, finding, share)]
+    is_bad = share >= ZERO_SIGNAL_BAD
+    finding = Finding(
+        "bad" if is_bad else "warning",
+        f"{percent(share)} of the late groups carry no signal: all their samples got the same reward "
+        f"(mean {figure(reward.late)})",
+        "Their advantage is zero, so generating and training them is for nothing",
+        "Use prompts that are sometimes solved (easier ones where the reward is low), a larger group_size, a higher "
+        "sampling.temperature, or a reward with partial credit; filter_zero_signal: true leaves such groups out",
+        f"With filter_zero_signal training takes only the {percent(1 - share)} that teach",
+    )
+    return [Rated(Weight.SIGNAL, finding, share)]
+
+
+def _filtered(data: RunData) -> list[Rated]:
+    """Groups without a signal that were left out."""
+    counts = data.pulses[-1]["counts"] if data.pulses else {}
+    filtered = number(data.summary, "groups_filtered", number(counts, "filtered", 0.0))
+    drawn = number(data.summary, "groups_drawn", number(counts, "drawn", 0.0))
+    if not drawn or filtered / drawn < FILTERED_NOTABLE:
+        return []
+    share = filtered / drawn
+    finding = Finding(
+        "warning",
+        f"{percent(share)} of the groups drawn were left out, because all their samples got the same reward",
+        "That is what filter_zero_signal does; generating them was for nothing all the same",
+        "Use prompts that are sometimes solved, a larger group_size, or a higher sampling.temperature",
+        f"Up to {figure(1 / max(1 - share, 0.01))} times as many batches from the same generation",
+    )
+    return [Rated(Weight.SIGNAL, finding, share)]
+
+
+def _cut(data: RunData) -> list[Rated]:
+    found = trend(data, "cut_share")
+    if not found.late >= CUT_NOTABLE:
+        return []
+    limit = data.setting("sampling.max_new_tokens", "its limit")
+    since = "" if found.early >= CUT_NOTABLE else f", at first {percent(found.early)}"
+    finding = Finding(
+        "bad" if found.late >= CUT_BAD else "warning",
+        f"{percent(found.late)} of the answers are cut at sampling.max_new_tokens ({limit}){since}",
+        "A cut answer has no end and, with most rewards, no score worth having",
+        "Raise sampling.max_new_tokens (and rollout.engine.max_context with it), or reward shorter answers; where the "
+        "model never ends, check its end-of-sequence token (sampling.stop_token_ids)",
+    )
+    return [Rated(Weight.SIGNAL, finding, found.late)]

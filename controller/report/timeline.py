@@ -1,0 +1,311 @@
+"""What each process did when: one activity strip per process, small however long the run was.
+
+Owns: reading the `main` lanes of logs/*.trace.jsonl line by line, pulses where a process left no trace, laying all
+processes on one axis of at most a few thousand bins. Refuses: drawing (page.py, picture.py), judging (diagnosis.py).
+
+A bin holds the share of its time that each activity took; what no slice covers stays empty. Where a run was stopped and
+resumed, the time between is cut out and marked.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from areal_like.trace import MAIN_LANE
+from controller.report.activity_grid import ActivityGrid, NestedLane, widest
+from controller.report.charts import number, tidy
+from controller.report.data import RunData
+
+MAX_BINS = 2000
+MAX_TOTAL_BINS = 24_000
+"""Bins of all strips together: many processes get fewer bins each, so that the page stays small."""
+MAX_PER_ROLE = 12
+"""Strips of one role; a run of 500 rollout workers shows the first twelve."""
+MIN_BREAK_S = 10.0
+SIDE_LANES = ("packing",)
+"""Lanes beside `main` that get a strip of their own: work that runs beside the process's main one."""
+ROLES = ("rollout", "reward", "trainer", "controller")
+_COUNTER_ACTIVITIES: Mapping[str, Mapping[str, str]] = {
+    "rollout": {
+        "busy_s": "generate", "paused_s": "paused", "wait_score_s": "wait:score", "wait_version_s": "wait:version",
+        "wait_work_s": "wait:work", "load_s": "load", "workflow_s": "workflow",
+    },
+    "trainer": {"busy_s": "train", "wait_s": "wait:batch"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One process (or a lane beside its main one). The shares hold from `xs_s[i]` to `xs_s[i + 1]`."""
+
+    name: str
+    role: str
+    source: Literal["trace", "pulses"]
+    xs_s: Sequence[float]
+    shares: Mapping[str, Sequence[float]]
+    """By activity, one share (0 to 1) per x; the last one closes the strip."""
+    seconds: Mapping[str, float]
+    """Sum over the run, by activity, longest first."""
+    span_s: float
+    """From the first to the last thing that was recorded of it, rests between stretches left out."""
+
+
+@dataclass(frozen=True)
+class Break:
+    """A place where the run was stopped and resumed."""
+
+    at_s: float
+    rest_s: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """All strips over one axis that starts at the first thing recorded."""
+
+    strips: Sequence[Strip] = ()
+    length_s: float = 0.0
+    bin_s: float = 0.0
+    breaks: Sequence[Break] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Processes without a strip, by role, because there are too many."""
+    unknown: Sequence[str] = ()
+    """Processes that left a trace file or pulses, but nothing that says what they did."""
+    missing: str = "no process left a trace of its main activity, or a pulse"
+
+    @property
+    def activities(self) -> list[str]:
+        """Every activity, by the time it took in all."""
+        total: Counter[str] = Counter()
+        for strip in self.strips:
+            total.update({activity: max(1, math.ceil(seconds)) for activity, seconds in strip.seconds.items()})
+        return [activity for activity, _ in total.most_common()]
+
+
+class _Event(msgspec.Struct):
+    ph: str
+    name: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    tid: int = 0
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _LaneName(msgspec.Struct):
+    name: str = ""
+
+
+_decoder = msgspec.json.Decoder(_Event)
+_lane_decoder = msgspec.json.Decoder(_LaneName)
+
+
+@dataclass
+class _Found:
+    """What was read of one process."""
+
+    name: str
+    source: Literal["trace", "pulses"]
+    grids: dict[str, ActivityGrid] = field(default_factory=dict)
+    """By lane."""
+    starts_s: list[float] = field(default_factory=list)
+    """When each incarnation of the process recorded its first slice."""
+
+
+def read_timeline(data: RunData, *, max_bins: int = MAX_BINS, max_per_role: int = MAX_PER_ROLE) -> Timeline:
+    """The strips of a run, from its traces, or from its pulses for those processes that left none."""
+    traces = {path.name.removesuffix(".trace.jsonl"): path for path in sorted(data.folder.logs.glob("*.trace.jsonl"))}
+    in_pulses = {str(name) for pulse in data.pulses for name in pulse["processes"]}
+    chosen, left_out = _choose({*traces, *in_pulses}, max_per_role)
+    found: list[_Found] = []
+    unknown: list[str] = []
+    for name in chosen:
+        one = _read_trace(name, traces[name]) if name in traces else _Found(name, "trace")
+        if MAIN_LANE not in one.grids:
+            one.grids |= _read_pulses(name, data.pulses).grids
+            one.source = "pulses"
+        if MAIN_LANE in one.grids:
+            found.append(one)
+        else:
+            unknown.append(name)
+    if not found:
+        return Timeline(left_out=left_out, unknown=unknown)
+    return replace(_laid_out(found, max_bins), left_out=left_out, unknown=unknown)
+
+
+def role_of(name: str) -> str:
+    """`rollout-12` is a rollout worker."""
+    return re.sub(r"-\d+$", "", name)
+
+
+def _natural(name: str) -> tuple[int, list[tuple[int, str]]]:
+    """Roles in order of the pipeline, `rollout-2` before `rollout-10`."""
+    role = role_of(name)
+    parts = [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return (ROLES.index(role) if role in ROLES else len(ROLES)), parts
+
+
+def _choose(names: Iterable[str], max_per_role: int) -> tuple[list[str], dict[str, int]]:
+    chosen: list[str] = []
+    seen: Counter[str] = Counter()
+    for name in sorted(names, key=_natural):
+        seen[role_of(name)] += 1
+        if seen[role_of(name)] <= max_per_role:
+            chosen.append(name)
+    return chosen, {role: count - max_per_role for role, count in seen.items() if count > max_per_role}
+
+
+# ------------------------------------------------------------ traces
+
+
+def _read_trace(name: str, path: Path) -> _Found:
+    """Stream one file. Lines cut by a crash, or of somebody else, are passed over."""
+    found = _Found(name, "trace")
+    lanes: dict[int, NestedLane] = {}
+    markers: tuple[bytes, ...] = ()
+    is_new = True
+    with path.open("rb") as lines:
+        for line in lines:
+            is_meta = b'"ph":"M"' in line
+            if not is_meta and not any(marker in line for marker in markers):
+                continue
+            try:
+                event = _decoder.decode(line)
+            except msgspec.MsgspecError:
+                continue
+            if is_meta:
+                if event.name == "process_name":  # a restarted process numbers its lanes anew
+                    lanes, markers, is_new = {}, (), True
+                elif event.name == "thread_name":
+                    lane = _lane_name(event.args)
+                    if lane == MAIN_LANE or lane in SIDE_LANES:
+                        lanes[event.tid] = NestedLane(found.grids.setdefault(lane, ActivityGrid()))
+                        markers += (b'"tid":%d}' % event.tid, b'"tid":%d,' % event.tid)
+            elif event.ph == "X" and event.tid in lanes and math.isfinite(event.ts + event.dur):
+                lanes[event.tid].add(event.name, event.ts / 1e6, (event.ts + event.dur) / 1e6)
+                if is_new:
+                    found.starts_s.append(event.ts / 1e6)
+                    is_new = False
+    found.grids = {lane: grid for lane, grid in found.grids.items() if grid.bins}
+    return found
+
+
+def _lane_name(args: msgspec.Raw) -> str:
+    try:
+        return _lane_decoder.decode(args).name
+    except msgspec.MsgspecError:
+        return ""
+
+
+# ------------------------------------------------------------ pulses
+
+
+def _read_pulses(name: str, pulses: Sequence[Mapping[str, Any]]) -> _Found:
+    """Shares from the growth of the process's counters between two pulses, else the state it reported."""
+    found, grid = _Found(name, "pulses"), ActivityGrid()
+    before: tuple[float, Mapping[str, Any]] | None = None
+    for pulse in pulses:
+        now_s, process = number(pulse.get("time_s")), pulse["processes"].get(name)
+        if now_s is None or process is None:
+            before = None
+            continue
+        if before is not None and before[0] < now_s and before[1].get("incarnation") == process.get("incarnation"):
+            for activity, seconds in _grown(role_of(name), before[1], process, now_s - before[0]).items():
+                grid.add(activity, before[0], now_s, weight=seconds / (now_s - before[0]))
+        before = (now_s, process)
+    if grid.bins:
+        found.grids[MAIN_LANE] = grid
+    return found
+
+
+def _grown(role: str, old: Mapping[str, Any], new: Mapping[str, Any], elapsed_s: float) -> dict[str, float]:
+    counted = {}
+    for key, activity in _COUNTER_ACTIVITIES.get(role, {}).items():
+        grown = (number(new["counters"].get(key)) or 0.0) - (number(old["counters"].get(key)) or 0.0)
+        if grown > 0:
+            counted[activity] = grown
+    total_s = sum(counted.values())
+    if total_s > elapsed_s:  # counters of several threads, or a heartbeat between the pulses
+        counted = {activity: seconds * elapsed_s / total_s for activity, seconds in counted.items()}
+    state = new.get("state")
+    return counted or ({state: elapsed_s} if isinstance(state, str) and state else {})
+
+
+# ------------------------------------------------------------ one axis for all
+
+
+def _laid_out(found: Sequence[_Found], max_bins: int) -> Timeline:
+    grids = [grid for one in found for grid in one.grids.values()]
+    doublings = widest(grids)
+    width_s = grids[0].width_s * 2.0 ** (doublings - grids[0].doublings)
+    occupied = sorted({index >> (doublings - grid.doublings) for grid in grids for index in grid.bins})
+    starts_s = [start_s for one in found for start_s in one.starts_s]
+    place, num_bins, breaks = _places(occupied, starts_s, width_s)
+    per_bin = math.ceil(num_bins / max(1, min(max_bins, MAX_TOTAL_BINS // len(grids))))
+    strips = []
+    for one in found:
+        for lane, grid in one.grids.items():
+            name = one.name if lane == MAIN_LANE else f"{one.name}: {lane}"
+            seconds = grid.folded(doublings)
+            strips.append(_strip(name, one.source, seconds, place, num_bins, per_bin, width_s))
+    return Timeline(
+        strips=strips,
+        length_s=num_bins * width_s,
+        bin_s=per_bin * width_s,
+        breaks=[Break(at * width_s, rest_s) for at, rest_s in breaks],
+    )
+
+
+def _places(
+    occupied: Sequence[int], starts_s: Sequence[float], width_s: float
+) -> tuple[dict[int, int], int, list[tuple[int, float]]]:
+    """Where each bin lies on the axis, its length in bins, and the rests that were cut out of it.
+
+    A rest: nobody recorded anything for a while, and then a process that had just been started did.
+    """
+    place: dict[int, int] = {}
+    breaks: list[tuple[int, float]] = []
+    shift, last = occupied[0], occupied[0] - 1
+    for index in occupied:
+        rest_s = (index - last - 1) * width_s
+        if rest_s > MIN_BREAK_S and any((last + 1) * width_s < start_s < (index + 1) * width_s for start_s in starts_s):
+            shift += index - last - 1
+            breaks.append((index - shift, rest_s))
+        place[index] = index - shift
+        last = index
+    return place, last + 1 - shift, breaks
+
+
+def _strip(
+    name: str, source: Literal["trace", "pulses"], seconds: Mapping[str, Mapping[int, float]],
+    place: Mapping[int, int], num_bins: int, per_bin: int, width_s: float,
+) -> Strip:  # fmt: skip
+    num_wide = math.ceil(num_bins / per_bin)
+    wide = {activity: np.zeros(num_wide + 1) for activity in seconds}
+    for activity, bins in seconds.items():
+        for index, part_s in bins.items():
+            wide[activity][place[index] // per_bin] += part_s
+    matrix = np.clip(np.array(list(wide.values())) / (per_bin * width_s), 0.0, 1.0)
+    matrix /= np.maximum(matrix.sum(axis=0), 1.0)
+    recorded = np.flatnonzero(matrix[:, :-1].sum(axis=0) > 0)
+    begin, end = (int(recorded[0]), int(recorded[-1]) + 1) if len(recorded) else (0, 0)
+    rounded = np.round(matrix, 3)
+    changes = [0, *(np.flatnonzero(np.any(rounded[:, 1:] != rounded[:, :-1], axis=0)) + 1).tolist(), num_wide]
+    kept = sorted({change for change in changes if begin <= change <= end} | {begin, end})
+    totals = {activity: sum(bins.values()) for activity, bins in seconds.items()}
+    return Strip(
+        name=name,
+        role=role_of(name.partition(":")[0]),
+        source=source,
+        xs_s=[tidy(index * per_bin * width_s) for index in kept],
+        shares={activity: rounded[row, kept].tolist() for row, activity in enumerate(wide)},
+        seconds={key: round(total_s, 3) for key, total_s in sorted(totals.items(), key=lambda item: -item[1])},
+        span_s=(end - begin) * per_bin * width_s,
+    )

@@ -1,0 +1,269 @@
+"""Everything beside learning and waiting: how the run ended, its laws, dropped work, processes, memory, sinks.
+
+Owns: one small look at each. Refuses: waits (waits.py), the policy (learning.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from controller.report.data import RunData, number, series
+from controller.report.finding import Finding, Rated, Severity, Weight, capital, figure, percent, plural, sentences
+from controller.report.shares import Shares
+
+DROPPED_NOTABLE = 0.05
+"""One group in twenty thrown away costs as much as the rest of the waits of a well-set run."""
+DROPPED_BAD = 0.5
+STALE_NEAR = 0.8
+"""Mean staleness as a share of the bound above which the bound is what drops groups."""
+PACKING_LOW = 0.7
+"""Below it more than three tenths of each micro-batch's budget are empty (Algorithm 1 of the paper fills over 0.9)."""
+MIN_MICRO_BATCHES = 2.0
+"""A batch that fits one micro-batch is never full, and loses nothing by it."""
+MIN_MEMORY_PULSES = 20
+MEMORY_GROWTH = 0.25
+"""Growth over the later half of a run, as a share: caches fill in the first half, leaks do not stop."""
+MEMORY_MB = 100.0
+"""Growth below this is an allocator's, whatever share of a small process it is."""
+RESTARTS_BAD = 3
+STAGE_NOTABLE = 0.5
+"""Copying a version beside the engine takes half of a step: another and workers fall behind the trainer."""
+DROP_ADVICE = {
+    "stale": "raise staleness.max_staleness, or staleness.on_stale: wait, which loses none",
+    "surplus": "the bound was tightened between two lives of the run; this does not repeat itself",
+    "timeout": "answers take longer than staleness.group_timeout_s: raise it, or lower sampling.max_new_tokens",
+    "too_few_scores": "scoring fails: see logs/reward.log and reward.timeout_s",
+    "verdict": "scoring fails and reward.on_failure drops the group: see logs/reward.log",
+    "rejected": "prompts leave no room for an answer: raise rollout.engine.max_context, or shorten them",
+    "lost_too_often": "rollout workers die over these samples: see their logs",
+}
+
+Look = Callable[[RunData, Shares], list[Rated]]
+
+
+def find(data: RunData, shares: Shares) -> list[Rated]:
+    """What is worth telling, in any order."""
+    return [rated for look in LOOKS for rated in look(data, shares)]
+
+
+# ------------------------------------------------------------ laws and lost work
+
+
+def _audit(data: RunData, shares: Shares) -> list[Rated]:
+    words = data.summary.get("audit") if data.summary else None
+    if not isinstance(words, str) or words == "clean":
+        return []
+    if words.startswith("not possible"):
+        finding = Finding("warning", "The ledger could not be audited", words, "See whether ledger.sqlite is whole")
+    else:
+        finding = Finding(
+            "bad",
+            "The audit of the ledger is not clean: a law of sampling was broken, so no figure here can be relied on",
+            words,
+            "Keep this folder and report it: this is a fault of the program, not of the configuration",
+        )
+    return [Rated(Weight.AUDIT, finding)]
+
+
+def _dropped(data: RunData, shares: Shares) -> list[Rated]:
+    reasons, drawn = _drop_counts(data)
+    total = sum(reasons.values())
+    if not drawn or total / drawn < DROPPED_NOTABLE:
+        return []
+    share = total / drawn
+    reason, number_of = max(reasons.items(), key=lambda item: item[1])
+    known = next((key for key in DROP_ADVICE if reason.startswith(key)), "")
+    listed = ", ".join(f"{count} {name}" for name, count in sorted(reasons.items(), key=lambda item: -item[1]))
+    near = _stale_words(data) if known == "stale" else ""
+    finding = Finding(
+        "bad" if share >= DROPPED_BAD else "warning",
+        f"{percent(share)} of the groups drawn were dropped, most of them ({number_of:,}) as {reason}",
+        sentences(f"By reason: {listed}", near),
+        capital(DROP_ADVICE.get(known, "see logs/controller.log")),
+        f"Without drops the same generation makes up to {percent(1 / max(1 - share, 0.01) - 1)} more batches",
+    )
+    return [Rated(Weight.LOSS, finding, share)]
+
+
+def _drop_counts(data: RunData) -> tuple[dict[str, int], float]:
+    """Groups dropped by reason, and groups drawn."""
+    summary = data.summary or {}
+    if isinstance(found := summary.get("dropped_by_reason"), dict) and found:
+        reasons = {str(key): int(number(found, key, 0.0)) for key in found}
+        return reasons, number(summary, "groups_drawn", 0.0)
+    if data.samples is not None:
+        return data.samples.dropped_by_reason, float(sum(data.samples.fates.values()))
+    counts = data.pulses[-1]["counts"] if data.pulses else {}
+    return dict(Counter(str(row.get("reason", "?")) for row in data.dropped)), number(counts, "drawn", 0.0)
+
+
+def _stale_words(data: RunData) -> str:
+    bound = data.setting("staleness.max_staleness")
+    stale = series(data.steps, "staleness_mean")
+    if not isinstance(bound, int) or not np.isfinite(stale).any():
+        return ""
+    mean = float(np.nanmean(stale))
+    near = ", close to the bound" if bound and mean >= STALE_NEAR * bound else ""
+    return f"Consumed groups were {figure(mean)} versions old on average where {bound} are allowed{near}"
+
+
+# ------------------------------------------------------------ processes and memory
+
+
+def _processes(data: RunData, shares: Shares) -> list[Rated]:
+    losses = [(row.get("name"), row.get("reason")) for row in data.processes if row.get("event") in ("lost", "gone")]
+    gone = sorted({str(row.get("name")) for row in data.processes if row.get("event") == "gone"})
+    if not data.processes:  # an older layout tells of lost workers in notes only
+        texts = [str(row.get("text")) for row in data.notes if row.get("note") == "worker_lost"]
+        losses = [(text.split(" ")[0], text) for text in texts if "the run is over" not in text]
+    if not losses:
+        return []
+    names = Counter(str(name) for name, _ in losses)
+    most, times = names.most_common(1)[0]
+    severity: Severity = "bad" if gone or times >= RESTARTS_BAD else "warning"
+    what = f"{', '.join(gone)} gone for good" if gone else f"{most} most often ({times})"
+    reasons = list(dict.fromkeys(str(reason) for _, reason in losses if reason))[:3]
+    finding = Finding(
+        severity,
+        f"Processes were lost {plural(len(losses), 'time')}: {what}",
+        sentences(f"Reasons: {'; '.join(reasons)}" if reasons else ""),
+        f"See logs/{most}.log; where the kernel killed it, look for memory",
+    )
+    return [Rated(Weight.MACHINE, finding, len(losses))]
+
+
+def _quarantine(data: RunData, shares: Shares) -> list[Rated]:
+    texts = [str(row.get("text")) for row in data.notes if row.get("note") == "quarantined"]
+    if not texts:
+        return []
+    finding = Finding(
+        "bad", f"A rollout worker could not load a version ({len(texts)}) and got no more work", texts[-1],
+        "See that worker's log; memory and the weight store are the usual causes",
+    )  # fmt: skip
+    return [Rated(Weight.MACHINE, finding, len(texts))]
+
+
+def _memory(data: RunData, shares: Shares) -> list[Rated]:
+    """Median of the last quarter against that of the one after the middle, of each process's last incarnation."""
+    found = []
+    for name in sorted({name for pulse in data.pulses for name in pulse["processes"]}):
+        rows = [pulse["processes"][name] for pulse in data.pulses if name in pulse["processes"]]
+        last = rows[-1].get("incarnation")
+        sizes = series([row for row in rows if row.get("incarnation") == last], "rss_mb")
+        sizes = sizes[np.isfinite(sizes)]
+        n = len(sizes)
+        if n < MIN_MEMORY_PULSES:
+            continue
+        middle, end = float(np.median(sizes[n // 2 : 3 * n // 4])), float(np.median(sizes[3 * n // 4 :]))
+        if end - middle >= max(MEMORY_MB, MEMORY_GROWTH * middle):
+            found.append((end / middle - 1, name, middle, end))
+    return [
+        Rated(
+            Weight.MACHINE,
+            Finding(
+                "warning",
+                f"Memory of {name} grows: from {middle:,.0f} to {end:,.0f} MB within the later half of the run",
+                "",
+                "Keep an eye on it; a run that is stopped and resumed starts with fresh processes",
+                f"At this rate it doubles within {figure(0.25 / share)} times the length of the run so far",
+            ),
+            share,
+        )
+        for share, name, middle, end in found
+    ]
+
+
+def _staging(data: RunData, shares: Shares) -> list[Rated]:
+    stages = series(data.swaps, "stage_s")
+    stages = stages[np.isfinite(stages)]
+    if not len(stages) or not shares.step_s > 0 or np.median(stages) < STAGE_NOTABLE * shares.step_s:
+        return []
+    share = float(np.median(stages)) / shares.step_s
+    finding = Finding(
+        "warning",
+        f"New weights take {percent(share)} of a step to reach a rollout worker",
+        "Meanwhile it generates with the version before, so samples are older than they need be",
+        "Keep weights in shared memory (trainer.weights.kind: shm), or take larger steps",
+    )
+    return [Rated(Weight.MACHINE, finding, share)]
+
+
+def _disk(data: RunData, shares: Shares) -> list[Rated]:
+    is_inside = bool(data.weight_dir) and Path(data.weight_dir).is_relative_to(data.folder.root)
+    if not is_inside or data.setting("trainer.weights.kind", "shm") != "shm":
+        return []
+    finding = Finding(
+        "warning",
+        "Weights travel through the disk: there was no room in shared memory",
+        data.weight_dir,
+        "Make /dev/shm larger (in a container: --shm-size); it has to hold three versions of the weights",
+    )
+    return [Rated(Weight.MACHINE, finding)]
+
+
+def _sinks(data: RunData, shares: Shares) -> list[Rated]:
+    last = {str(row.get("sink")): row for row in data.sinks}
+    errors = {str(row.get("sink")): str(row.get("error", "")) for row in data.sinks if row.get("event") == "down"}
+    found = []
+    for name, row in last.items():
+        lost, is_down = number(row, "lost", 0.0), row.get("event") == "down"
+        if not is_down and not lost:
+            continue
+        finding = Finding(
+            "warning",
+            f"The metrics sink {name} {'is' if is_down else 'was'} down: {figure(lost)} rows did not reach it",
+            errors.get(name, ""),
+            "Nothing of the run is lost: metrics.jsonl has every row",
+        )
+        found.append(Rated(Weight.MACHINE, finding, lost))
+    return found
+
+
+def _packing(data: RunData, shares: Shares) -> list[Rated]:
+    rows = [row for row in data.steps if number(row, "micro_batches", 0.0) >= MIN_MICRO_BATCHES]
+    values = series(rows, "packing_efficiency")
+    if len(rows) < max(2, len(data.steps) // 2) or not np.isfinite(values).any():
+        return []
+    mean = float(np.nanmean(values))
+    if mean >= PACKING_LOW:
+        return []
+    budget = data.setting("trainer.micro_batch_tokens", "its budget")
+    finding = Finding(
+        "warning",
+        f"Micro-batches are only {percent(mean)} full: {figure(float(np.nanmean(series(rows, 'micro_batches'))))} of "
+        f"them a step, of {budget} tokens each",
+        "",
+        "Choose trainer.micro_batch_tokens a multiple of the longest sequence, or larger",
+        f"At most {percent(1 / max(mean, 0.01) - 1)} off the trainer's time, where its cost follows the budget",
+    )
+    return [Rated(Weight.MACHINE, finding, 1 - mean)]
+
+
+def _damage(data: RunData, shares: Shares) -> list[Rated]:
+    if not data.problems:
+        return []
+    is_old = all("no pulses" in problem for problem in data.problems)
+    finding = Finding(
+        "info" if is_old else "warning",
+        "Not everything of this run could be read",
+        sentences("; ".join(data.problems)),
+        "" if is_old else "What is said here rests on the rest",
+    )
+    return [Rated(Weight.REMARK, finding)]
+
+
+LOOKS: tuple[Look, ...] = (
+    _audit, _dropped, _processes, _quarantine, _memory, _staging, _disk, _sinks, _packing, _damage,
+)  # fmt: skip
+
+
+def remaining(data: RunData) -> float:
+    """Share of the configured steps that is not done; NaN where it cannot be known."""
+    steps = number(data.config, "num_steps")
+    done = float(data.steps[-1]["step"]) if data.steps else 0.0
+    return max(0.0, 1.0 - done / steps) if steps > 0 else math.nan

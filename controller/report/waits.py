@@ -1,0 +1,275 @@
+"""Who waited for whom: trainer, rollout workers, reward service.
+
+Owns: the cause of a wait, out of the shares. Refuses: measuring (shares.py), the model of what a change brings
+(advice.py).
+
+    trainer waits | rollout workers        | so
+    yes           | work                   | too few of them, or of their slots
+    yes           | idle, samples scored   | the reward service stalls
+    yes           | idle, nothing to do    | the bound keeps the two from overlapping
+    no            | idle                   | the trainer is the bottleneck, the bound holds rollouts back
+    no            | work                   | well balanced
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from controller.report import advice
+from controller.report.advice import Pace
+from controller.report.data import RunData, number
+from controller.report.finding import Finding, Rated, Severity, Weight, figure, percent, plural, sentences
+from controller.report.shares import Shares
+
+MIN_STEADY_STEPS = 3
+"""Steps of the steady part of a run that shares of time want."""
+MIN_STEPS = 8
+"""The same where start and end are in it: each of them costs about a step."""
+MIN_PULSES = 5
+"""A run that makes no step at all is judged by so many looks at it, two seconds or more apart."""
+WAIT_NOTABLE = 0.10
+"""The trainer's device stands still for a tenth of the time: more than the noise between two runs."""
+WAIT_BAD = 0.50
+"""More than half of what the trainer costs is wasted."""
+IDLE_NOTABLE = 0.40
+"""Rollout workers that idle less than this leave the trainer a margin for long answers and swaps."""
+IDLE_ALONE = 0.60
+"""The same for workers of which none can be spared (a single one): most of a device stands still."""
+BOTH_IDLE = 0.25
+"""Rollout workers that idle less, while the trainer waits for them, are not what holds the run up."""
+SCORE_IDLE = 0.20
+"""Share of rollout time in which nothing generates for want of scores: generation hides the rest."""
+SCORE_WAITING = 0.50
+"""More samples wait for their score than are being generated ..."""
+SCORING_FULL = 0.80
+"""... while the scoring processes have no time left: they set the pace."""
+FAILED_NOTABLE = 0.02
+"""One answer in fifty without a score: a group of eight loses a sample every sixth time."""
+FAILED_BAD = 0.20
+PAUSED_NOTABLE = 0.10
+"""Share of rollout time that went by in weight swaps; AReaL (arXiv 2505.24298) reports a few per cent."""
+FAILURES = ("timed_out", "crashed", "invalid")
+
+
+def find(data: RunData, shares: Shares) -> list[Rated]:
+    """At most one cause for the waits, where enough was measured, and what is wrong with scores and swaps."""
+    pace = advice.pace_of(data, shares)
+    can_judge = shares.steps >= (MIN_STEADY_STEPS if shares.is_steady else MIN_STEPS)
+    is_stalled = _stalled_scores(data, shares, pace) if can_judge or shares.num_pulses >= MIN_PULSES else None
+    if is_stalled is not None:
+        return [is_stalled, *_swaps(data, shares)]
+    wait = _wait(data, shares, pace) if can_judge else None
+    return [*([wait] if wait else []), *_failing_scores(data, shares), *_swaps(data, shares)]
+
+
+# ------------------------------------------------------------ trainer and rollouts
+
+
+def _wait(data: RunData, shares: Shares, pace: Pace) -> Rated | None:
+    is_waiting, is_idle = shares.trainer_wait >= WAIT_NOTABLE, shares.rollout_idle >= IDLE_NOTABLE
+    if _alternates(data):
+        return _no_overlap(data, shares, pace) if is_waiting or is_idle else None
+    if is_waiting:
+        # Rollout workers idle as large a part of their time as explains the trainer's.
+        do_both = shares.rollout_idle >= max(BOTH_IDLE, 0.5 * shares.trainer_wait)
+        return (_no_overlap if do_both else _too_few_rollouts)(data, shares, pace)
+    if not is_idle or not shares.trainer_wait < WAIT_NOTABLE:
+        return None
+    is_wasteful = advice.workers_at_work(shares, pace) < pace.workers or shares.rollout_idle >= IDLE_ALONE
+    return _trainer_bound(data, shares, pace) if is_wasteful else None
+
+
+def _alternates(data: RunData) -> bool:
+    """Waiting for each other is what the configuration asks for."""
+    return data.setting("mode") in ("sync", "one_step_off") or data.setting("staleness.max_staleness") == 0
+
+
+def _too_few_rollouts(data: RunData, shares: Shares, pace: Pace) -> Rated:
+    way, hope = advice.more_generation(data, shares, pace) if pace.is_known else ("Add rollout workers or slots", "")
+    held = f"{plural(pace.workers, 'worker')} of {plural(pace.slots, 'slot')}"
+    full = f", {percent(shares.slots_full)} of them full" if math.isfinite(shares.slots_full) else ""
+    factor = pace.rollout_s / pace.trainer_s if pace.is_known and pace.trainer_s > 0 else math.nan
+    return _rated(
+        shares.trainer_wait,
+        f"The trainer waited {percent(shares.trainer_wait)} of its time for samples: too few rollout workers or slots",
+        sentences(
+            f"Rollout workers were at work {percent(shares.rollout_working)} of the time ({held}{full}), so generation "
+            "is the slowest part"
+            if math.isfinite(shares.rollout_working)
+            else f"The run had {held}{full}",
+            f"It takes {figure(factor)} times as long as the trainer's work on the same samples" if factor > 1 else "",
+        ),
+        way,
+        hope,
+    )
+
+
+def _no_overlap(data: RunData, shares: Shares, pace: Pace) -> Rated:
+    mode, bound = data.setting("mode", "async"), data.setting("staleness.max_staleness")
+    way, hope = advice.looser_bound(data, pace)
+    why = f"mode {mode}" if mode != "async" else f"max_staleness {bound}"
+    title = (
+        f"Trainer and rollout workers wait for each other ({why}): the trainer waited "
+        f"{percent(shares.trainer_wait)} of its time, rollout workers {percent(shares.rollout_idle)}"
+    )
+    detail = (
+        "That is what the mode is for: alternation, as a baseline"
+        if _alternates(data)
+        else "New groups may not start until a version is published, and that one waits for the last answers of a step"
+    )
+    severity: Severity = "info" if _alternates(data) else "warning"
+    return Rated(Weight.WAIT, Finding(severity, title, sentences(detail), way, hope), shares.trainer_wait)
+
+
+def _trainer_bound(data: RunData, shares: Shares, pace: Pace) -> Rated:
+    bound = data.setting("staleness.max_staleness")
+    held = f", held back by the staleness bound ({bound})" if isinstance(bound, int) else ""
+    way, hope = advice.fewer_rollouts(data, shares, pace)
+    is_many = advice.workers_at_work(shares, pace) < pace.workers
+    could = figure(1 / max(shares.rollout_working, 0.01))
+    finding = Finding(
+        "warning",
+        f"Rollout workers idled {percent(shares.rollout_idle)} of their time{held}: the trainer is the bottleneck"
+        + (", there are too many rollout workers for it" if is_many else ""),
+        f"The trainer worked {percent(1 - shares.trainer_wait)} of its time; {plural(pace.workers, 'rollout worker')} "
+        f"could make {could} times the samples it takes.",
+        way,
+        hope,
+    )
+    return Rated(Weight.WAIT, finding, shares.rollout_idle)
+
+
+def _rated(wait: float, title: str, detail: str, way: str, hope: str) -> Rated:
+    severity: Severity = "bad" if wait >= WAIT_BAD else "warning"
+    return Rated(Weight.WAIT, Finding(severity, title, detail, way, hope), wait)
+
+
+# ------------------------------------------------------------ scores
+
+
+def verdicts(data: RunData, shares: Shares) -> dict[str, float]:
+    """Verdicts by kind: as the reward service counted them where it did, else as the ledger did."""
+    counted = {kind: shares.verdicts.get(kind, 0.0) for kind in ("scored", *FAILURES)}
+    if sum(counted.values()) > 0:
+        return counted
+    stored = data.samples.verdicts if data.samples else {}
+    return {kind: float(stored.get(kind, 0)) for kind in ("scored", *FAILURES)}
+
+
+def _failed_share(counted: Mapping[str, float]) -> float:
+    total = sum(counted.values())
+    return sum(counted[kind] for kind in FAILURES) / total if total else 0.0
+
+
+def _stalled_scores(data: RunData, shares: Shares, pace: Pace) -> Rated | None:
+    """The trainer waits, and not for generation."""
+    is_hungry = math.isnan(shares.trainer_wait) or shares.trainer_wait >= WAIT_NOTABLE
+    is_starved = shares.idle_for_scores >= SCORE_IDLE
+    is_full = shares.waiting_for_score >= SCORE_WAITING and shares.scoring_busy >= SCORING_FULL
+    counted = verdicts(data, shares)
+    failed = _failed_share(counted)
+    is_unknown = math.isnan(shares.idle_for_scores) and shares.waiting_for_score >= SCORE_WAITING
+    is_unknown = is_unknown and failed >= FAILED_NOTABLE
+    if not is_hungry or not (is_starved or is_full or is_unknown):
+        return None
+    name = _culprit(data, shares)
+    way, hope = advice.more_scoring(pace, is_failing=failed >= FAILED_NOTABLE)
+    is_bad = failed >= FAILED_BAD or not shares.trainer_wait < WAIT_BAD
+    title = (
+        f"The reward function stalls the run: {percent(shares.waiting_for_score)} of the samples in the workers' hands "
+        f"wait for a score ({name})"
+    )
+    detail = sentences(
+        f"The trainer waited {percent(shares.trainer_wait)} of its time and rollout workers idled "
+        f"{percent(shares.rollout_idle)}, not for want of rollout workers",
+        _verdict_words(counted),
+        f"Scoring processes were busy {percent(shares.scoring_busy)} of the time ({pace.scorers} of them)"
+        if math.isfinite(shares.scoring_busy)
+        else "",
+        _latency_words(data, name),
+    )
+    finding = Finding("bad" if is_bad else "warning", title, detail, way, hope)
+    return Rated(Weight.REWARD, finding, max(failed, shares.waiting_for_score))
+
+
+def _failing_scores(data: RunData, shares: Shares) -> list[Rated]:
+    """Answers without a score, whether or not anybody waits for them."""
+    counted = verdicts(data, shares)
+    failed = _failed_share(counted)
+    if failed < FAILED_NOTABLE:
+        return []
+    kind = max(FAILURES, key=lambda kind: counted[kind])
+    advised = {
+        "timed_out": "Make the scorer faster or raise reward.timeout_s; each timeout costs a killed process as well",
+        "crashed": "Mend the scorer: logs/reward.log names the answers and the error",
+        "invalid": "The scorer says that it cannot judge these rows: check the columns it reads (logs/reward.log)",
+    }[kind]
+    policy = data.setting("reward.on_failure", "drop_sample")
+    title = f"{percent(failed)} of the answers got no score ({kind.replace('_', ' ')}: {_culprit(data, shares)})"
+    fate = (
+        f"They count as a reward of {policy} (reward.on_failure), which teaches the policy from failures of the scorer"
+        if isinstance(policy, int | float)
+        else f"reward.on_failure: {policy}"
+    )
+    finding = Finding(
+        "bad" if failed >= FAILED_BAD else "warning", title, sentences(_verdict_words(counted), fate), advised
+    )
+    return [Rated(Weight.REWARD, finding, failed)]
+
+
+def _culprit(data: RunData, shares: Shares) -> str:
+    """The scorer that fails most, else the one that takes most of the time, else the first of the configuration."""
+    failures: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    for key, value in shares.verdicts.items():
+        if not key.startswith("scorer."):
+            continue
+        name, _, what = key.removeprefix("scorer.").rpartition(".")
+        if what in FAILURES:
+            failures[name] = failures.get(name, 0.0) + value
+        elif what == "busy_s":
+            seconds[name] = value
+    for table in (failures, seconds):
+        if table and max(table.values()) > 0:
+            return f"scorer {max(table, key=lambda name: table[name])}"
+    scorers = data.setting("reward.scorers", [])
+    kinds = [str(one.get("kind")) for one in scorers if isinstance(one, dict)] if isinstance(scorers, list) else []
+    return f"scorer {', '.join(kinds)}" if kinds else "the reward service"
+
+
+def _verdict_words(counted: Mapping[str, float]) -> str:
+    total = sum(counted.values())
+    if not total:
+        return "No verdict came at all"
+    listed = [f"{figure(counted[kind])} {kind.replace('_', ' ')}" for kind in counted if counted[kind]]
+    return f"Verdicts: {', '.join(listed)}"
+
+
+def _latency_words(data: RunData, name: str) -> str:
+    """Latency of the named scorer, by the last pulse."""
+    key = name.removeprefix("scorer ")
+    for pulse in reversed(data.pulses):
+        for process in pulse["processes"].values():
+            p95_s = number(process["counters"], f"scorer.{key}.p95_s")
+            if process.get("role") == "reward" and math.isfinite(p95_s):
+                return f"95 % of its scores took up to {figure(p95_s)} s"
+    return ""
+
+
+# ------------------------------------------------------------ swaps
+
+
+def _swaps(data: RunData, shares: Shares) -> list[Rated]:
+    if not shares.rollout_paused >= PAUSED_NOTABLE:
+        return []
+    pauses = sorted(value for row in data.swaps if math.isfinite(value := number(row, "pause_s")))
+    median = f"half of the {len(pauses)} swaps took over {figure(pauses[len(pauses) // 2])} s" if pauses else ""
+    finding = Finding(
+        "warning",
+        f"Weight swaps are slow: rollout workers stood still for them {percent(shares.rollout_paused)} of the time",
+        sentences(median),
+        "Swap less often (larger groups_per_step), keep weights in shared memory (trainer.weights.kind: shm), or try "
+        "rollout.interruption: keep_kv, which spares the second prefill",
+    )
+    return [Rated(Weight.MACHINE, finding, shares.rollout_paused)]

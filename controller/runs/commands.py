@@ -1,0 +1,105 @@
+"""From arguments to commands: which one runs with what.
+
+Owns: the dispatch of the commands that look at runs or at this machine, refusals of the operating system in words.
+Refuses: the arguments (cli_arguments.py), doing the work.
+
+What a command needs is imported when it runs: `areal-like --help` stays fast, and `doctor` works where charts do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from areal_like.errors import UserError
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    """Run one of RUN_COMMANDS and return its exit status. Raises UserError, OperationError."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # answers hold any character, terminals do not
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        return _COMMANDS[arguments.command](arguments)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = str(error.filename) if error.filename else arguments.command
+        raise UserError(f"{error.strerror or error}", where=where, remedy="check that you may read it") from error
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from controller.runs.locate import find_run
+    from controller.runs.status import status
+
+    folder = find_run(arguments.run)
+    return status(
+        folder, watch=arguments.watch, as_json=arguments.json, why=arguments.why, interval_s=arguments.interval
+    )
+
+
+def _logs(arguments: argparse.Namespace) -> int:
+    from controller.runs.locate import find_run
+    from controller.runs.logs import logs
+
+    folder = find_run(arguments.run)
+    return logs(folder, processes=arguments.process, follow=arguments.follow, tail=arguments.tail)
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    from controller.runs.locate import find_run
+    from controller.runs.stop import stop
+
+    return stop(find_run(arguments.run), now=arguments.now, timeout_s=arguments.timeout)
+
+
+def _ps(arguments: argparse.Namespace) -> int:
+    from controller.runs.ps import ps
+
+    return ps(show_all=arguments.all, runs_dirs=arguments.runs_dir, as_json=arguments.json)
+
+
+def _samples(arguments: argparse.Namespace) -> int:
+    from controller.runs.locate import find_run
+    from controller.runs.sample_rows import Choice, Order
+    from controller.runs.samples import DEFAULT_LIMIT, samples
+
+    is_named = arguments.step is not None or arguments.group is not None
+    order: Order = "worst" if arguments.worst else "best" if arguments.best else "given" if is_named else "newest"
+    limit = DEFAULT_LIMIT[arguments.format] if arguments.limit == -1 else arguments.limit
+    choice = Choice(step=arguments.step, group=arguments.group, order=order, limit=limit, grep=arguments.grep)
+    folder = find_run(arguments.run)
+    return samples(folder, choice, format=arguments.format, out=arguments.out, is_full=arguments.full)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from controller.runs.locate import find_run
+
+    folder = find_run(arguments.run)
+    from controller.report.page import write_report
+
+    print(f"report: {write_report(folder)}")
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from controller.runs.locate import find_run
+
+    folders = [find_run(run) for run in arguments.runs]
+    from controller.report.compare import compare
+
+    print(compare(folders, Path(arguments.out) if arguments.out else None))
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from controller.doctor.command import doctor
+
+    return doctor(bench=arguments.bench, as_json=arguments.json)
+
+
+_COMMANDS = {
+    "status": _status, "logs": _logs, "stop": _stop, "ps": _ps,
+    "samples": _samples, "report": _report, "compare": _compare, "doctor": _doctor,
+}  # fmt: skip

@@ -1,0 +1,309 @@
+"""Finished samples of a run, read from its ledger and its segment files, also while it goes on.
+
+Owns: choosing rows, joining facts with tokens and text. Refuses: writing (the ledger is opened read-only), output
+(sample_text.py, sample_page.py).
+
+A sample's facts stay for ever; its tokens are purged some time after a checkpoint covers them (ledger.keep_mb), and the
+row then says so. Evaluation answers are not stored; only their values are.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+from areal_like.errors import LedgerError, UserError
+from controller.ledger import SEGMENT_FOLDER
+from controller.ledger_schema import SCHEMA_VERSION
+from controller.run_folder import RunFolder
+from controller.runs.tokens import TokenText
+from controller.segments import Location, SegmentStore, unpack_trajectory
+
+Order = Literal["newest", "worst", "best", "given"]
+Payload = Literal["stored", "purged", "damaged"]
+BUSY_S = 10.0
+_COLUMNS = (
+    "group_id, sample_index, num_tokens, first_version, last_version, verdict_kind, value, is_kept, worker, facts, "
+    "file, offset, size, fate, reason, step, "
+    "(SELECT MIN(first_version) FROM samples mates WHERE mates.group_id = samples.group_id)"
+)
+_ORDERS = {
+    "newest": "samples.seq DESC",
+    "worst": "value ASC, samples.seq DESC",
+    "best": "value DESC, samples.seq DESC",
+    "given": "group_id, sample_index",
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which samples, in which order. `limit` None: all. `grep` looks in prompt and answer, whatever the case."""
+
+    step: int | None = None
+    group: int | None = None
+    order: Order = "newest"
+    limit: int | None = 20
+    grep: str = ""
+
+    def words(self) -> str:
+        """For a headline."""
+        parts = [
+            {"newest": "newest first", "worst": "worst first", "best": "best first", "given": "in order"}[self.order]
+        ]
+        parts += [f"step {self.step}"] if self.step is not None else []
+        parts += [f"group {self.group}"] if self.group is not None else []
+        parts += [f"with {self.grep!r}"] if self.grep else []
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One finished sample as shown. Texts are empty where the tokens are not there any more."""
+
+    group_id: int
+    sample_index: int
+    step: int | None
+    """The step that used it."""
+    fate: str
+    """Of its group: live (not used yet), consumed, filtered, dropped."""
+    fate_reason: str
+    verdict: str
+    reward: float | None
+    components: dict[str, float]
+    verdict_reason: str
+    is_kept: bool
+    staleness: int | None
+    """Of its group in the step that used it."""
+    first_version: int
+    last_version: int
+    num_tokens: int
+    """Of the answer."""
+    finish_reason: str
+    worker: str
+    timings: dict[str, float]
+    payload: Payload
+    prompt: str = ""
+    answer: str = ""
+    pieces: Sequence[tuple[int, str]] = ()
+    """The answer cut where the weights changed: version and text; empty where it cannot be cut without loss."""
+
+    @property
+    def name(self) -> str:
+        """As in the trace."""
+        return f"g{self.group_id}.{self.sample_index}"
+
+    @property
+    def versions(self) -> str:
+        """`3`, or `3-5`."""
+        first, last = self.first_version, self.last_version
+        return str(first) if first == last else f"{first}-{last}"
+
+    def remarks(self) -> list[str]:
+        """What is out of the ordinary."""
+        found = []
+        if self.verdict != "scored":
+            found.append(f"no score: {self.verdict}" + (f" ({self.verdict_reason})" if self.verdict_reason else ""))
+        elif self.verdict_reason:
+            found.append(f"the scorer says: {self.verdict_reason}")
+        if self.fate == "live":
+            found.append("not used by a step yet")
+        elif self.fate != "consumed":
+            found.append(f"its group was {self.fate}" + (f" ({self.fate_reason})" if self.fate_reason else ""))
+        if not self.is_kept:
+            found.append("left out of its group")
+        if self.payload != "stored":
+            gone = "purged: a checkpoint covers it (see ledger.keep_mb)"
+            found.append(f"its tokens are {gone if self.payload == 'purged' else 'damaged on disk'}")
+        return found
+
+
+@dataclass
+class Found:
+    """What was asked for. `num_matching` counts what the ledger holds for the choice, grep left out."""
+
+    samples: list[Sample]
+    num_matching: int
+    num_stored: int
+    problems: list[str] = field(default_factory=list)
+
+
+def read_samples(folder: RunFolder, choice: Choice) -> Found:
+    """Samples of a run. Raises UserError: no ledger yet, damaged, of a newer version, or nothing so called."""
+    if not folder.ledger.is_file():
+        raise UserError("has no ledger: nothing was generated yet", where=str(folder.root), remedy="look again later")
+    text = TokenText.of(folder)
+    try:
+        db, is_whole = _open(folder)
+        if not is_whole:
+            text.problems.append("the folder cannot be written to: the newest samples may be missing")
+        try:
+            _check_schema(db, folder)
+            where, values = _condition(choice)
+            _check_there(db, choice, folder)
+            (num_stored,) = db.execute("SELECT COUNT(*) FROM samples").fetchone()
+            counted = f"SELECT COUNT(*) FROM samples JOIN groups USING (group_id) {where}"
+            (num_matching,) = db.execute(counted, values).fetchone()
+            query = (
+                f"SELECT {_COLUMNS} FROM samples JOIN groups USING (group_id) {where} ORDER BY {_ORDERS[choice.order]}"
+            )
+            if choice.limit is not None and not choice.grep:
+                query += f" LIMIT {choice.limit}"
+            samples = _taken(_samples(db.execute(query, values), folder, text), choice)
+        finally:
+            db.close()
+    except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"cannot be read ({error})",
+            where=str(folder.ledger),
+            remedy="restore it from a copy; the run is lost otherwise",
+        ) from error
+    return Found(samples, num_matching, num_stored, list(text.problems))
+
+
+def _taken(samples: Iterator[Sample], choice: Choice) -> list[Sample]:
+    needle = choice.grep.casefold()
+    taken: list[Sample] = []
+    for sample in samples:
+        if choice.limit is not None and len(taken) >= choice.limit:
+            break
+        if not needle or needle in sample.prompt.casefold() or needle in sample.answer.casefold():
+            taken.append(sample)
+    return taken
+
+
+def _open(folder: RunFolder) -> tuple[sqlite3.Connection, bool]:
+    """Read-only, and whether everything is seen.
+
+    Without a write-ahead log beside it nothing is being written, and an immutable file leaves nothing of ours there.
+    """
+    path = folder.ledger.resolve()
+    if path.with_name(f"{path.name}-wal").exists():
+        try:
+            return _connected(path, "mode=ro"), True
+        except sqlite3.OperationalError as error:
+            if "unable to open" not in str(error) and "readonly" not in str(error):
+                raise
+            # Somebody else's folder: to read the log SQLite needs an index beside it that we may not make.
+            return _connected(path, "mode=ro&immutable=1"), False
+    return _connected(path, "mode=ro&immutable=1"), True
+
+
+def _connected(path: Path, mode: str) -> sqlite3.Connection:
+    db = sqlite3.connect(f"file:{quote(str(path))}?{mode}", uri=True, timeout=BUSY_S, isolation_level=None)
+    try:
+        db.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+def _check_schema(db: sqlite3.Connection, folder: RunFolder) -> None:
+    row = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+    if row is None or str(row[0]) != str(SCHEMA_VERSION):
+        raise UserError(
+            f"is of another version (schema {row[0] if row else '?'}, ours is {SCHEMA_VERSION})",
+            where=str(folder.ledger),
+            remedy="use the version of areal_like that wrote it",
+        )
+
+
+def _condition(choice: Choice) -> tuple[str, list[Any]]:
+    parts, values = [], []
+    if choice.step is not None:
+        parts.append("groups.fate = 'consumed' AND groups.step = ?")
+        values.append(choice.step)
+    if choice.group is not None:
+        parts.append("group_id = ?")
+        values.append(choice.group)
+    if choice.order in ("worst", "best"):
+        parts.append("value IS NOT NULL")
+    return (f"WHERE {' AND '.join(parts)}" if parts else ""), values
+
+
+def _check_there(db: sqlite3.Connection, choice: Choice, folder: RunFolder) -> None:
+    """A step or group that the run has not got is a mistake worth a word."""
+    if choice.step is not None:
+        low, high = db.execute("SELECT MIN(step), MAX(step) FROM groups WHERE fate = 'consumed'").fetchone()
+        if low is None or not low <= choice.step <= high:
+            has = f"the run has steps {low} to {high}" if low is not None else "no step has used a sample yet"
+            raise UserError(f"there is no step {choice.step}", where=folder.name, remedy=has)
+    if choice.group is not None:
+        (high,) = db.execute("SELECT MAX(group_id) FROM groups").fetchone()
+        if high is None or not 0 <= choice.group <= high:
+            has = f"the run has groups 0 to {high}" if high is not None else "no group was drawn yet"
+            raise UserError(f"there is no group {choice.group}", where=folder.name, remedy=has)
+
+
+def _samples(rows: sqlite3.Cursor, folder: RunFolder, text: TokenText) -> Iterator[Sample]:
+    place = folder.root / SEGMENT_FOLDER
+    store = SegmentStore(place, segment_bytes=1, fsync=False) if place.is_dir() else None
+    try:
+        for row in rows:
+            yield _sample(row, store, text)
+    finally:
+        if store is not None:
+            store.close()
+
+
+def _sample(row: Sequence[Any], store: SegmentStore | None, text: TokenText) -> Sample:
+    (
+        group_id,
+        index,
+        num_tokens,
+        first,
+        last,
+        verdict,
+        value,
+        is_kept,
+        worker,
+        facts,
+        *place,
+        fate,
+        reason,
+        step,
+        floor,
+    ) = row
+    told = json.loads(facts)
+    payload: Payload = "purged" if place[0] is None else "damaged"
+    prompt, answer = "", ""
+    pieces: list[tuple[int, str]] = []
+    if place[0] is not None and store is not None:
+        try:
+            trajectory, response = unpack_trajectory(store.read(Location(*place)))
+            prompt, answer, pieces = text.texts(trajectory, response)
+            payload = "stored"
+        except (LedgerError, ValueError):
+            if not store.path(place[0]).exists():  # the run has purged it while we were reading
+                payload = "purged"
+    is_used = fate == "consumed" and step is not None
+    return Sample(
+        group_id=group_id,
+        sample_index=index,
+        step=step if is_used else None,
+        fate=fate,
+        fate_reason=reason,
+        verdict=verdict,
+        reward=value,
+        components={str(key): float(part) for key, part in (told.get("components") or {}).items()},
+        verdict_reason=str(told.get("reason") or ""),
+        is_kept=bool(is_kept),
+        staleness=step - 1 - floor if is_used else None,
+        first_version=first,
+        last_version=last,
+        num_tokens=num_tokens,
+        finish_reason=str(told.get("finish_reason") or ""),
+        worker=worker,
+        timings=dict(told.get("timings") or {}),
+        payload=payload,
+        prompt=prompt,
+        answer=answer,
+        pieces=pieces,
+    )

@@ -1,0 +1,92 @@
+"""Samples on a terminal: a line of numbers each, and below it prompt and answer.
+
+Owns: layout at any width. Refuses: choosing samples (sample_rows.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from controller.run_folder import RunFolder
+from controller.runs.sample_rows import Choice, Found, Sample
+from controller.runs.words import number, printable
+
+PROMPT_LINES, ANSWER_LINES = 8, 12
+"""Longer texts show their beginning and their end."""
+_LABEL_WIDTH = 10
+_TITLES = ("sample", "step", "reward", "stale", "versions", "tokens", "end", "worker")
+_LEFT = frozenset({"sample", "end", "worker"})
+
+
+def print_samples(folder: RunFolder, choice: Choice, found: Found, console: Console, *, is_full: bool) -> None:
+    """Print all samples."""
+    console.print(Text(headline(folder, choice, found), style="bold"))
+    if not found.samples:
+        return
+    cells = [_cells(sample) for sample in found.samples]
+    widths = [max(len(title), *(len(row[i]) for row in cells)) for i, title in enumerate(_TITLES)]
+    console.print(Text(_line(_TITLES, widths), style="dim"), soft_wrap=True)
+    prompt = ""
+    for sample, row in zip(found.samples, cells, strict=True):
+        console.print(Text(_line(row, widths), style="bold"), soft_wrap=True)
+        for label, text, style in _below(sample, prompt, console, is_full):
+            console.print(Text.assemble((f"  {label:<{_LABEL_WIDTH - 2}}", "dim"), (text, style)), soft_wrap=True)
+        prompt = sample.prompt
+
+
+def headline(folder: RunFolder, choice: Choice, found: Found) -> str:
+    """`quickstart: 20 of 42,240 finished samples, worst first`."""
+    shown, all_of_them = len(found.samples), found.num_matching
+    count = f"{shown:,} of {all_of_them:,}" if shown != all_of_them else f"{shown:,}"
+    return f"{folder.name}: {count} finished {'sample' if count == '1' else 'samples'}, {choice.words()}"
+
+
+def _cells(sample: Sample) -> tuple[str, ...]:
+    return (
+        sample.name,
+        "-" if sample.step is None else str(sample.step),
+        number(sample.reward),
+        "-" if sample.staleness is None else str(sample.staleness),
+        sample.versions,
+        str(sample.num_tokens),
+        sample.finish_reason or "-",
+        sample.worker,
+    )
+
+
+def _line(cells: tuple[str, ...], widths: list[int]) -> str:
+    parts = [
+        f"{cell:<{width}}" if title in _LEFT else f"{cell:>{width}}"
+        for title, cell, width in zip(_TITLES, cells, widths, strict=True)
+    ]
+    return "  ".join(parts).rstrip()
+
+
+def _below(sample: Sample, prompt_above: str, console: Console, is_full: bool) -> Iterator[tuple[str, str, str]]:
+    """Label, line and style of everything below the numbers."""
+    if len(sample.components) > 1 or (sample.components and [sample.reward] != list(sample.components.values())):
+        parts = "  ".join(f"{printable(key)} {value:g}" for key, value in sample.components.items())
+        yield from _labelled("parts", parts, "", console, 4)
+    for remark in sample.remarks():
+        yield from _labelled("note", remark, "yellow", console, 4)
+    if sample.payload == "stored":
+        is_told = sample.prompt == prompt_above and len(sample.prompt) > console.width
+        prompt = "(as above)" if is_told else sample.prompt.rstrip("\n")
+        yield from _labelled("prompt", prompt, "", console, 0 if is_full else PROMPT_LINES)
+        yield from _labelled("answer", sample.answer, "cyan", console, 0 if is_full else ANSWER_LINES)
+
+
+def _labelled(label: str, text: str, style: str, console: Console, max_lines: int) -> Iterator[tuple[str, str, str]]:
+    """The text wrapped, the label before its first line; a long one with its middle left out (max_lines 0: whole)."""
+    width = max(20, console.width - _LABEL_WIDTH)
+    wrapped = Text(printable(text).expandtabs(4)).wrap(console, width, overflow="fold")
+    lines = [line.plain.rstrip() for line in wrapped] or [""]
+    if max_lines and len(lines) > max_lines:
+        head = max_lines * 2 // 3
+        left_out = sum(map(len, lines[head : head - max_lines + 1]))
+        lines = [*lines[:head], f"[... {left_out:,} characters more: --full]", *lines[head - max_lines + 1 :]]
+    for number_, line in enumerate(lines):
+        yield ("" if number_ else label), line, style

@@ -1,0 +1,156 @@
+"""`areal-like stop RUN`: asks the controller of a run to end, waits, and says how it ended.
+
+Owns: the signals, the wait, exit status. Refuses: signalling anybody but the process that the run's state file names
+(same pid, same start time, held fast by a pidfd before it is looked at), ending processes of a run that has no
+controller any more (they end with it by themselves).
+
+One SIGTERM: finish the running step, save, end. --now sends a second one: end at once; `resume` goes on from the last
+checkpoint and from every sample in the ledger.
+Exit status: 0 it ended as asked, or nothing was going on; 1 it still runs after the timeout, or ended as failed; 3 it
+runs on another machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from areal_like.errors import UserError
+from areal_like.process import is_same_process
+from controller.run_folder import RunFolder
+from controller.runs.facts import read_facts
+from controller.runs.whereabouts import Whereabouts, status_exit, whereabouts
+from controller.runs.words import printable, span
+
+DEFAULT_TIMEOUT_S = 180.0
+POLL_S = 0.2
+SECOND_SIGNAL_S = 0.2
+"""Between two signals: one that arrives while its like is pending is lost."""
+
+Send = Callable[[signal.Signals], None]
+
+
+def stop(
+    folder: RunFolder,
+    *,
+    now: bool = False,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Stop a run. Returns the exit status. Raises UserError (somebody else's process)."""
+    where = whereabouts(folder)
+    if not where.is_running:
+        return _nothing_to_do(folder, where)
+    with _hold(where) as send:
+        if send is None:
+            return _nothing_to_do(folder, whereabouts(folder))
+        send(signal.SIGTERM)
+        if now:
+            print(f"{folder.name}: stopping at once")
+            sleep(SECOND_SIGNAL_S)
+            if whereabouts(folder).is_running:
+                send(signal.SIGTERM)
+        else:
+            print(f"{folder.name}: finishing the running step and saving (at once: areal-like stop --now)")
+        try:
+            return _wait(folder, where, clock() + timeout_s, timeout_s, sleep, clock)
+        except KeyboardInterrupt:
+            print(f"{folder.name} goes on ending; see areal-like status {folder.root}", file=sys.stderr)
+            raise
+
+
+def _nothing_to_do(folder: RunFolder, where: Whereabouts) -> int:
+    if where.kind == "foreign":
+        host = where.state.get("host") or "that machine"
+        print(
+            f"error: {folder.name} {where.words}; it can only be stopped there: log in to {host} and say it again",
+            file=sys.stderr,
+        )
+        return status_exit(where.kind)
+    print(f"{folder.name}: nothing to stop, it {'has ' if where.kind == 'crashed' else 'is '}{where.words}")
+    return 0
+
+
+def _wait(
+    folder: RunFolder,
+    before: Whereabouts,
+    due_s: float,
+    timeout_s: float,
+    sleep: Callable[[float], None],
+    clock: Callable[[], float],
+) -> int:
+    """Until the process is gone; what it waits for is told when it changes."""
+    assert before.pid is not None
+    told = ""
+    while is_same_process(before.pid, float(before.state["controller_started_s"])):
+        words = _ending(folder)
+        if words and words != told:
+            print(f"  {words}")
+            told = words
+        if clock() > due_s:
+            print(
+                f"error: {folder.name} still runs after {span(timeout_s)} (process {before.pid}); it goes on ending. "
+                f"At once: areal-like stop --now {folder.root}",
+                file=sys.stderr,
+            )
+            return 1
+        sleep(POLL_S)
+    after = whereabouts(folder)
+    if after.state.get("run_id") == before.state.get("run_id") and after.is_running:
+        print(f"{folder.name}: ended, and was resumed meanwhile ({after.words})")
+        return 0
+    print(f"{folder.name}: {after.words}")
+    if after.kind != "finished" and after.state.get("command", "train") == "train":
+        print(f"  continue with: areal-like resume {folder.root}")
+    return status_exit(after.kind)
+
+
+def _ending(folder: RunFolder) -> str:
+    """What the run says it waits for on its way out."""
+    with contextlib.suppress(UserError):
+        waits = read_facts(folder, whole=False).status.get("waits") or ()
+        return next((printable(str(wait)) for wait in waits if "run ends" in str(wait)), "")
+    return ""
+
+
+@contextlib.contextmanager
+def _hold(where: Whereabouts) -> Iterator[Send | None]:
+    """A way to signal exactly this process; None when it has ended. Its pid cannot come to mean another meanwhile."""
+    pid, started_s = where.pid, float(where.state["controller_started_s"])
+    assert pid is not None
+    handle = None
+    if hasattr(os, "pidfd_open"):
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            yield None
+            return
+        except OSError:
+            handle = None  # an old kernel, or a sandbox without the call: the check below is all there is
+    try:
+        if not is_same_process(pid, started_s):
+            yield None
+            return
+
+        def send(number: signal.Signals) -> None:
+            try:
+                if handle is not None:
+                    signal.pidfd_send_signal(handle, number)
+                elif is_same_process(pid, started_s):
+                    os.kill(pid, number)
+            except ProcessLookupError:
+                pass  # it has ended; the wait will see it
+            except PermissionError as error:
+                raise UserError(
+                    "belongs to another user", where=f"process {pid}", remedy="ask its owner to stop it"
+                ) from error
+
+        yield send
+    finally:
+        if handle is not None:
+            os.close(handle)

@@ -1,0 +1,102 @@
+"""Text from tokens, with the tokenizer that the run itself used.
+
+Owns: finding a tokenizer.json, decoding prompts and answers. Refuses: torch and transformers (`tokenizers` alone reads
+the file), encoding.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from areal_like.errors import first_line
+from areal_like.trajectory import Trajectory
+from controller.run_folder import RunFolder
+
+MAX_NUMBERS = 40
+"""Token numbers shown where there is no tokenizer."""
+
+
+@dataclass
+class TokenText:
+    """Decodes; without a tokenizer prompts are shown as numbers and answers as the worker decoded them."""
+
+    tokenizer: Any = None
+    problems: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def of(folder: RunFolder) -> TokenText:
+        """The tokenizer of a run: of its newest model, else of the one it started from."""
+        found = TokenText()
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            found.problems.append("the package `tokenizers` is not installed: prompts are shown as token numbers")
+            return found
+        for place in tokenizer_folders(folder):
+            path = place / "tokenizer.json"
+            if not path.is_file():
+                continue
+            try:
+                found.tokenizer = Tokenizer.from_file(str(path))
+                return found
+            except Exception as error:  # fault boundary: tokenizers raises bare Exception for damaged files
+                found.problems.append(f"{path} is damaged ({first_line(error)})")
+        found.problems.append("no tokenizer.json of this run is here: prompts are shown as token numbers")
+        return found
+
+    def texts(self, trajectory: Trajectory, response: str) -> tuple[str, str, list[tuple[int, str]]]:
+        """Prompt (special tokens written out), answer, and the answer cut where the version changes.
+
+        The answer is what the scorer saw, where that was recorded.
+        """
+        start = int(np.argmax(trajectory.loss_mask_T))
+        prompt = self._decoded(trajectory.tokens_T[:start], skip_special=False)
+        tokens_R = trajectory.tokens_T[start:]
+        if self.tokenizer is None:
+            return prompt, response or self._decoded(tokens_R, skip_special=True), []
+        answer = response or self._decoded(tokens_R, skip_special=True)
+        return prompt, answer, self._pieces(tokens_R, trajectory.versions_T[start:], answer)
+
+    def _pieces(self, tokens_R: np.ndarray, versions_R: np.ndarray, answer: str) -> list[tuple[int, str]]:
+        # What the policy did not sample itself (version -1) belongs to the piece before it.
+        seen_R = np.maximum.accumulate(versions_R)
+        cuts = [0, *(np.flatnonzero(np.diff(seen_R)) + 1).tolist(), len(tokens_R)]
+        pieces = [
+            (int(seen_R[start]), self._decoded(tokens_R[start:end], skip_special=True)) for start, end in pairwise(cuts)
+        ]
+        # A character of several tokens may lie across a cut: then the pieces are not the answer.
+        return pieces if "".join(text for _, text in pieces) == answer else []
+
+    def _decoded(self, tokens: np.ndarray, *, skip_special: bool) -> str:
+        if not len(tokens):
+            return ""
+        if self.tokenizer is None:
+            shown = " ".join(map(str, tokens[:MAX_NUMBERS].tolist()))
+            return f"[{len(tokens)} tokens: {shown}{' ...' if len(tokens) > MAX_NUMBERS else ''}]"
+        return str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=skip_special))
+
+
+def tokenizer_folders(folder: RunFolder) -> Iterator[Path]:
+    """Where a tokenizer.json of this run may lie, the most certain first."""
+    yield folder.final
+    yield from sorted(folder.checkpoints.glob("step_*"), reverse=True)
+    yield folder.root / "model"
+    for spec in sorted(folder.processes.glob("*.json")):
+        try:
+            model = json.loads(spec.read_text())["model"]
+            yield from (Path(model[key]) for key in ("tokenizer", "path") if isinstance(model.get(key), str))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # not the spec of a process with a model
+    try:
+        model = yaml.safe_load(folder.config.read_text())["model"]
+        yield from (Path(model[key]).expanduser() for key in ("tokenizer", "path") if isinstance(model.get(key), str))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+        return

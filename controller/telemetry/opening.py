@@ -1,0 +1,49 @@
+"""Opens the sinks that a config asks for.
+
+Owns: from settings to sinks, with everything that is a user's mistake told at once. Refuses: what they do then
+(sinks.py, *_sink.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from controller.config import RunConfig
+from controller.run_folder import RunFolder
+from controller.telemetry.sink_kinds import KINDS
+from controller.telemetry.sinks import Sink, Sinks
+from controller.validate import is_loopback
+
+
+def open_sinks(config: RunConfig, folder: RunFolder, run_id: str, note: Callable[[str], None]) -> Sinks:
+    """The run's sinks, listening and writable. Raises UserError; `note` is told where things are to be found."""
+    settings, remedies = config.metrics, {kind.name: kind.remedy for kind in KINDS}
+    opened: list[Sink] = []
+    sinks: Sinks | None = None
+    if settings.tensorboard:
+        from controller.telemetry.tensorboard_sink import TensorboardSink
+
+        named = settings.tensorboard
+        place = folder.root / "tensorboard" if named is True else Path(str(named)).expanduser() / folder.name
+        opened.append(TensorboardSink(place, remedy=remedies["tensorboard"]))
+    if settings.wandb is not None:
+        from controller.telemetry.wandb_sink import WandbSink
+
+        start = {
+            **settings.wandb.model_dump(mode="json"), "name": folder.name, "id": run_id, "dir": str(folder.root),
+            "config": config.model_dump(mode="json"),
+        }  # fmt: skip
+        opened.append(WandbSink(start, folder.logs / "wandb.log", remedy=remedies["wandb"]))
+    if settings.prometheus is not None:
+        from controller.telemetry.prometheus_sink import PrometheusSink
+
+        host, port = settings.prometheus.host, settings.prometheus.port
+        endpoint = PrometheusSink(
+            host, port, run=folder.name, losses=lambda: sinks.counts() if sinks else {}, remedy=remedies["prometheus"]
+        )
+        opened.append(endpoint)
+        whom = "" if is_loopback(host) else "; whoever reaches this address can read them"
+        note(f"metrics for Prometheus at {endpoint.url}{whom}")
+    sinks = Sinks(opened)
+    return sinks

@@ -1,0 +1,98 @@
+"""status.json: what can be known of a run right now from another terminal, replaced atomically about once a second.
+
+Owns: the file and its pace. Refuses: the facts in it (monitor.py), what a file that is no longer replaced means
+(runs/whereabouts.py).
+
+It is written while the starting model is prepared, while samples flow, and once more at every kind of end; a run that
+was killed leaves the last one. A file that cannot be written never ends a run: it is said once in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from areal_like.metrics import encode
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+EVERY_S = 1.0
+
+Phase = Literal["preparing", "running", "finished", "stopped", "failed"]
+
+
+class StatusFile:
+    """One run's status.json."""
+
+    def __init__(self, path: Path, *, run: str, num_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """What an earlier stretch of the run left there stands until this one knows better."""
+        self._path, self._clock = path, clock
+        self._started_s, self._written_s = clock(), -EVERY_S
+        self._is_broken = False
+        self._facts: dict[str, Any] = {
+            "format": FORMAT, "time_s": 0.0, "run": run, "status": "preparing", "host": socket.gethostname(),
+            "pid": os.getpid(), "step": 0, "num_steps": num_steps, "version": 0, "elapsed_s": 0.0, "eta_s": None,
+            "waits": [], "counts": {}, "processes": {}, "last_step": None, "accuracy": {}, "preparing": "",
+            **_kept(path),
+        }  # fmt: skip
+
+    def is_due(self) -> bool:
+        """The last write is EVERY_S old."""
+        return self._clock() - self._written_s >= EVERY_S
+
+    def write(self, status: Phase, **facts: Any) -> None:
+        """Replace the file; facts not given stay as they were."""
+        self._written_s = self._clock()
+        self._facts |= {
+            "status": status,
+            "time_s": time.time(),
+            "elapsed_s": self._written_s - self._started_s,
+            **facts,
+        }
+        fresh = self._path.with_suffix(".json.tmp")
+        try:
+            fresh.write_bytes(encode(self._facts))
+            fresh.replace(self._path)
+        except OSError as error:
+            if not self._is_broken:
+                log.warning("%s cannot be written: %s", self._path, error)
+            self._is_broken = True
+
+    def end(self, status: Phase) -> None:
+        """The run is over: nobody waits any more, and no process lives."""
+        processes = {name: {**one, "state": "ended"} for name, one in self._facts["processes"].items()}
+        self.write(status, waits=[], processes=processes, eta_s=None)
+
+    @contextlib.asynccontextmanager
+    async def preparing(self, words: Callable[[], str], processes: Callable[[], dict[str, Any]]) -> AsyncIterator[None]:
+        """While the body prepares the starting model: its latest words, once a second."""
+
+        async def follow() -> None:
+            while True:
+                self.write("preparing", preparing=words(), processes=processes())
+                await asyncio.sleep(EVERY_S)
+
+        follower = asyncio.create_task(follow(), name="status.json")
+        try:
+            yield
+        finally:
+            follower.cancel()
+            self._facts |= {"processes": {}, "preparing": ""}
+
+
+def _kept(path: Path) -> dict[str, Any]:
+    """How far an earlier stretch of the run came, by its last status.json."""
+    try:
+        found = json.loads(path.read_text())
+        return {key: found[key] for key in ("step", "version", "counts", "last_step", "accuracy") if key in found}
+    except (OSError, ValueError, TypeError):
+        return {}

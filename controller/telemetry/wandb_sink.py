@@ -1,0 +1,119 @@
+"""Weights & Biases, in a process of its own that is spoken to over a pipe (wandb_process.py).
+
+Owns: that process, one row and its acknowledgement at a time. Refuses: wandb itself, waiting beyond ANSWER_S.
+
+Why a process: wandb starts threads and a service, and waits for uploads when the interpreter exits. A process that
+hangs is killed, and the run's controller never imports it. It ends by itself when the pipe closes, also when the
+controller was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from areal_like.errors import OperationError
+from areal_like.metrics import encode
+from controller.launch.local import child_environment, tail_of
+from controller.supervision import last_error
+from controller.telemetry.scalars import scalars
+from controller.telemetry.sink_kinds import is_installed
+from controller.telemetry.sinks import absent
+
+ANSWER_S = 60.0
+"""For one row, and for starting: the service of wandb comes up, and in `online` mode a server is asked."""
+FINISH_S = 60.0
+
+
+class WandbSink:
+    """Rows go to `python -m controller.telemetry.wandb_process` as JSON lines; each is answered by its number."""
+
+    name = "wandb"
+    kinds = frozenset({"step", "eval", "pulse"})
+
+    def __init__(self, start: Mapping[str, Any], log_path: Path, *, remedy: str) -> None:
+        """`start`: what wandb_process.Start says. Raises UserError where the package is not there."""
+        if not is_installed("wandb"):
+            raise absent(self.name, remedy)
+        self._start, self._log_path = dict(start), log_path
+        self._process: subprocess.Popen[bytes] | None = None
+        self._num_sent = 0
+        self._answers = b""
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Send one row and wait for its number. Raises OperationError."""
+        found = scalars(record)
+        if found is None:
+            return
+        if self._process is None:
+            self._process = self._spawn()
+            self._send({"start": self._start})
+        self._send({"row": {found.axis: found.at, "_timestamp": found.time_s, **found.values}})
+
+    def close(self) -> None:
+        """Let it finish, which in `online` mode means uploading; past FINISH_S it is killed."""
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(FINISH_S)
+        finally:
+            process.kill()
+
+    # ------------------------------------------------------------ inside
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        with self._log_path.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "controller.telemetry.wandb_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={"WANDB_ERROR_REPORTING": "false", **child_environment(1, user_path=Path.cwd())},
+                start_new_session=True,  # Ctrl-C is for the controller
+            )
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        process, self._num_sent = self._process, self._num_sent + 1
+        assert process is not None
+        assert process.stdin is not None
+        try:
+            process.stdin.write(encode(message) + b"\n")
+            process.stdin.flush()
+        except OSError as error:
+            raise OperationError(self._why_gone()) from error
+        deadline_s = time.monotonic() + ANSWER_S
+        while (answer := self._answer(deadline_s)).get("done") != self._num_sent:  # an older one came too late
+            if error_text := answer.get("error"):
+                raise OperationError(str(error_text))
+
+    def _answer(self, deadline_s: float) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        while b"\n" not in self._answers:
+            if not select.select([pipe], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+                raise OperationError(f"wandb gave no answer for {ANSWER_S:g} s")
+            chunk = os.read(pipe, 65536)
+            if not chunk:
+                raise OperationError(self._why_gone())
+            self._answers += chunk
+        line, _, self._answers = self._answers.partition(b"\n")
+        answer = json.loads(line)
+        assert isinstance(answer, dict)
+        return answer
+
+    def _why_gone(self) -> str:
+        tail = tail_of(self._log_path)
+        return f"its process ended: {last_error(tail) or tail.rpartition(chr(10))[2] or 'no word'}"

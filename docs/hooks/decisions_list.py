@@ -1,0 +1,24 @@
+"""Build hook: the list of decisions on its index page, made from the files that are there.
+
+Owns: the replacement of `<!-- decisions -->`. Refuses: judging them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+PLACE = "<!-- decisions -->"
+
+
+def on_page_markdown(markdown: str, *, config: Any, **_: Any) -> str:
+    """One line per decision, by number."""
+    if PLACE not in markdown:
+        return markdown
+    files = sorted((Path(config.docs_dir) / "decisions").glob("[0-9]*.md"))
+    lines = [f"- [{_title(file)}]({file.name})" for file in files]
+    return markdown.replace(PLACE, "\n".join(lines))
+
+
+def _title(file: Path) -> str:
+    return file.read_text().splitlines()[0].lstrip("# ").strip()

@@ -1,0 +1,188 @@
+"""Build hook: `<!-- measured: NAME -->` becomes the table of benchmarks/results/NAME.json, with command and machine.
+
+Owns: the tables. Refuses: numbers of its own: without a result file the page says so, and how to make one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+_PLACE = re.compile(r"^<!-- measured: (?P<name>\w+) -->$", re.MULTILINE)
+Result = dict[str, Any]
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
+    """Fill in every place of a page."""
+    root = Path(config.docs_dir).parent
+
+    def filled(match: re.Match[str]) -> str:
+        return section(root, match["name"], to_root="../" * page.file.src_uri.count("/"))
+
+    return _PLACE.sub(filled, markdown)
+
+
+def section(root: Path, name: str, *, to_root: str = "") -> str:
+    """The Markdown for one benchmark."""
+    source = root / "benchmarks" / "results" / f"{name}.json"
+    if not source.is_file():
+        return (
+            f'!!! note "Not measured yet"\n    `benchmarks/results/{name}.json` is not there. '
+            f"`python -m benchmarks.{name}` makes it; this page shows it from then on."
+        )
+    result = json.loads(source.read_text())
+    picture = root / "docs" / "pictures" / f"{name}.svg"
+    parts = [TABLES[name](result)] if name in TABLES else []
+    if picture.is_file():
+        parts.insert(0, f"![{name}: the measured values, as in the table below]({to_root}pictures/{name}.svg)")
+    return "\n\n".join([*parts, _stamp(result)])
+
+
+def _stamp(result: Result) -> str:
+    machine = result.get("machine", {})
+    where = [str(machine[key]) for key in ("gpu", "cpu") if machine.get(key)]
+    where += [f"{machine['cores']} cores"] if machine.get("cores") else []
+    where += [f"{key} {machine[key]}" for key in ("python", "torch", "transformers") if machine.get(key)]
+    made = f"Made by `{result['command'].strip()}`" + (f" on {result['date']}" if "date" in result else "")
+    return f"<small>{made}: {', '.join(where)}.</small>" if where else f"<small>{made}.</small>"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    rule = ["---"] + ["---:"] * (len(head) - 1)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rule, *rows])
+
+
+def _range(spread: Result, digits: int = 0, middle: str = "median") -> str:
+    return f"{spread[middle]:,.{digits}f} ({spread['low']:,.{digits}f} to {spread['high']:,.{digits}f})"
+
+
+def _interval(pair: Sequence[float], digits: int, sign: str = "") -> str:
+    return f"{pair[0]:{sign},.{digits}f} ± {pair[1]:,.{digits}f}"
+
+
+def engine(result: Result) -> str:
+    """Tokens/s of both sides, one line per workload and side."""
+    rows = []
+    for case in result["cases"]:
+        for side, ratio in case["ratio"].items():
+            label = case["workload"] + (", prompts sorted for `generate`" if side != "transformers" else "")
+            speeds = case["tokens_per_s"]
+            rows.append((label, str(case["slots"]), _range(speeds["embedded"]), _range(speeds[side]), _range(ratio, 2)))
+    return _table(("workload", "slots", "embedded, tokens/s", "`generate`, tokens/s", "ratio"), rows)
+
+
+def soak(result: Result) -> str:
+    """Resident memory per process that was there at minute three."""
+    rows = [
+        (row["process"], *(f"{row[key]:,.1f}" for key in ("minute_3_mb", "end_mb", "peak_mb")),
+         "-" if row["slope_mb_per_min"] is None else f"{row['slope_mb_per_min']:+.2f}")
+        for row in result["processes"]
+        if row["minute_3_mb"] is not None
+    ]  # fmt: skip
+    return _table(("process", "minute 3, MB", f"minute {result['minutes']:g}, MB", "peak, MB", "slope, MB/min"), rows)
+
+
+def quickstart(result: Result) -> str:
+    """One line per run: seeds that learn, then the controls."""
+    rows = [
+        (f"{row['kind'].replace('_', ' ')}, seed {row['seed']}", f"{row['accuracy_before']:.3f}",
+         f"{row['accuracy_after']:.3f}", f"{row['wall_s']:,.0f}", f"{row['samples_per_s']:,.0f}",
+         f"{row['staleness_mean']:.2f} / {row['staleness_max']}", row["audit"])
+        for row in result["rows"]
+    ]  # fmt: skip
+    head = ("run", "accuracy before", "after", "wall, s", "samples/s", "staleness mean / max", "audit")
+    return _table(head, rows)
+
+
+def modes(result: Result) -> str:
+    """Means with 95 % intervals, and the paired comparison with sync."""
+    rows = []
+    for mode, values in result["modes"].items():
+        against = result["against_sync"].get(mode)
+        rows.append((
+            f"`{mode}`", _interval(values["accuracy_after"], 3), _interval(values["samples_per_s"], 0),
+            _interval(values["tokens_per_s"], 0),
+            _interval(against["accuracy_difference"], 3, "+") if against else "",
+            _interval(against["throughput_ratio"], 2) if against else "",
+        ))  # fmt: skip
+    head = ("mode", "accuracy", "samples/s", "tokens/s", "accuracy minus sync", "samples/s over sync")
+    return _table(head, rows)
+
+
+def staleness(result: Result) -> str:
+    """One line per bound and loss; brackets hold the lowest and highest seed."""
+    rows = []
+    for bound in result["bounds"]:
+        for loss, points in result["points"].items():
+            point, gain = points[bound], result["throughput_against_first_bound"][loss][bound]
+            rows.append((
+                f"{bound}, {loss}", _range(point["accuracy_after"], 3, "mean"),
+                _range(point["samples_per_s"], 0, "mean"), f"{gain['mean']:.2f}",
+                f"{point['staleness_mean']['mean']:.2f}", f"{point['ess']['mean']:.3f}",
+            ))  # fmt: skip
+    first = result["bounds"][0]
+    head = ("max_staleness, loss", "final accuracy", "samples/s", f"over bound {first}", "mean staleness", "`ess`")
+    differences = "; ".join(
+        f"{bound}: {paired['mean']:+.3f}"
+        + ("" if paired["half_width_95"] is None else f" ± {paired['half_width_95']:.3f}")
+        for bound, paired in result["decoupled_minus_naive"].items()
+    )
+    seeds = ", ".join(str(seed) for seed in result["seeds"])
+    words = (
+        f"Accuracy of decoupled minus naive, paired by seed (seeds {seeds}), with its 95 % interval, by bound: "
+        f"{differences}."
+    )
+    return f"{_table(head, rows)}\n\n{words}"
+
+
+def telemetry(result: Result) -> str:
+    """Share of throughput lost against a bare run, by what watched it; negative where the bare run was slower."""
+    rows = [
+        (f"`{arm}`", *(_share_lost(result[arm][key]) for key in ("cpu_lost", "wall_lost")))
+        for arm in ("watched", "sinks")
+        if arm in result
+    ]
+    return _table(("", "lost by processor time", "lost by wall time"), rows)
+
+
+def _share_lost(cost: Result) -> str:
+    half = cost["half_width_95"]
+    return f"{cost['mean']:+.2%}" + ("" if half is None else f" ± {half:.2%}")
+
+
+def gpu_suite(result: Result) -> str:
+    """One table per kind of case, its columns as the suite names them; what was skipped or failed says why."""
+    rows = [row for part in result["parts"].values() for row in part["rows"]]
+    parts = []
+    for name in dict.fromkeys(row["table"] for row in rows):
+        mine = [row for row in rows if row["table"] == name]
+        columns = list(dict.fromkeys(key for row in mine for key in row if key not in ("table", "case", "status")))
+        cells = [[f"{row['case']}{_unless_ok(row)}", *(_cell(row.get(key)) for key in columns)] for row in mine]
+        parts.append(f"### {name.replace('_', ' ').capitalize()}\n\n{_table(['case', *columns], cells)}")
+    return "\n\n".join(parts)
+
+
+def _unless_ok(row: Result) -> str:
+    return "" if row["status"] == "ok" else f" ({row['status']})"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value).replace("|", "\\|")
+
+
+TABLES: dict[str, Callable[[Result], str]] = {
+    "engine": engine,
+    "gpu_suite": gpu_suite,
+    "modes": modes,
+    "quickstart": quickstart,
+    "soak": soak,
+    "staleness": staleness,
+    "telemetry": telemetry,
+}

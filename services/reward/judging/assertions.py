@@ -1,0 +1,234 @@
+"""Tests that are Python: assert statements, or a `check` function. They run here, the program in its sandbox.
+
+Owns: the tests' namespace, running each test, who is to blame for a failure. Refuses: sandboxes (program), names
+(names), row formats (problem).
+
+All tests of a program run against one process of it, one after the other, as they would below it in one file. With
+partial credit a program that died gets a new process for the tests that are left. Where tests use helpers of the task's
+prompt (HumanEval's `poly`), the program must pass with the prompt's and with its own: an own one may lie or be wrong.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.reward.judging.deadline import Deadline
+from services.reward.judging.names import Meanings, bind, make_hints, meanings_of
+from services.reward.judging.problem import Asserts, Findings, Unjudgeable
+from services.reward.judging.program import TESTS, Program, ProgramOver, Raised
+from services.reward.judging.remote import World
+from services.reward.judging.rewriting import num_asserts_in_check, with_counted_asserts, with_tolerance
+from services.reward.sandbox.layers import Sandbox
+from services.reward.sandbox.limits import Limits
+
+MAX_REASON_CHARS = 160
+MAX_RECURSION = 3_000
+"""Results may be nested more deeply than a test's own code ever is."""
+
+
+class TestFailed(Exception):
+    """One test did not hold; says why."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How one program is judged by its asserts."""
+
+    sandbox: Sandbox
+    source: bytes
+    limits: Limits
+    deadline: Deadline
+    partial_credit: bool
+    float_tolerance: float
+    prefers_own: bool = False
+    """Helpers of the prompt are the program's versions of them, where it has any."""
+
+
+class Session:
+    """One process of the program with the tests' namespace around it."""
+
+    def __init__(self, problem: Asserts, conditions: Conditions, findings: Findings) -> None:
+        """Raises SandboxFailed, Unjudgeable."""
+        self._problem, self._conditions, self._findings = problem, conditions, findings
+        self._hints = make_hints(problem.entry_point, problem.reference, problem.prompt, conditions.prefers_own)
+        self._meanings = Meanings()
+        self._namespace: dict[str, Any] = {"__name__": TESTS}
+        self._imports = _modules_of(problem)
+        self._program = Program(conditions.sandbox, conditions.source, conditions.limits, conditions.deadline)
+        self.world = World(self._program)
+
+    def begin(self) -> None:
+        """Load the program and run the tests' set-up. Raises TestFailed, Unjudgeable."""
+        with self._blame("the program"):
+            self._program.load()
+        with self._blame("the set-up of its tests"):
+            self._meanings = meanings_of((self._problem.setup, *self._problem.tests), self.world, self._hints)
+            self._execute(ast.parse(self._problem.setup), self._problem.setup)
+
+    def run(self, test: str) -> None:
+        """Run one test. Raises TestFailed, Unjudgeable."""
+        with self._blame(""):
+            tree = ast.parse(test)
+            if self._counts_asserts:
+                tree = with_counted_asserts(tree, self._namespace, self._findings)
+            self._execute(tree, test)
+            if self._problem.is_check_function:
+                self._call_check()
+
+    @property
+    def _counts_asserts(self) -> bool:
+        return self._problem.is_check_function and self._conditions.partial_credit
+
+    def is_over(self) -> bool:
+        """The program's process is of no more use."""
+        return bool(self._program.over)
+
+    def uses_helpers(self) -> bool:
+        """The tests use functions of the task's prompt, from the prompt."""
+        return any(
+            callable(value) and self._namespace.get(name) is value for name, value in self._hints.trusted.items()
+        )
+
+    def close(self) -> None:
+        """End the program."""
+        self._program.close()
+
+    def _execute(self, tree: ast.Module, source: str) -> None:
+        bind(source, self._namespace, self.world, self._hints, self._meanings)
+        if self._conditions.float_tolerance:
+            tree = with_tolerance(tree, self._namespace, self._conditions.float_tolerance)
+        exec(compile(tree, "<test>", "exec"), self._namespace)
+
+    def _call_check(self) -> None:
+        check = self._namespace.get("check")
+        if check is None:
+            return
+        entry_point = self._hints.entry_point
+        bind(entry_point, self._namespace, self.world, self._hints, self._meanings)
+        if entry_point not in self._namespace:
+            raise TestFailed(f"the program does not define {entry_point}")
+        check(self._namespace[entry_point])
+
+    @contextlib.contextmanager
+    def _blame(self, where: str) -> Iterator[None]:
+        """Whatever comes out of the block becomes TestFailed (the program's fault) or Unjudgeable (the test's)."""
+        prefix = f"{where}: " if where else ""
+        try:
+            with _silence():
+                yield
+        except (TestFailed, Unjudgeable):
+            raise
+        except ProgramOver as over:
+            raise TestFailed(f"{prefix}{over}") from None
+        except BaseException as error:
+            if self._program.unanswerable:
+                raise Unjudgeable(self._program.unanswerable) from error
+            if isinstance(error, ImportError) and (error.name or "").partition(".")[0] in self._imports:
+                raise Unjudgeable(f"a test cannot be run ({type(error).__name__}: {error})") from error
+            raise TestFailed(prefix + _describe(error)) from None
+        if self._program.over:  # a test may have swallowed it
+            raise TestFailed(f"{prefix}{self._program.over}")
+        if self._program.unanswerable:
+            raise Unjudgeable(self._program.unanswerable)
+
+
+def _describe(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        text = " ".join(str(error).split())
+    except BaseException:  # its text comes from an object of the program
+        text = ""
+    who = "the program raises " if isinstance(error, Raised) else ""
+    return f"{who}{name}: {text}"[:MAX_REASON_CHARS] if text else f"{who}{name}"
+
+
+def _modules_of(problem: Asserts) -> set[str]:
+    """Modules that the tests import themselves, by their first names. Raises Unjudgeable where a test is no Python."""
+    found: set[str] = set()
+    for source in (problem.setup, *problem.tests):
+        try:
+            nodes = list(ast.walk(ast.parse(source)))
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise Unjudgeable(f"a test cannot be run ({type(error).__name__}: {error})") from error
+        found |= {
+            alias.name.partition(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names
+        }
+        found |= {(node.module or "").partition(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
+    return found
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Tests may print; nobody reads it."""
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+        yield
+
+
+def judge_asserts(problem: Asserts, conditions: Conditions) -> Findings:
+    """Run the tests: all of them with partial credit, else up to the first failure.
+
+    Raises Unjudgeable, SandboxFailed.
+    """
+    sys.setrecursionlimit(MAX_RECURSION)
+    random.seed(0)  # tests with random inputs give the same verdict twice
+    judge_once = _judge_check if problem.is_check_function and conditions.partial_credit else _judge_tests
+    findings = judge_once(problem, conditions)
+    if findings.uses_helpers and not findings.failures:
+        findings = judge_once(problem, replace(conditions, prefers_own=True))
+    return findings
+
+
+def _judge_tests(problem: Asserts, conditions: Conditions) -> Findings:
+    findings = Findings(num_tests=len(problem.tests))
+    waiting = list(enumerate(problem.tests, 1))
+    while waiting:
+        session = Session(problem, conditions, findings)
+        try:
+            session.begin()
+            while waiting and not session.is_over():
+                number, test = waiting.pop(0)
+                try:
+                    session.run(test)
+                    findings.num_passed += 1
+                except TestFailed as failed:
+                    findings.add_failure(number, str(failed))
+                    if not conditions.partial_credit:
+                        return findings
+        except TestFailed as failed:  # it does not even begin, and will not do so next time
+            findings.add_failure(0, str(failed))
+            return findings
+        finally:
+            findings.weaker |= session.world.weaker
+            findings.uses_helpers |= session.uses_helpers()
+            session.close()
+        if conditions.deadline.is_over:
+            return findings
+    return findings
+
+
+def _judge_check(problem: Asserts, conditions: Conditions) -> Findings:
+    """One `check` function whose asserts are counted; those it did not come to count as failed."""
+    findings = Findings()
+    session = Session(problem, conditions, findings)
+    try:
+        session.begin()
+        for test in problem.tests:
+            session.run(test)
+    except TestFailed as failed:
+        findings.add_failure(0, str(failed))
+        findings.num_tests += 1
+    finally:
+        findings.weaker |= session.world.weaker
+        findings.uses_helpers |= session.uses_helpers()
+        session.close()
+    with contextlib.suppress(SyntaxError):
+        written = sum(num_asserts_in_check(ast.parse(test)) for test in problem.tests)
+        findings.num_tests = max(findings.num_tests, written)
+    return findings

@@ -1,0 +1,116 @@
+"""The Python that runs programs: where it lives, and which folders it needs to see.
+
+Owns: asking an interpreter about itself, and the folders a sandbox shows of this machine. Refuses: mounting them.
+
+Without a choice of the user's it is the one this process's environment was made from, with its standard library only;
+an interpreter named by the user keeps its installed packages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+
+FLAGS = ("-s", "-S", "-B", "-X", "utf8")
+"""No user site, no site at all (packages are put on the path inside), nothing written beside modules."""
+ASK_TIMEOUT_S = 30.0
+_SYSTEM = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo")
+_TOO_MUCH = ("/", "/usr", "/usr/local", "/opt", "/home", "/root")
+"""Prefixes that hold more than a Python: only its own folders of them are shown."""
+
+_QUESTION = """
+import sys, os, json
+for name in ("_socket", "resource", "_ctypes", "_decimal", "math", "zlib", "_hashlib", "_json", "_bz2", "_lzma"):
+    try:
+        __import__(name)
+    except ImportError:
+        pass
+with open("/proc/self/maps") as file:
+    mapped = {line.split(None, 5)[5].strip() for line in file if line.count("/")}
+import sysconfig
+paths = sysconfig.get_paths()
+print(json.dumps({
+    "executable": os.path.realpath(sys.executable), "prefix": sys.base_prefix, "exec_prefix": sys.base_exec_prefix,
+    "stdlib": [paths["stdlib"], paths["platstdlib"]], "packages": [paths["purelib"], paths["platlib"]],
+    "mapped": sorted(mapped), "version": list(sys.version_info[:3]),
+}))
+"""
+
+
+class NoInterpreter(Exception):
+    """It cannot be run, or says nothing sensible about itself."""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """executable: what is started. shown: files and folders it needs to see; hidden: folders in them it must not.
+
+    packages: folders of installed packages to import from; empty for the standard library alone.
+    """
+
+    executable: str
+    shown: tuple[str, ...]
+    hidden: tuple[str, ...]
+    packages: tuple[str, ...]
+    version: tuple[int, ...]
+
+
+@lru_cache(maxsize=8)
+def find_interpreter(python: str = "") -> Interpreter:
+    """The interpreter at this path, or (empty) the one behind this process. Raises NoInterpreter."""
+    chosen = python or getattr(sys, "_base_executable", sys.executable) or sys.executable
+    command = [chosen, "-I", *([] if python else ["-S"]), "-c", _QUESTION]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True, env={})
+        told = json.loads(answer.stdout)
+        packages = tuple(path for path in dict.fromkeys(told["packages"]) if python and os.path.isdir(path))
+        executable = os.path.abspath(chosen) if python else told["executable"]
+        shown = _shown(told, executable, packages)
+    except subprocess.CalledProcessError as error:
+        raise NoInterpreter(f"{chosen} failed: {error.stderr.strip()[-300:]}") from error
+    except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
+        raise NoInterpreter(f"{chosen} cannot be used ({type(error).__name__}: {error})") from error
+    hidden = () if python else tuple(path for path in _package_folders(told) if _is_under(path, shown))
+    return Interpreter(executable, shown, hidden, packages, tuple(told["version"]))
+
+
+def _shown(told: dict[str, list[str] | str], executable: str, packages: tuple[str, ...]) -> tuple[str, ...]:
+    real = str(told["executable"])
+    wanted = [path for path in _SYSTEM if os.path.isdir(path)]
+    for prefix in (str(told["prefix"]), str(told["exec_prefix"])):
+        wanted += [os.path.join(prefix, "lib")] if prefix not in _TOO_MUCH else []
+    wanted += [*told["stdlib"], *packages, real, executable]
+    if executable != real:  # an environment of its own: the file beside bin/ says so, links lead to the real one
+        wanted += [os.path.join(os.path.dirname(os.path.dirname(executable)), "pyvenv.cfg"), *_links_of(executable)]
+    wanted += [path for path in told["mapped"] if path.startswith("/") and not _is_under(path, wanted)]
+    kept: list[str] = []
+    for path in sorted(dict.fromkeys(wanted)):
+        if os.path.exists(path) and not _is_under(path, kept):
+            kept.append(path)
+    return tuple(kept)
+
+
+def _links_of(path: str) -> list[str]:
+    """Every path on the way from a link to its file."""
+    found: list[str] = []
+    while os.path.islink(path) and len(found) < 16:
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+        found.append(path)
+    return found
+
+
+def _package_folders(told: dict[str, list[str] | str]) -> list[str]:
+    """Folders of installed packages that lie within what is shown anyway."""
+    found = [*told["packages"]]
+    for stdlib in told["stdlib"]:
+        found += [os.path.join(stdlib, "site-packages"), os.path.join(stdlib, "dist-packages")]
+    found += ["/usr/lib/python3/dist-packages"]
+    return [path for path in dict.fromkeys(found) if os.path.isdir(path)]
+
+
+def _is_under(path: str, folders: list[str] | tuple[str, ...]) -> bool:
+    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)

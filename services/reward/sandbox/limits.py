@@ -1,0 +1,34 @@
+"""What one program may use. Owns: the numbers and how they cross a pipe. Refuses: enforcing them (inside, watch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one program. All are per program, `time_s` per run of it."""
+
+    time_s: float = 3.0
+    """Processor seconds of the whole process tree, and seconds on the wall that it was not kept off a processor."""
+    memory_bytes: int = 1 << 30
+    """Resident memory of the whole tree; also the address space of each process, with some room for stacks."""
+    max_tasks: int = 32
+    """Processes and threads at one time."""
+    max_file_bytes: int = 16 << 20
+    max_open_files: int = 64
+    tmp_bytes: int = 32 << 20
+    """Size of the private folder for temporary files."""
+    max_output_bytes: int = 4 << 20
+    """What a program may print; and the longest answer it may give to one question of the tests."""
+
+    @staticmethod
+    def of(fields: Mapping[str, Any]) -> Limits:
+        """The inverse of `as_dict`."""
+        return Limits(**fields)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers by name."""
+        return asdict(self)

@@ -1,0 +1,126 @@
+"""Scorer `code`: does the program in a response pass the tests of its row?
+
+Owns: options to limits, one program to one value, words for its verdict. Refuses: running programs (judging, sandbox):
+this process never executes, compiles or parses a line of them.
+
+A program that fails, hangs, floods, forks or dies is a wrong answer: 0. A verdict without a value is left for what is
+no program's fault: a row without usable tests (`invalid`), a sandbox that breaks (`crashed`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from areal_like.errors import OperationError, UserError
+from services.config import CodeOptions
+from services.reward.judging.client import Judges, NoSandbox
+from services.reward.judging.problem import Task
+from services.reward.sandbox.limits import Limits
+from services.reward.scorers.port import CannotJudge, ScorerInput
+from services.reward.scorers.program_rows import memory_limit_of, problem_of, prompt_of, time_limit_of
+from services.reward.scorers.program_text import program_in
+
+MAX_REMARK_CHARS = 400
+
+
+class SandboxBroke(OperationError):
+    """The sandbox or its judge failed, not the program: tried again by policy."""
+
+
+class CodeScorer:
+    """1.0 for a program that passes all tests, else 0.0, or with partial credit the share of tests passed.
+
+    `correct`: all passed; `passed`: their share (of those that ran, without partial credit up to the first failure).
+    """
+
+    def __init__(self, options: CodeOptions) -> None:
+        """Raises UserError where no sandbox is as strong as demanded."""
+        self._options = options
+        self._judges = Judges(options.require, options.python or "", () if options.layer is None else (options.layer,))
+        try:
+            self._judges.start()
+        except NoSandbox as error:
+            raise UserError(
+                f"no sandbox as strong as `{options.require}` works here: {error}",
+                where="reward scorer code",
+                remedy="apt install bubblewrap, or demand less with option require; `areal-like doctor` shows more",
+            ) from error
+        self.version = f"1/{self._judges.layer}"
+        print(f"programs run in sandbox layer {self._judges.layer}: {self._judges.words}", file=sys.stderr, flush=True)
+
+    def warm_up(self) -> None:
+        """The sandbox was tried when it was chosen."""
+
+    def score(self, sample: ScorerInput) -> Mapping[str, Any]:
+        options = self._options
+        problem = problem_of(sample.row)
+        time_s = time_limit_of(sample.row, options.time_limit_s, options.time_factor)
+        memory_bytes = memory_limit_of(sample.row, options.memory_limit_mb << 20)
+        program = self._program(sample)
+        if not program:
+            return _failed("there is no program in the answer")
+        if len(program) > options.max_program_chars:
+            return _failed(f"the program is longer than {options.max_program_chars} characters")
+        if options.must_stop and sample.finish_reason != "stop":
+            return _failed("the answer was cut at the token limit")
+        limits = Limits(
+            time_s=min(time_s, options.total_limit_s),
+            memory_bytes=min(memory_bytes, options.max_memory_limit_mb << 20),
+            max_tasks=options.max_processes,
+            max_file_bytes=options.max_file_mb << 20,
+            max_open_files=options.max_open_files,
+            tmp_bytes=options.tmp_mb << 20,
+            max_output_bytes=options.max_output_kb << 10,
+        )
+        task = Task(
+            program=program,
+            problem=problem,
+            limits=limits.as_dict(),
+            total_limit_s=options.total_limit_s,
+            partial_credit=options.partial_credit,
+            float_tolerance=options.float_tolerance,
+            compare=options.compare,
+        )
+        return self._values(self._judges.judge(task))
+
+    def _program(self, sample: ScorerInput) -> str:
+        given = sample.row.get("program")
+        if isinstance(given, str) and sample.response in ("", given):  # a program to be judged as it is
+            return given
+        if self._options.extract == "whole":
+            return sample.response if sample.response.strip() else ""
+        entry_point = sample.row.get("entry_point")
+        return program_in(sample.response, prompt_of(sample.row), entry_point if isinstance(entry_point, str) else "")
+
+    def _values(self, told: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "unjudgeable" in told:
+            raise CannotJudge(str(told["unjudgeable"]))
+        if "failed" in told:
+            raise SandboxBroke(str(told["failed"]))
+        num_tests, num_passed = int(told["num_tests"]), int(told["num_passed"])
+        weaker = list(told["weaker"])
+        if weaker and self._options.own_classes == "invalid":
+            raise CannotJudge(f"the tests compare objects of the program's own classes ({', '.join(weaker)[:100]})")
+        is_correct = num_passed == num_tests and not told["failures"]
+        share = min(num_passed / num_tests, 1.0) if num_tests else 0.0
+        words = [*map(str, told["failures"])]
+        if weaker:
+            words.append(f"weaker mode: objects of the program's own types decided ({', '.join(weaker)[:100]})")
+        return {
+            "value": share if self._options.partial_credit else float(is_correct),
+            "correct": float(is_correct),
+            "passed": share,
+            **({"weaker": 1.0} if weaker else {}),
+            "remark": _printable("; ".join(words)[:MAX_REMARK_CHARS]),
+        }
+
+
+def _printable(text: str) -> str:
+    """Words that come from a program, fit for logs, terminals and messages."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _failed(why: str) -> Mapping[str, Any]:
+    return {"value": 0.0, "correct": 0.0, "passed": 0.0, "remark": why}

@@ -1,0 +1,76 @@
+"""benchmarks/staleness.py: what it makes of the rows it measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import pictures, staleness
+
+BOUNDS = ["0", "4"]
+
+
+def row(seed: int, bound: str, loss: str, accuracy: float, samples_per_s: float) -> dict[str, Any]:
+    return {
+        "seed": seed, "max_staleness": bound, "loss": loss, "accuracy_after": accuracy, "samples_per_s": samples_per_s,
+        "staleness_mean": float(bound), "ess": 1.0,
+    }  # fmt: skip
+
+
+def rows(seeds: tuple[int, ...]) -> list[dict[str, Any]]:
+    found = []
+    for seed in seeds:
+        for bound in BOUNDS:
+            slower = 1.0 if bound == "0" else 2.0
+            found.append(row(seed, bound, "decoupled", 0.9, 100.0 * seed * slower))
+            found.append(row(seed, bound, "naive", 0.9 - 0.01 * seed * float(bound), 100.0 * seed * slower))
+    return found
+
+
+def test_losses_and_throughput_are_compared_within_a_seed() -> None:
+    result = staleness.compare(rows((1, 2, 3)), BOUNDS)
+    assert result["decoupled_minus_naive"]["0"]["pairs"] == [0.0, 0.0, 0.0]
+    assert result["decoupled_minus_naive"]["4"]["mean"] == pytest.approx(0.08)
+    for loss in staleness.LOSSES:  # seeds differ in speed, ratios within a seed do not
+        assert result["throughput_against_first_bound"][loss]["4"]["pairs"] == pytest.approx([2.0, 2.0, 2.0])
+
+
+def test_one_seed_gives_no_interval_rather_than_an_infinite_one() -> None:
+    result = staleness.compare(rows((1,)), BOUNDS)
+    assert result["decoupled_minus_naive"]["4"]["half_width_95"] is None
+    json.dumps(result, allow_nan=False)
+
+
+def test_points_keep_the_lowest_and_the_highest_seed() -> None:
+    point = staleness.compare(rows((1, 2, 3)), BOUNDS)["points"]["decoupled"]["0"]["samples_per_s"]
+    assert point == {"mean": 200.0, "low": 100.0, "high": 300.0}
+
+
+def test_monitors_are_means_over_steps_alone(tmp_path: Path) -> None:
+    lines = [{"kind": "step", "ess": 1.0}, {"kind": "pulse", "ess": 9.0}, {"kind": "step", "ess": 0.5}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = staleness.monitors(tmp_path / "metrics.jsonl")
+    assert found["ess"] == 0.75
+    assert found["entropy"] is None
+
+
+def test_plot_follows_the_theme_and_says_which_file_it_shows(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    source = tmp_path / "staleness.json"
+    measured = rows((1, 2))
+    result = {"bounds": BOUNDS, "seeds": [1, 2], "rows": measured, **staleness.compare(measured, BOUNDS)}
+    source.write_text(json.dumps(result))
+    text = staleness.plot(source, tmp_path / "pictures" / "staleness.svg").read_text()
+    assert text.startswith("<svg")
+    assert f'data-made-from="staleness.json {pictures.digest(source)}"' in text
+    assert "var(--plot-ink)" in text
+    assert pictures.INK not in text
+    assert "{stroke-linejoin" not in text.replace(".plot *{stroke-linejoin", ""), "a style for the whole page"
+
+
+def test_plot_without_a_measurement_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"measure first: python -m benchmarks\.staleness"):
+        staleness.plot(tmp_path / "staleness.json", tmp_path / "staleness.svg")

@@ -1,0 +1,91 @@
+"""Claims about the diagnosis of the policy: collapse told from chance and success; samples that teach nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from made_run import config, made_run, stats, step_rows, titles, verdict
+
+from controller.report.diagnosis import diagnose
+
+
+def test_reward_that_wavers_by_chance_is_no_collapse():
+    for seed in range(20):
+        draws = np.random.default_rng(seed).binomial(48, 0.3, 40) / 48
+        noisy = step_rows(reward_mean=draws, reward_std=np.sqrt(draws * (1 - draws)))
+        assert "collapsed" not in titles(diagnose(made_run(steps=noisy)))
+
+
+def test_entropy_that_falls_while_the_policy_learns_is_no_warning():
+    sharp = step_rows(entropy=np.geomspace(1.0, 0.01, 40))
+    assert verdict(steps=sharp).severity == "good"
+
+
+def test_entropy_collapse_without_learning_is_a_warning():
+    found = verdict(steps=step_rows(reward_mean=0.3, entropy=np.geomspace(1.0, 0.01, 40)))
+    assert found.title.startswith("Updates are unstable: entropy collapsed from")
+    assert "entropy_coef" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "words"),
+    [
+        ("ess", np.linspace(0.99, 0.2, 40), "effective sample size"),
+        ("kl_behaviour_proximal", np.linspace(0.0, 2.0, 40), "KL to the sampling policy"),
+        ("weight_truncated_share", np.linspace(0.0, 0.4, 40), "truncated weight"),
+        ("clip_fraction", np.linspace(0.1, 0.7, 40), "trust region"),
+        ("grad_norm_max", np.geomspace(0.2, 50.0, 40), "gradient norm grew"),
+        ("grad_norm_max", np.where(np.arange(40) == 20, 500.0, 0.2), "gradient norm reached 500"),
+        ("response_len_mean", np.linspace(30, 400, 40), "answers grew"),
+        ("response_len_mean", np.linspace(30, 2, 40), "answers shrank"),
+    ],
+)
+def test_signs_of_a_collapse_to_come_are_a_warning_with_their_step(column, values, words):
+    found = verdict(steps=step_rows(**{column: values}))
+    assert words in found.title
+    assert found.severity == "warning"
+    assert found.title.startswith("Updates are unstable")
+
+
+def test_accuracy_that_falls_between_evaluations_is_a_collapse_though_the_reward_holds():
+    evals = [{"version": v, "accuracy": a, "num_scored": 200} for v, a in ((0, 0.3), (20, 0.8), (40, 0.1))]
+    found = verdict(evals=evals)
+    assert found.title == "The policy collapsed: held-out accuracy fell from 0.8 (version 20) to 0.1"
+
+
+def test_updates_without_a_finite_gradient_are_counted():
+    skipped = np.arange(40) >= 10
+    found = verdict(steps=step_rows(updates=~skipped, skipped_updates=skipped, reward_mean=0.3))
+    assert found.title.startswith("75 % of the updates were skipped")
+    assert found.severity == "bad"
+
+
+def test_groups_of_equal_rewards_are_hopeless_or_solved():
+    hopeless = np.zeros(320)
+    hopeless[3] = 1.0
+    found = verdict(samples=stats(hopeless), steps=step_rows(reward_mean=0.003))
+    assert found.title.startswith("100 % of the late groups carry no signal")
+    assert found.severity == "bad"
+    solved = np.ones(320)
+    solved[:8:2] = 0.0
+    findings = diagnose(made_run(samples=stats(solved)))
+    assert findings[0].severity == "good"
+    assert findings[1].title.startswith("The task is nearly solved")
+
+
+def test_equal_rewards_within_groups_do_carry_a_signal_where_the_batch_is_the_baseline():
+    settings = config(trainer__advantage={"kind": "global_norm"})
+    mixed = np.repeat([0.0, 1.0, 0.0, 0.0], 80)
+    assert "no signal" not in titles(diagnose(made_run(samples=stats(mixed), settings=settings)))
+
+
+def test_groups_left_out_for_want_of_signal_are_told_where_they_are_many():
+    found = verdict(summary={"audit": "clean", "groups_drawn": 1000, "groups_filtered": 750})
+    assert found.title.startswith("75 % of the groups drawn were left out")
+    assert "4 times as many batches" in found.predicted
+
+
+def test_answers_that_are_all_cut_are_bad():
+    found = verdict(steps=step_rows(cut_share=1.0, reward_mean=0.02))
+    assert found.title == "100 % of the answers are cut at sampling.max_new_tokens (100)"
+    assert found.severity == "bad"

@@ -1,0 +1,179 @@
+"""What the documentation names exists: keys, commands, options, benchmarks, files, messages, results."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from controller.config import RunConfig
+from controller.schema import field_at
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DOCS = REPOSITORY / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if path.parent.name != "decisions" and path.name != "reference.md")
+SOURCES = ("areal_like", "controller", "rollout", "services", "trainer")
+FILE_SUFFIXES = (".jsonl", ".sqlite", ".log", ".py", ".json", ".md", ".yaml", ".html", ".png")
+SECTIONS = [name for name in RunConfig.model_fields if field_at(RunConfig, (name,)) is not None]
+SMALLEST_FRAGMENT = 8
+"""Shorter pieces of a message say nothing."""
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
+
+
+def inline_code(page: Path) -> Iterator[str]:
+    """Inline code; in the tables of another system's names only our column."""
+    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    ours: int | None = None
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
+        if not cells:
+            ours = None
+        elif "Here" in cells:
+            ours = cells.index("Here")
+        yield from re.findall(r"`([^`]+)`", cells[ours] if cells and ours is not None else line)
+
+
+def blocks(page: Path, kind: str) -> Iterator[str]:
+    """Fenced blocks of one language, indentation taken off."""
+    for match in re.finditer(rf"^( *)```{kind}\n(.*?)^\1```$", page.read_text(), re.DOTALL | re.MULTILINE):
+        yield re.sub(rf"^{match[1]}", "", match[2], flags=re.MULTILINE)
+
+
+def is_key(path: str) -> bool:
+    """Whether a dotted path names a key of a config; below a free mapping anything goes."""
+    parts = tuple("0" if part.isdigit() else part for part in path.split("."))
+    return any(
+        field_at(RunConfig, parts[:end]) is not None and (end == len(parts) or is_free(parts[:end]))
+        for end in range(1, len(parts) + 1)
+    )
+
+
+def is_free(parts: tuple[str, ...]) -> bool:
+    """A mapping whose keys are the user's."""
+    return parts[-1] in ("options", "init", "columns")
+
+
+@pages
+def test_every_key_named_in_the_text_exists(page: Path) -> None:
+    named = {
+        match[1]
+        for code in inline_code(page)
+        if (match := re.match(r"([a-z_]+(?:\.[a-z_0-9]+)+)(?:[=:]|$)", code.strip("'")))
+        and match[1].split(".")[0] in SECTIONS
+        and not match[1].endswith(FILE_SUFFIXES)
+    }
+    if page.name == "coming-from.md":
+        named -= {"data.train_batch_size"}  # of verl, in a formula of our column
+    assert not [name for name in sorted(named) if not is_key(name)]
+
+
+def leaves(value: object, path: str = "") -> Iterator[str]:
+    if isinstance(value, dict) and not (path and is_free(tuple(path.split(".")))):
+        for key, item in value.items():
+            yield from leaves(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from leaves(item, f"{path}.{index}")
+    elif path:
+        yield path
+
+
+@pages
+def test_every_key_of_a_yaml_example_exists(page: Path) -> None:
+    for block in blocks(page, "yaml"):
+        assert not [path for path in leaves(yaml.safe_load(block)) if not is_key(path)], block
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Every shown command, as words."""
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    lines += [code for code in inline_code(page) if code.startswith(("areal-like ", "python -m "))]
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if words and words[0] in ("areal-like", "python") and "..." not in words:
+            yield words
+
+
+@pages
+def test_every_areal_like_command_parses_and_its_overrides_name_keys(page: Path) -> None:
+    from controller.cli_arguments import make_parser
+
+    complaints: list[str] = []
+
+    def complain(message: str) -> int:
+        complaints.append(message)
+        return 2
+
+    parser = make_parser(complain)
+    for words in commands(page):
+        if words[0] != "areal-like" or "COMMAND" in words or "--help" in words or len(words) == 2:  # named, not shown
+            continue
+        try:
+            arguments = parser.parse_args(words[1:])
+        except SystemExit:
+            pytest.fail(f"{' '.join(words)}: {complaints}")
+        for override in getattr(arguments, "overrides", []):
+            assert is_key(override.split("=")[0]), f"{' '.join(words)}: {override}"
+
+
+@pages
+def test_every_module_that_is_run_exists(page: Path) -> None:
+    for words in commands(page):
+        if words[:2] == ["python", "-m"]:
+            module = REPOSITORY / words[2].replace(".", "/")
+            assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file(), " ".join(words)
+
+
+@pages
+def test_every_shipped_file_named_in_the_text_exists(page: Path) -> None:
+    for code in inline_code(page):
+        if re.fullmatch(r"(configs|benchmarks|areal_like|docs)/[\w./-]*", code) and "NAME" not in code:
+            is_result = code.startswith("benchmarks/results/") and code.endswith(".json")
+            assert is_result or (REPOSITORY / code).exists(), code
+
+
+@cache
+def templates() -> tuple[str, ...]:
+    """Every text in the code, with … for what is filled in."""
+    found = set()
+    for source in SOURCES:
+        for path in (REPOSITORY / source).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
+                    found.add("".join(parts))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.add(node.value)
+    return tuple(found)
+
+
+def quoted_messages() -> list[str]:
+    """What the page of troubles quotes: code in its headings, and in the first column of its table of waits."""
+    found = []
+    for line in (DOCS / "troubleshooting.md").read_text().splitlines():
+        if line.startswith("### ") or (line.startswith("| `") and "…" in line.split("|")[1]):
+            found += re.findall(r"`([^`]+)`", line.split("|")[1] if line.startswith("|") else line)
+    return found
+
+
+@pytest.mark.parametrize("message", quoted_messages())
+def test_every_quoted_message_is_one_of_ours(message: str) -> None:
+    seams = r"…|->|[();]|: |rollout-0|\b\d+(?:\.\d+)*\b|signal SIGKILL|prepare| s for |Address already in use"
+    fragments = [part.strip(" :,") for part in re.split(seams, message)]
+    for fragment in fragments:
+        if len(fragment) >= SMALLEST_FRAGMENT:
+            assert any(fragment in template for template in templates()), fragment
+
+
+@pages
+def test_every_result_named_in_the_text_has_a_table(page: Path) -> None:
+    source = (DOCS / "hooks" / "measured.py").read_text()
+    for name in re.findall(r"^<!-- measured: (\w+) -->$", page.read_text(), re.MULTILINE):
+        assert f'"{name}": ' in source, name
