@@ -61,6 +61,7 @@ def parse(text: str, extra: str = "") -> Requirement | None:
     name, bounds, marker = match.groups()
     named = _EXTRA.search(marker or "")
     pairs = re.findall(r"(>=|<=|==|!=|~=|<|>)\s*([\w.*+-]+)", bounds)
+    pairs.sort(key=lambda pair: pair[0] in ("<", "<="))  # installed metadata has them in any order
     return Requirement(name, tuple(pairs), named.group(1) if named else extra)
 
 

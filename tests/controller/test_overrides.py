@@ -160,7 +160,7 @@ class TestProblems:
         )
         assert problems() == [
             "job.yaml:8: trainer.optimizer.lr: must be a number, not `fast`",
-            "job.yaml:11: reward.scorers.0.kind: is required -> give it: `math`, `running_sum`, `format`, or"
+            "job.yaml:11: reward.scorers.0.kind: is required -> give it: `math`, `code`, `running_sum`, `format`, or"
             " `module:function` of your own.",
             "job.yaml:11: reward.scorers.0.kid: no such key -> did you mean reward.scorers.0.kind?",
         ]
