@@ -17,6 +17,7 @@ from areal_like.messages import Sampling
 from rollout.config import RolloutSettings
 from services.config import BUILT_IN_SCORERS as BUILT_IN_SCORERS
 from services.config import RewardSettings
+from services.config import contradictions as contradictions
 from trainer.config import SftSettings, TrainerSettings
 
 MODE_STALENESS: Mapping[str, int] = {"sync": 0, "one_step_off": 1}

@@ -13,7 +13,7 @@ from typing import Any
 
 from areal_like.config import BUILT_IN_TOKENIZERS
 from areal_like.prompts import PLACEHOLDER
-from controller.config import BUILT_IN_SCORERS, MODE_STALENESS, DataSource, RunConfig
+from controller.config import BUILT_IN_SCORERS, MODE_STALENESS, DataSource, RunConfig, contradictions
 from controller.config_problems import Problem, nearest
 
 
@@ -289,6 +289,8 @@ def _reward(config: RunConfig) -> Iterator[Problem]:
             near = nearest(scorer.kind, BUILT_IN_SCORERS, count=1)
             remedy = f"did you mean {near[0]}?" if near else f"{', '.join(BUILT_IN_SCORERS)}, or module:function"
             yield Problem((f"reward.scorers.{index}.kind",), f"no scorer `{scorer.kind}`", remedy)
+    for key, what, remedy in contradictions(config.reward):
+        yield Problem((f"reward.{key}",), what, remedy)
     if all(scorer.weight == 0 for scorer in config.reward.scorers):
         yield Problem(("reward.scorers",), "every scorer has weight 0: all rewards would be equal", "give one a weight")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError
 
 from areal_like.config import Settings
 
@@ -73,6 +75,8 @@ class CodeOptions(Settings):
 
     ROOM_S: ClassVar[float] = 1.5
     """What judging takes beyond `total_limit_s` at worst."""
+    ROOM_MB: ClassVar[int] = 1024
+    """What a scoring process and its judge take beside the program."""
 
 
 class RewardSettings(Settings):
@@ -99,22 +103,33 @@ class RewardSettings(Settings):
     max_restarts: int = Field(5, ge=0)
     """How often a dead service is started again."""
 
-    @model_validator(mode="after")
-    def _fits_programs(self) -> RewardSettings:
-        """A program that uses up its limits must end before the scoring process that waits for it does."""
-        for scorer in self.scorers:
-            if scorer.kind != "code":
-                continue
+
+def contradictions(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
+    """What cannot work together: key below `reward`, what is wrong, what to do. Single values are pydantic's matter.
+
+    A program that uses up its limits must end before the scoring process that waits for it does.
+    """
+    for index, scorer in enumerate(reward.scorers):
+        if scorer.kind != "code":
+            continue
+        where = f"scorers.{index}.options"
+        try:
             options = CodeOptions.model_validate(scorer.options)
-            if options.total_limit_s + options.ROOM_S > self.timeout_s:
-                needed = options.total_limit_s + options.ROOM_S
-                raise ValueError(
-                    f"scorer code: total_limit_s {options.total_limit_s:g} needs timeout_s of at least {needed:g}, "
-                    f"not {self.timeout_s:g}"
-                )
-            if options.max_memory_limit_mb + 1024 > self.max_memory_mb:
-                raise ValueError(
-                    f"scorer code: max_memory_limit_mb {options.max_memory_limit_mb} needs max_memory_mb of at least "
-                    f"{options.max_memory_limit_mb + 1024}, not {self.max_memory_mb}"
-                )
-        return self
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, (where, *first["loc"])))
+            near = difflib.get_close_matches(str(first["loc"][-1]), CodeOptions.model_fields, n=1)
+            if first["type"] != "extra_forbidden":
+                yield key, str(first["msg"]), "the class CodeOptions describes the options"
+            else:
+                known = f"options: {', '.join(CodeOptions.model_fields)}"
+                yield key, "no such option", f"did you mean {near[0]}?" if near else known
+            continue
+        needed_s = options.total_limit_s + options.ROOM_S
+        if needed_s > reward.timeout_s:
+            what = f"{options.total_limit_s:g} s for a program do not fit into reward.timeout_s {reward.timeout_s:g}"
+            yield f"{where}.total_limit_s", what, f"timeout_s: {needed_s:g} or more, or a lower total_limit_s"
+        needed_mb = options.max_memory_limit_mb + options.ROOM_MB
+        if needed_mb > reward.max_memory_mb:
+            what = f"{options.max_memory_limit_mb} MB do not fit into reward.max_memory_mb {reward.max_memory_mb}"
+            yield f"{where}.max_memory_limit_mb", what, f"max_memory_mb: {needed_mb} or more, or a lower limit"

@@ -33,7 +33,7 @@ from areal_like.sockets import Complaints
 from areal_like.state_lane import StateLane
 from areal_like.trace import Tracer
 from areal_like.verdict import Verdict
-from services.config import RewardSettings
+from services.config import RewardSettings, contradictions
 from services.reward import process_tree
 from services.reward.desk import Desk, Entry
 from services.reward.pool import Pool
@@ -236,4 +236,6 @@ async def serve(spec: ProcessSpec, stop: asyncio.Event) -> None:
         raise UserError(str(error), where="reward settings") from error
     if spec.bind_address is None:
         raise UserError("a reward service needs bind_address", where=spec.name)
+    for key, what, remedy in contradictions(settings):
+        raise UserError(what, where=f"reward.{key}", remedy=remedy)
     await RewardServer(spec, settings).run(stop)

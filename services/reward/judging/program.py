@@ -72,7 +72,11 @@ class Program:
         """One request and its answer. Raises ProgramOver, NotPlain, or what the program raises."""
         if self.over:
             raise ProgramOver(self.over)
-        self._send("(" + ",".join([repr(kind), *(self._write(operand) for operand in operands)]) + ",)")
+        request = "(" + ",".join([repr(kind), *(self._write(operand) for operand in operands)]) + ",)"
+        with contextlib.suppress(BlockingIOError):
+            if self._channel.recv(1, socket.MSG_PEEK):
+                self._end("it answered before it was asked")
+        self._send(request)
         answer = self._settle(self._receive())
         if kind == "call" and answer.get("args") is not None:
             _change_in_place(operands[1], answer["args"])

@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import select
@@ -28,6 +29,7 @@ from typing import Any
 from services.reward.judging.judge import judge
 from services.reward.judging.problem import Task
 from services.reward.sandbox.cell import END_TIMEOUT_S, START_TIMEOUT_S
+from services.reward.sandbox.inside_answering import PLAIN_MODULES
 from services.reward.sandbox.layers import LAYERS, LayerMissing, Sandbox, find_sandbox
 from services.reward.sandbox.usage import children_of
 
@@ -159,6 +161,8 @@ def serve(stream: socket.socket) -> int:
         send(stream, {"missing": str(error)})
         return 2
     send(stream, {"layer": sandbox.layers.chosen, "words": sandbox.layers.words})
+    for name in PLAIN_MODULES:  # tests lean on these; imported once, not in every judge
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
     while (message := receive(stream)) is not None:

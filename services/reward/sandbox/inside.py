@@ -122,6 +122,7 @@ def become_program(settings: dict[str, Any], mode: str, source: bytes, fds: list
     add_site_names()
     main: Any = type(sys)("__main__")
     main.__builtins__ = sys.modules["builtins"]
+    main.__file__ = "program.py"
     sys.modules["__main__"] = main
     if mode == "script":
         if STDIN_NAME in source:
@@ -133,13 +134,16 @@ def become_program(settings: dict[str, Any], mode: str, source: bytes, fds: list
 def run_alone(source: bytes, names: dict[str, Any]) -> None:
     """The program as it would run by itself: what it raises ends the process as it does everywhere."""
     program = compile(source, "program.py", "exec", 0, True)
-    keep_depth(2)
+    keep_depth(2, 0)
     exec(program, names)
 
 
-def keep_depth(num_more: int) -> None:
-    """Leave the program as many levels of recursion as it has where it runs by itself."""
-    depth, frame = num_more, sys._getframe()
+def keep_depth(num_more: int, num_more_since_3_12: int) -> None:
+    """Leave the program as many levels of recursion as it has where it runs by itself.
+
+    Before Python 3.12 calls through C count as levels, too.
+    """
+    depth, frame = num_more if sys.version_info < (3, 12) else num_more_since_3_12, sys._getframe()
     while frame.f_back is not None:
         depth, frame = depth + 1, frame.f_back
     sys.setrecursionlimit(sys.getrecursionlimit() + depth)

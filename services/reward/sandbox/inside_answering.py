@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from services.reward.sandbox.inside_writing import MAX_NAME_CHARS, CannotPass, Writer, tag
 
 MAX_BATCH = 256
-FRAMES_PER_CALL = 2
 _MODULES = """
     bisect calendar cmath collections copy datetime decimal fractions functools heapq itertools json math numbers
     operator random re statistics string sys textwrap typing
@@ -79,7 +78,7 @@ class Respondent:
         """Run the program's top level, then answer."""
         try:
             program = compile(source, "program.py", "exec", 0, True)
-            keep_depth(FRAMES_PER_CALL)
+            keep_depth(2, 1)
             exec(program, self.names)
             answer = '{"answer":null}'
         except BaseException as error:

@@ -65,7 +65,7 @@ class Setup:
             command += ["--tmpfs", path, "--remount-ro", path]
         command += ["--size", tmp, "--tmpfs", "/tmp", "--size", "65536", "--tmpfs", "/dev"]
         for device in ("null", "zero", "random", "urandom"):
-            command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+            command += ["--dev-bind-try", f"/dev/{device}", f"/dev/{device}"]
         command += ["--symlink", "/tmp/.stdin", "/dev/stdin", "--dir", "/dev/shm", "--size", tmp, "--tmpfs", "/dev/shm"]
         command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
         return [*command, "--seccomp", str(filter_fd)] if filter_fd >= 0 else command

@@ -10,8 +10,11 @@ can; both are gone with the process.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import stat
+import sys
+import tempfile
 
 _CLONE_NEWNS = 0x0002_0000
 _MS_BIND, _MS_REC, _MS_PRIVATE, _MS_NOSUID, _MS_NODEV = 0x1000, 0x4000, 1 << 18, 0x2, 0x4
@@ -41,7 +44,11 @@ def stage(paths: tuple[str, ...]) -> dict[str, str]:
     libc = ctypes.CDLL(None, use_errno=True)
     _must(libc.unshare(_CLONE_NEWNS), "unshare")
     _must(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "make private")
-    place = next(folder for folder in _PLACES if os.path.isdir(folder) and not any(_holds(folder, p) for p in paths))
+    needed = {*paths, *sys.path, sys.prefix, sys.executable, os.getcwd(), tempfile.gettempdir()}
+    places = [place for place in _PLACES if os.path.isdir(place) and not any(_holds(place, path) for path in needed)]
+    if not places:
+        raise OSError(errno.ENOENT, f"none of {', '.join(_PLACES)} can be covered")
+    place = places[0]
     flags = _MS_NOSUID | _MS_NODEV
     _must(libc.mount(b"tmpfs", place.encode(), b"tmpfs", flags, b"size=64k,mode=0755"), f"mount over {place}")
     staged = {}

@@ -66,7 +66,7 @@ def _pairs(tests: Any, column: str) -> tuple[tuple[str, str], ...]:
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
             raise CannotJudge(f"{column}: not as many outputs as inputs")
         tests = [{"input": given, "output": expected} for given, expected in zip(inputs, outputs, strict=True)]
-    if not isinstance(tests, list) or not tests:
+    if not isinstance(tests, list):
         raise CannotJudge(f"{column}: neither assert statements nor a list of input and output")
     pairs = []
     for number, test in enumerate(tests, 1):

@@ -44,8 +44,9 @@ def _last_block(response: str) -> str | None:
                 unmarked = "\n".join(lines)
             fence = ""
         elif stripped.startswith(FENCES):
-            fence = stripped[:3]
-            rest = stripped.lstrip(fence[0]).strip().lower()
+            rest = stripped.lstrip(stripped[0])
+            fence = stripped[: len(stripped) - len(rest)]
+            rest = rest.strip().lower()
             tag, lines = (rest.split() or [""])[0].strip("{}."), []
     return unmarked if marked is None else marked
 

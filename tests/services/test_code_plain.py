@@ -1,0 +1,168 @@
+"""Plain data across the sandbox's wall, both ways, and forged answers that never become anything else."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import decimal
+import fractions
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.reward.judging.plain import Forged, NotPlain, Untagged, expression_of, read_answer
+from services.reward.sandbox.inside_answering import Respondent
+
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers()
+    | st.decimals(allow_nan=False) | st.fractions() | st.dates() | st.datetimes() | st.timedeltas()
+)  # fmt: skip
+keys = st.none() | st.booleans() | st.integers() | st.text() | st.binary()
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(keys, inner) | st.sets(keys) | st.frozensets(keys)
+    ),
+    max_leaves=20,
+)
+
+
+def refuse(value: Any) -> str:
+    raise NotPlain(type(value).__name__)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal and of equal types all through; NaN equals NaN."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, float):
+        return left == right or (math.isnan(left) and math.isnan(right))
+    if isinstance(left, complex):
+        return same(left.real, right.real) and same(left.imag, right.imag)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict):
+        return len(left) == len(right) and all(key in right and same(left[key], right[key]) for key in left)
+    return bool(left == right)
+
+
+@pytest.fixture(scope="module")
+def inside() -> Respondent:
+    """The inside's reader and writer, outside of any sandbox."""
+    import builtins
+
+    from services.reward.sandbox import inside_answering, inside_writing
+
+    for name in ("Writer", "tag", "CannotPass", "MAX_NAME_CHARS"):  # they share a namespace where they run
+        setattr(inside_answering, name, getattr(inside_writing, name))
+    assert builtins.len is len
+    return Respondent(-1, {})
+
+
+@given(value=values)
+def test_an_argument_arrives_as_it_was_sent(inside: Respondent, value: Any) -> None:
+    assert same(eval(expression_of(value, refuse), inside.environment), value)
+
+
+@given(value=values)
+def test_a_result_arrives_as_it_was_sent(inside: Respondent, value: Any) -> None:
+    message = f'{{"answer":{inside.write(value)}}}'.encode()
+    assert same(read_answer(message, refuse_handle)["answer"], value)
+
+
+def refuse_handle(number: int, what: str, name: str) -> Any:
+    raise AssertionError(f"a handle on {name}")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        collections.Counter("aab"), collections.OrderedDict(b=1, a=2), collections.deque([1, 2], 3), range(1, 9, 2),
+        ..., NotImplemented, 10**5000, -(10**400), decimal.Decimal("NaN"), fractions.Fraction(1, 3), bytearray(b"ab"),
+        datetime.time(1, 2, 3), "\ud800", [[]] * 3, {}.keys(), {1: 2}.keys(), {1: 2}.items(),
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_values_of_the_library_keep_their_type(inside: Respondent, value: Any) -> None:
+    arrived = read_answer(f'{{"answer":{inside.write(value)}}}'.encode(), refuse_handle)["answer"]
+    assert type(arrived) is type(value)
+    assert arrived == value or value != value
+
+
+def test_a_subclass_is_sent_as_its_bare_data(inside: Respondent) -> None:
+    class Odd(int):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = int.__hash__
+
+    class Listing(list):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            return iter([5])
+
+    assert inside.write(Odd(7)) == "7"
+    assert inside.write(Listing([1, 2])) == "[1,2]"
+    point = collections.namedtuple("point", "x y")(1, 2)
+    arrived = read_answer(f'{{"answer":{inside.write(point)}}}'.encode(), refuse_handle)["answer"]
+    assert (arrived, arrived.y) == ((1, 2), 2)
+
+
+def test_what_is_no_data_becomes_a_handle_and_the_same_one_twice(inside: Respondent) -> None:
+    thing = object()
+    first, second = inside.write([thing, thing]).strip("[]").split("},")
+    assert first.rstrip("}") == second.rstrip("}")
+    handles: list[tuple[int, str, str]] = []
+    read_answer(f'{{"answer":{inside.write(thing)}}}'.encode(), lambda *handle: handles.append(handle))
+    assert handles[0][1:] == ("object", "object")
+
+
+FORGED = [
+    "", "x", "[]", "5", '"answer"', '{"tuple":[1]}', '{"answer":{"set":[[1]]}}', '{"answer":{"dict":[[1]]}}',
+    '{"answer":{"dict":[[[],1]]}}', '{"answer":{"int":"x"}}', '{"answer":{"int":' + '"' + "f" * (2 << 20) + '"}}',
+    '{"answer":{"handle":[1]}}', '{"answer":{"handle":["1","object","x"]}}', '{"answer":{"range":[0,1,0]}}',
+    '{"answer":{"tuple":{"range":[0,1000000000000,1]}}}', '{"answer":{"Fraction":"1/0"}}', '{"answer":{"Decimal":"x"}}',
+    '{"answer":{"date":[2020,13,1]}}', '{"answer":{"bytes":"zz"}}', '{"answer":{"constant":"exit"}}',
+    '{"answer":{"namedtuple":[1,2]}}', '{"answer":{"deque":[{"range":[0,100000000000,1]},null]}}', "9" * 5000,
+    '{"answer":' + "[" * 100_000, '{"answer":' + "[" * 100_000 + "]" * 100_000 + "}", "\x00", "{" * 1000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", FORGED, ids=lambda text: text[:40])
+def test_a_forged_answer_is_refused(text: str) -> None:
+    with pytest.raises(Forged):
+        read_answer(text.encode(), lambda number, what, name: None)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_do_anything_but_be_refused(body: bytes) -> None:
+    with pytest.raises(Forged):
+        read_answer(body, lambda number, what, name: None)
+
+
+def test_fields_of_a_named_tuple_cannot_smuggle_code() -> None:
+    body = json.dumps({"answer": {"namedtuple": ["P", ["x=print('no')", "class", "_y"], [1, 2, 3]]}})
+    assert read_answer(body.encode(), refuse_handle)["answer"] == (1, 2, 3)
+
+
+def test_an_object_without_a_tag_equals_nothing_within_data() -> None:
+    (odd,) = read_answer(b'{"answer":[{"a":1}]}', refuse_handle)["answer"]
+    assert isinstance(odd, Untagged)
+    assert odd != {"a": 1}
+
+
+def test_arguments_that_are_no_data_are_refused_and_not_guessed() -> None:
+    class Mine:
+        pass
+
+    for value in (Mine(), Mine, [Mine()], {1: Mine()}, collections.namedtuple("p", "x")(1)):
+        with pytest.raises(NotPlain):
+            expression_of(value, refuse)
+    nested: list[Any] = []
+    for _ in range(200):
+        nested = [nested]
+    with pytest.raises(NotPlain, match="deeply"):
+        expression_of(nested, refuse)

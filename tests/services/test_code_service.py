@@ -1,0 +1,99 @@
+"""The real reward service with the code scorer: hostile programs by the hundred beside honest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from code_harness import layers_here
+from hostile_programs import ADD, ADD_TESTS, PROGRAMS, SUM_TESTS
+from reward_harness import PATIENCE_S, Service, wait_until
+
+pytestmark = pytest.mark.e2e
+
+LIMITS = {"time_limit_s": 0.5, "memory_limit_mb": 256}
+SETTINGS = {"num_workers": 2, "num_spares": 1, "retries": 0, "scorers": [{"kind": "code"}]}
+MANY_S = 170.0
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    if layers_here().chosen != "namespaces":
+        pytest.skip(f"no namespaces here: {layers_here().parts.get('namespaces', layers_here().words)}")
+    service = Service(tmp_path, SETTINGS)
+    yield service
+    service.close()
+
+
+def sandboxes() -> set[int]:
+    """Processes of any sandbox on this machine, by the command they were started with."""
+    found = set()
+    for process in psutil.process_iter(["cmdline"]):
+        if any("marshal.loads(os.pread" in part for part in process.info["cmdline"] or []):
+            found.add(process.pid)
+    return found
+
+
+def test_every_hostile_program_gets_its_verdict_and_the_honest_ones_between_them_pass(service: Service) -> None:
+    service.wait_full(3)
+    pids, before = service.scoring_pids(), sandboxes()
+    asked: dict[str, tuple[str, float]] = {}
+    for group, programs in PROGRAMS.items():
+        tests, value = (SUM_TESTS if "stream" in group else ADD_TESTS), float("passes" in group)
+        for name, program in programs.items():
+            if not program.isascii():  # a message of the run could not carry it
+                continue
+            request_id = service.post("code", deadline_s=MANY_S, program=program, tests=tests, **LIMITS)
+            asked[request_id] = (f"{group}: {name}", value)
+            request_id = service.post("code", deadline_s=MANY_S, program=ADD, tests=ADD_TESTS)
+            asked[request_id] = (f"honest, after {group}: {name}", 1.0)
+    wait_until(lambda: len(service.replies) == len(asked), "all verdicts", MANY_S)
+    wrong = []
+    for request_id, (name, value) in asked.items():
+        (verdict,) = service.replies[request_id]
+        if (verdict.kind, verdict.value) != ("scored", value):
+            wrong.append((name, verdict.kind, verdict.value, verdict.reason))
+    assert wrong == []
+    assert service.scoring_pids() == pids, "no scoring process was lost over them"
+    assert sandboxes() <= before
+    assert verdict.scorer == "code@1/namespaces"
+
+
+def test_killing_the_service_ends_every_program(service: Service) -> None:
+    before = sandboxes()
+    spins = "import os, signal\nos.fork()\nos.fork()\nsignal.signal(15, signal.SIG_IGN)\nwhile True: pass\n"
+    for _ in range(2):
+        service.post("code", program=spins, tests=ADD_TESTS, time_limit_s=4.0)
+    wait_until(lambda: len(sandboxes() - before) >= 4, "programs to run")
+    service.process.kill()
+    service.process.wait(PATIENCE_S)
+    wait_until(lambda: not sandboxes() - before, "the end of all programs")
+
+
+def test_a_killed_supervisor_costs_one_attempt(tmp_path: Path) -> None:
+    if not layers_here().chosen:
+        pytest.skip("no sandbox here")
+    service = Service(tmp_path, SETTINGS | {"num_workers": 1, "num_spares": 0, "retries": 1})
+    request_id = service.post("code", program="import time\ntime.sleep(1)\n" + ADD, tests=ADD_TESTS)
+    (scoring,) = service.scoring_pids()
+    supervisor = psutil.Process(scoring).children()[0]
+    wait_until(lambda: supervisor.children(), "the program to run")
+    supervisor.kill()
+    verdict = service.verdict_of(request_id)
+    assert (verdict.value, verdict.attempts) == (1.0, 2)
+    service.close()
+
+
+def test_a_service_that_cannot_confine_as_demanded_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    settings = {"scorers": [{"kind": "code", "options": {"require": "namespaces"}}]}
+    service = Service(tmp_path, settings, wait=False)
+    assert service.process.wait(PATIENCE_S) == 2, service.log
+    last = service.log.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "bubblewrap is not installed" in last
+    service.close()

@@ -1,0 +1,196 @@
+"""The sandbox by itself: layers, what a program sees and may use, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from code_harness import CodeBench, layers_here
+
+from areal_like.errors import UserError
+from services.reward.sandbox.interpreter import NoInterpreter, find_interpreter
+from services.reward.sandbox.layers import LAYERS, LayerMissing, find_sandbox
+from services.reward.sandbox.staging import is_reachable
+
+ADD_TESTS = ["assert add(2, 3) == 5"]
+ADD = "def add(a, b):\n    return a + b\n"
+
+
+def facts(bench: CodeBench, expression: str) -> str:
+    """What an expression gives inside, by way of a failed test's words."""
+    outcome = bench.score(f"import os, sys\ndef fact():\n    return {expression}\n", ["raise KeyError(fact())"])
+    assert outcome.value == 0.0
+    return outcome.reason.partition("KeyError: ")[2]
+
+
+def test_the_layer_is_named_in_the_version_of_every_verdict(bench: CodeBench) -> None:
+    assert bench.label == f"code@1/{layers_here().chosen}"
+
+
+def test_every_layer_says_how_it_fares_and_the_strongest_that_works_is_chosen() -> None:
+    layers = layers_here()
+    assert set(layers.parts) == set(LAYERS)
+    works = [layer for layer in LAYERS if layers.parts[layer].startswith("works")]
+    assert layers.chosen == (works[0] if works else "")
+
+
+def test_a_demand_that_cannot_be_met_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(UserError, match="bubblewrap is not installed") as raised:
+        CodeBench(require="namespaces")
+    assert "apt install bubblewrap" in str(raised.value)
+
+
+def test_a_layer_that_is_not_allowed_is_not_taken() -> None:
+    with pytest.raises(LayerMissing):
+        find_sandbox("namespaces", ("limits",))
+
+
+def test_an_interpreter_that_is_none_is_the_users_mistake(tmp_path: Path) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    with pytest.raises(NoInterpreter):
+        find_interpreter(str(broken))
+    with pytest.raises(UserError, match="failed"):
+        CodeBench(python=str(broken))
+
+
+def test_an_interpreter_of_the_users_brings_its_packages() -> None:
+    if not layers_here().chosen:
+        pytest.skip("no sandbox here")
+    bench = CodeBench(python=sys.executable, require="limits", time_limit_s=8.0, memory_limit_mb=1024)
+    outcome = bench.score("import msgspec\ndef f():\n    return msgspec.__name__\n", ["assert f() == 'msgspec'"])
+    bench.close()
+    assert outcome.value == 1.0, outcome.reason
+
+
+def test_without_one_there_is_the_standard_library_alone(bench: CodeBench) -> None:
+    assert "ModuleNotFoundError" in bench.score("import msgspec\n", ADD_TESTS).reason
+
+
+def test_a_program_sees_python_and_an_empty_world(namespaces: CodeBench) -> None:
+    assert facts(namespaces, "os.getppid()") == "1"
+    assert facts(namespaces, "os.listdir('/tmp')") == "[]"
+    assert (
+        facts(namespaces, "[p for p in ('/proc', '/etc', '/home', '/sys', '/var', '/bin') if os.path.exists(p)]")
+        == "[]"
+    )
+    assert facts(namespaces, "sorted(os.environ)") == "['HOME', 'LANG', 'PATH', 'PWD', 'PYTHONHASHSEED', 'TMPDIR']"
+    assert facts(namespaces, "[os.getuid(), os.getgid(), os.getgroups()]").startswith("[65534, 65534,")
+    assert facts(namespaces, "__import__('socket').gethostname()") == "'sandbox'"
+    assert facts(namespaces, "[n for _, n in __import__('socket').if_nameindex()]") in ("['lo']", "")
+
+
+def test_only_three_streams_and_its_channel_are_open(bench: CodeBench) -> None:
+    program = (
+        "import os\ndef fds():\n    found = []\n    for fd in range(256):\n        try:\n            os.fstat(fd)\n"
+        "            found.append(fd)\n        except OSError: pass\n    return found\n"
+    )
+    assert bench.score(program, ["assert fds() == [0, 1, 2, 3]"]).value == 1.0
+
+
+def test_the_limits_are_hard_ones(bench: CodeBench) -> None:
+    program = (
+        "import resource\ndef raises(name):\n    limit = resource.getrlimit(getattr(resource, name))\n"
+        "    if limit[0] != limit[1]: return False\n"
+        "    try: resource.setrlimit(getattr(resource, name), (-1, -1))\n"
+        "    except (ValueError, OSError): return True\n"
+        "    return False\n"
+    )
+    names = ["RLIMIT_CPU", "RLIMIT_AS", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_CORE"]
+    if layers_here().chosen == "limits" and os.getuid() == 0:
+        pytest.skip("root may raise its own limits")
+    assert bench.score(program, [f"assert raises({name!r})" for name in names]).value == 1.0
+
+
+def test_a_files_size_and_a_folders_size_are_bounded(namespaces: CodeBench) -> None:
+    program = (
+        "def grow(path, size):\n    try:\n        with open(path, 'wb') as f: f.write(b'x' * size)\n"
+        "    except OSError as e: return e.errno\n    return 0\n"
+    )
+    tests = ["assert grow('/tmp/small', 1 << 20) == 0", "assert grow('/tmp/long', 17 << 20) == 27"]
+    tests += ["assert [grow(f'/tmp/{n}', 8 << 20) for n in range(5)][-1] == 28"]
+    assert namespaces.score(program, tests).value == 1.0
+
+
+def test_two_programs_share_nothing(namespaces: CodeBench) -> None:
+    leaves = "open('/tmp/left', 'w').write('x')\nopen('/dev/shm/left', 'w').write('x')\n"
+    looks = "import os\ndef look():\n    return os.listdir('/tmp') + os.listdir('/dev/shm')\n"
+    assert namespaces.score(leaves + looks, ["assert sorted(look()) == ['left', 'left']"]).value == 1.0
+    assert namespaces.score(looks, ["assert look() == []"]).value == 1.0
+
+
+def test_nobody_outside_hears_of_a_program(namespaces: CodeBench, tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with socket.socket() as tcp, socket.socket(socket.AF_UNIX) as unix, socket.socket(socket.AF_UNIX) as abstract:
+        tcp.bind(("127.0.0.1", 0))
+        unix.bind(path)
+        abstract.bind("\0areal_like-test")
+        for listener in (tcp, unix, abstract):
+            listener.listen()
+            listener.setblocking(False)
+        port = tcp.getsockname()[1]
+        program = (
+            f"import socket\ndef reach():\n    done = []\n"
+            f"    for kind, address in ((2, ('127.0.0.1', {port})), (1, {path!r}), (1, '\\0areal_like-test')):\n"
+            "        try:\n            s = socket.socket(kind, 1); s.connect(address); done.append(address)\n"
+            "        except OSError: pass\n    return done\n"
+        )
+        assert namespaces.score(program, ["assert reach() == []"]).value == 1.0
+        for listener in (tcp, unix, abstract):
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+
+
+def test_nothing_runs_below_the_supervisor_between_programs(bench: CodeBench) -> None:
+    forks = "import os, time\nfor _ in range(5):\n    if os.fork() == 0:\n        os.setsid(); time.sleep(600)\n"
+    bench.score(forks + ADD, ADD_TESTS)
+    assert bench.processes_left() == []
+    bench.score("while True: pass\n", ADD_TESTS, time_limit_s=0.3)
+    assert bench.processes_left() == []
+
+
+def test_a_killed_supervisor_takes_its_programs_along_and_is_replaced(tmp_path: Path) -> None:
+    if not layers_here().chosen:
+        pytest.skip("no sandbox here")
+    bench = CodeBench(require="limits")
+    first = bench.judges._child.pid
+    psutil.Process(first).kill()
+    assert bench.score(ADD, ADD_TESTS).kind == "crashed"
+    assert bench.score(ADD, ADD_TESTS).value == 1.0
+    assert bench.judges._child.pid != first
+    bench.close()
+    assert not psutil.pid_exists(first)
+
+
+@pytest.mark.parametrize("layer", ["landlock", "seccomp", "limits"])
+def test_weaker_layers_judge_alike(layer: str) -> None:
+    if not layers_here().parts[layer].startswith("works"):
+        pytest.skip(layers_here().parts[layer])
+    bench = CodeBench(layer=layer, require="limits")
+    assert bench.label == f"code@1/{layer}"
+    assert bench.score(ADD, ADD_TESTS).value == 1.0
+    assert bench.score("def add(a, b): return 1\n", ADD_TESTS).value == 0.0
+    assert bench.score("print(int(input()) + 1)\n", [{"input": "1\n", "output": "2"}] * 2).value == 1.0
+    assert "time limit" in bench.score("while True: pass\n", ADD_TESTS, time_limit_s=0.3).reason
+    if layer != "limits":
+        assert bench.score("import os\nos.fork()\n" + ADD, ADD_TESTS).value == 0.0
+        assert "Read-only" in bench.score("open('/tmp/x', 'w')\n" + ADD, ADD_TESTS).reason
+    if layer == "landlock":
+        assert "PermissionError" in bench.score("open('/etc/passwd')\n" + ADD, ADD_TESTS).reason
+    assert bench.processes_left() == []
+    bench.close()
+
+
+def test_what_everybody_can_reach_is_known(tmp_path: Path) -> None:
+    assert is_reachable("/usr/lib")
+    hidden = tmp_path / "hidden"
+    hidden.mkdir(mode=0o700)
+    (hidden / "file").write_text("")
+    assert not is_reachable(str(hidden))
+    assert not is_reachable(str(hidden / "file"))
