@@ -130,7 +130,8 @@ class Session:
         except BaseException as error:
             if self._program.unanswerable:
                 raise Unjudgeable(self._program.unanswerable) from error
-            if isinstance(error, ImportError) and (error.name or "").partition(".")[0] in self._imports:
+            is_own = isinstance(error, ImportError) and not isinstance(error, Raised)
+            if is_own and (getattr(error, "name", None) or "").partition(".")[0] in self._imports:
                 raise Unjudgeable(f"a test cannot be run ({type(error).__name__}: {error})") from error
             raise TestFailed(prefix + _describe(error)) from None
         if self._program.over:  # a test may have swallowed it
@@ -161,7 +162,7 @@ def _modules_of(problem: Asserts) -> set[str]:
             alias.name.partition(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names
         }
         found |= {(node.module or "").partition(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
-    return found
+    return found - {""}
 
 
 @contextlib.contextmanager
