@@ -175,7 +175,8 @@ def _pattern(sentence: str) -> str:
 
 def events(data: RunData) -> tuple[list[Event], int]:
     """Notes, lost processes, sinks, and drops by reason, in order; and how many are left out in the middle."""
-    origin_s = min(_times([*data.steps, *data.evals, *data.notes, *data.pulses, *data.processes]), default=0.0)
+    timed = [*data.steps, *data.evals, *data.notes, *data.pulses, *data.processes, *data.sinks]
+    origin_s = min(_times(timed), default=0.0)
     rows: list[tuple[float, Event]] = []
 
     def put(row: Mapping[str, Any], kind: str, words: str, level: str = "info") -> None:

@@ -170,6 +170,12 @@ def test_a_run_without_a_step_gives_a_page_that_says_what_is_missing(tmp_path):
     assert "failed" in found.text
 
 
+def test_the_clock_of_events_starts_with_the_first_of_them(tmp_path):
+    folder = report_run(tmp_path, num_steps=0, has_pulses=False, has_traces=False, has_ledger=False, status="stopped")
+    write_metrics(folder, [{"kind": "sink", "time_s": 1.79e9, "sink": "tensorboard", "event": "closed"}])
+    assert "0:00:00 metrics sink tensorboard is closed" in read(write_report(folder)).text
+
+
 def test_a_folder_with_nothing_but_its_state_gives_a_page(tmp_path):
     folder = RunFolder.create(tmp_path, "new")
     write_state(folder, "running")

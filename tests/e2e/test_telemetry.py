@@ -18,6 +18,7 @@ pytestmark = pytest.mark.e2e
 
 STEPS = 4
 PLAIN = [f"num_steps={STEPS}", "warm_start=null"]
+TRAINER_BUSY = 'areal_like_busy_seconds_total{process="trainer",role="trainer"}'
 
 
 class Timeline:
@@ -51,6 +52,15 @@ class Timeline:
         return min(around, key=lambda event: event["dur"])
 
 
+def _scrape(run) -> str:
+    """What the endpoint answers now; nothing before its address was printed."""
+    _, told, rest = run.output.partition("metrics for Prometheus at ")
+    if not told or not rest.split(maxsplit=1)[1:]:
+        return ""
+    with urllib.request.urlopen(rest.split()[0], timeout=30.0) as answer:
+        return answer.read().decode()
+
+
 @pytest.fixture(scope="module")
 def finished(run_class, runs_dir, tmp_path_factory, short, quickstart):
     """A run that was watched: everything on."""
@@ -58,12 +68,9 @@ def finished(run_class, runs_dir, tmp_path_factory, short, quickstart):
     run = run_class(
         ["train", quickstart, *short, *PLAIN, *settings, f"runs_dir={runs_dir}"], tmp_path_factory.mktemp("t"), runs_dir
     )
-    run.wait_for_step(1)
-    url = run.output.split("metrics for Prometheus at ")[1].split()[0]
-    with urllib.request.urlopen(url, timeout=30.0) as answer:
-        run.scraped = answer.read().decode()
-    status = run.folder / "status.json"
-    run.seen = json.loads(status.read_text())
+    run.wait_until(lambda: TRAINER_BUSY in _scrape(run), "scrape that knows the trainer")
+    run.scraped = _scrape(run)
+    run.seen = json.loads((run.folder / "status.json").read_text())
     assert run.wait() == 0, run.output
     return run
 
@@ -156,7 +163,7 @@ def test_sinks_of_a_real_run_have_every_step(finished):
     found = EventAccumulator(str(finished.folder / "tensorboard")).Reload()
     assert [event.step for event in found.Scalars("train/reward_mean")] == [1, 2, 3, 4]
     assert len(found.Scalars("eval/accuracy")) == 2
-    assert 'areal_like_busy_seconds_total{process="trainer",role="trainer"}' in finished.scraped
+    assert TRAINER_BUSY in finished.scraped
     sinks = finished.summary["sinks"]
     assert sinks.keys() == {"tensorboard", "prometheus"}
     assert all(counts["lost"] == 0 for counts in sinks.values())
