@@ -1,6 +1,6 @@
-"""What does watching a run cost? The same job bare, watched as it is by default, and with every sink.
+"""What does watching a run cost? The same job bare and watched, side by side; then bare and with every sink.
 
-    python -m benchmarks.telemetry                     8 rounds of the three, some 25 minutes on two cores
+    python -m benchmarks.telemetry                     8 rounds, some 30 minutes on two cores
     python -m benchmarks.telemetry --rounds 12 --steps 60
     python -m benchmarks.telemetry --quick             one round of small jobs: does it run at all
 
@@ -9,9 +9,10 @@ bare       no trace, and the controller's rows, pulses and status.json are switc
 watched    the default: trace of every process, metrics.jsonl with pulses, status.json
 sinks      the same with TensorBoard, W&B offline and a Prometheus endpoint that is scraped every five seconds
 
-One round runs all three, in turning order. Counted from step FIRST_STEP to the last, over all processes of the run and
-their children: wall seconds, and processor seconds, which other work on the machine disturbs less. The claim is on the
-share of throughput lost: 1 - (bare's cost per sample / the other's), mean over rounds with its 95 % interval.
+The two jobs of a pair run at the same time, each pinned to half of the cores, so that whatever else the machine does
+meets both; the halves are swapped from round to round. Counted from step FIRST_STEP to the last, over all processes
+of a run and their children: processor seconds and wall seconds. The claim is on the share of throughput lost,
+1 - (bare's cost per sample / the other's): mean over rounds with its 95 % interval.
 
 `mode: sync` with one thread each, so that all runs draw the same samples and differ in nothing but what is measured;
 what is written per sample and per second is the same in `async`, where all cores are full and processor time is
@@ -28,6 +29,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ FIRST_STEP = 2
 SCRAPE_S = 5.0
 LIMIT = 0.02
 DEADLINE_S = 1800.0
-ARMS = ("bare", "watched", "sinks")
+WATCHED_ARMS = ("watched", "sinks")
 SETTINGS = {
     "bare": ["metrics.trace=false"],
     "watched": [],
@@ -50,6 +52,8 @@ JOB = [
     "data.eval=null", "eval.every_steps=0", "metrics.display=plain",
     "mode=sync", "rollout.threads=1", "trainer.threads=1",
 ]  # fmt: skip
+Pair = dict[str, dict[str, float]]
+"""Costs per sample of two jobs that ran side by side, by arm."""
 QUICK = ["groups_per_step=12", "group_size=4", "warm_start=null"]
 
 
@@ -67,21 +71,21 @@ def main() -> None:
     overrides = [*JOB, *(QUICK if options.quick else []), *options.overrides]
     rounds, steps = (1, 4) if options.quick else (options.rounds, options.steps)
     options.runs_dir.mkdir(parents=True, exist_ok=True)
-    measured: list[dict[str, dict[str, float]]] = []
+    pairs: dict[str, list[Pair]] = {arm: [] for arm in WATCHED_ARMS}
     for number in range(rounds):
-        found: dict[str, dict[str, float]] = {}
-        for arm in [*ARMS[number % len(ARMS) :], *ARMS[: number % len(ARMS)]]:
-            named = [*overrides, f"num_steps={steps}", f"name=telemetry-{arm}"]
-            found[arm] = run(arm, options.config, [*named, f"runs_dir={options.runs_dir}"], steps)
-            print(f"round {number + 1} {arm:8} " + "  ".join(f"{k} {v:.4g}" for k, v in found[arm].items()), flush=True)
-        measured.append(found)
-    result = judge(measured)
+        for arm in WATCHED_ARMS:
+            named = [*overrides, f"num_steps={steps}", f"runs_dir={options.runs_dir}"]
+            pair = side_by_side(arm, options.config, named, steps, is_swapped=number % 2 == 1)
+            pairs[arm].append(pair)
+            for name, costs in pair.items():
+                print(f"round {number + 1} {name:8} " + "  ".join(f"{k} {v:.4g}" for k, v in costs.items()), flush=True)
+    result = {arm: judge(arm, found) for arm, found in pairs.items()}
     print_table(result)
     if options.quick:
         print("too short to mean anything: it ran")
         return
     facts = {"rounds": rounds, "steps": steps, "overrides": options.overrides, "limit": LIMIT, **result}
-    path = write("telemetry", "python -m benchmarks.telemetry " + " ".join(sys.argv[1:]), {**facts, "runs": measured})
+    path = write("telemetry", "python -m benchmarks.telemetry " + " ".join(sys.argv[1:]), {**facts, "runs": pairs})
     print(f"written to {path}")
     raise SystemExit(0 if result["watched"]["cpu_lost"]["mean"] < LIMIT else 1)
 
@@ -96,11 +100,24 @@ def run_bare(arguments: list[str]) -> int:
     Journal.append = lambda self, record: None  # type: ignore[method-assign]
     StatusFile.write = lambda self, status, **facts: None  # type: ignore[method-assign]
     StatusFile.is_due = lambda self: False  # type: ignore[method-assign]
-    monitor.interval_s = lambda elapsed_s, num_processes: float("inf")  # type: ignore[assignment]
+    monitor.interval_s = lambda elapsed_s, num_processes: float("inf")
     return cli.main(arguments)
 
 
-def run(arm: str, config: str, overrides: list[str], steps: int) -> dict[str, float]:
+def side_by_side(arm: str, config: str, overrides: list[str], steps: int, *, is_swapped: bool) -> Pair:
+    """A bare and a watched job at the same time, each on its half of the cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    halves = [cores[::2], cores[1::2] or cores]
+    names = ("bare", arm)
+    with ThreadPoolExecutor(2) as threads:
+        jobs = [
+            threads.submit(run, name, config, [*overrides, f"name=telemetry-{name}"], steps, half)
+            for name, half in zip(names, reversed(halves) if is_swapped else halves, strict=True)
+        ]
+        return {name: job.result() for name, job in zip(names, jobs, strict=True)}
+
+
+def run(arm: str, config: str, overrides: list[str], steps: int, cores: list[int]) -> dict[str, float]:
     """Run one job; milliseconds per sample from step FIRST_STEP to the last. Raises SystemExit when it fails."""
     module = ["benchmarks.telemetry", "--bare"] if arm == "bare" else ["controller"]
     process = subprocess.Popen(
@@ -109,8 +126,9 @@ def run(arm: str, config: str, overrides: list[str], steps: int) -> dict[str, fl
         env={**environment(), "PYTHONUNBUFFERED": "1"}, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
-    begun: tuple[float, float] | None = None
-    ended: tuple[float, float] | None = None
+    psutil.Process(process.pid).cpu_affinity(cores)  # what it starts inherits that
+    begun: tuple[float, dict[str, float]] | None = None
+    ended: tuple[float, dict[str, float]] | None = None
     lines: list[str] = []
     scraper: subprocess.Popen[bytes] | None = None
     try:
@@ -131,7 +149,11 @@ def run(arm: str, config: str, overrides: list[str], steps: int) -> dict[str, fl
                 one.wait(10)
     per_step = next(int(value) for line in lines if (value := samples_consumed(line))) / steps
     samples = per_step * (steps - FIRST_STEP)
-    return {"wall_ms": (ended[0] - begun[0]) / samples * 1e3, "cpu_ms": (ended[1] - begun[1]) / samples * 1e3}
+    costs = {"wall_ms": (ended[0] - begun[0]) / samples * 1e3}
+    for name, spent_s in sorted(ended[1].items()):
+        key = "cpu_ms" if name == "all" else f"cpu_ms.{name}"
+        costs[key] = (spent_s - begun[1].get(name, 0.0)) / samples * 1e3
+    return costs
 
 
 def samples_consumed(line: str) -> str:
@@ -158,31 +180,45 @@ def keep_scraping(url: str) -> None:
         time.sleep(SCRAPE_S)
 
 
-def cpu_s(pid: int) -> float:
-    """Processor seconds of a process, of all below it, and of those of them that have ended."""
-    total = 0.0
+def cpu_s(pid: int) -> dict[str, float]:
+    """Processor seconds of a run by child of its controller, with all below it, ended ones included; and `all`."""
+    found: dict[str, float] = {}
     controller = psutil.Process(pid)
-    for process in [controller, *controller.children(recursive=True)]:
+    families = [("controller", [controller])]
+    for child in controller.children():
         try:
-            times = process.cpu_times()
+            families.append((name_of(child), [child, *child.children(recursive=True)]))
         except psutil.NoSuchProcess:
             continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
+    for name, family in families:
+        for process in family:
+            try:
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            below = times.children_user + times.children_system if process is not controller else 0.0
+            found[name] = found.get(name, 0.0) + times.user + times.system + below
+    return {**found, "all": sum(found.values())}
 
 
-def judge(measured: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
-    """Share of throughput lost against bare, by arm: mean, half width of the 95 % interval, and each round."""
+def name_of(process: psutil.Process) -> str:
+    """`trainer`, `rollout-0`, `reward`: the name of its spec; else the module it runs."""
+    line = process.cmdline()
+    if "--spec" in line:
+        return Path(line[line.index("--spec") + 1]).stem
+    return line[line.index("-m") + 1].rpartition(".")[2] if "-m" in line else process.name()
+
+
+def judge(arm: str, pairs: list[Pair]) -> dict[str, Any]:
+    """Share of throughput lost against bare: mean, half width of the 95 % interval, and each round."""
     result: dict[str, Any] = {}
-    for arm in ARMS[1:]:
-        result[arm] = {}
-        for cost, key in (("cpu_ms", "cpu_lost"), ("wall_ms", "wall_lost")):
-            lost = [1 - found["bare"][cost] / found[arm][cost] for found in measured]
-            mean, half = mean_interval(lost)
-            result[arm][key] = {
-                "mean": round(mean, 5), "half_width_95": round(half, 5) if len(lost) > 1 else None,
-                "median": round(statistics.median(lost), 5), "rounds": [round(value, 5) for value in lost],
-            }  # fmt: skip
+    for cost, key in (("cpu_ms", "cpu_lost"), ("wall_ms", "wall_lost")):
+        lost = [1 - pair["bare"][cost] / pair[arm][cost] for pair in pairs]
+        mean, half = mean_interval(lost)
+        result[key] = {
+            "mean": round(mean, 5), "half_width_95": round(half, 5) if len(lost) > 1 else None,
+            "median": round(statistics.median(lost), 5), "rounds": [round(value, 5) for value in lost],
+        }  # fmt: skip
     return result
 
 
