@@ -18,10 +18,13 @@ from rollout.config import RolloutSettings
 from services.config import BUILT_IN_SCORERS as BUILT_IN_SCORERS
 from services.config import RewardSettings
 from services.config import contradictions as contradictions
+from services.config import missing as missing
 from trainer.config import SftSettings, TrainerSettings
 
 MODE_STALENESS: Mapping[str, int] = {"sync": 0, "one_step_off": 1}
 """The bound that belongs to a mode; async takes any."""
+BUILT_IN_GENERATORS = ("running_sum", "reasoning_gym")
+"""Generators of rows beside `module:function`."""
 
 
 class DataSource(Settings):
@@ -32,7 +35,8 @@ class DataSource(Settings):
     dataset: str | None = None
     """A Hugging Face dataset: hub name or local folder (needs the extra `[datasets]`)."""
     generator: str | None = None
-    """`running_sum`, or `module:function` of your own, called as function(seed, split, limit=..., options=...)."""
+    """`running_sum`, `reasoning_gym`, or `module:function` of your own, called as function(seed, split, limit=...,
+    options=...)."""
     split: str | None = None
     """Split of a dataset or generator; null: `train`, and for data.eval `eval` of a generator, `test` of a dataset."""
     config: str | None = None
@@ -42,6 +46,8 @@ class DataSource(Settings):
     columns: dict[str, str | None] = Field(default_factory=dict)
     """Your column for `prompt`, `messages`, `answer` or `response`; dots reach into nested columns; answer: null says
     that there is none. GSM8K's and MATH's published columns need no mapping."""
+    template: str | None = None
+    """Makes the prompt out of several columns: a Jinja template over them, such as `{{ text }} {{ tests[0] }}`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the generator."""
 

@@ -16,8 +16,11 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
+from jinja2 import Template
+
 from areal_like.boxed import last_boxed
 from areal_like.errors import UserError
+from controller import row_templates
 from controller.config import DataSource, RunConfig
 from controller.config_problems import nearest
 from controller.data_sources import RawRow, RawRows, read_source
@@ -92,7 +95,7 @@ def load_demonstrations(config: RunConfig) -> Table | None:
 
 def _load(source: DataSource, key: str, split: str, seed: int) -> Table:
     raw = read_source(source, key=key, split=split, seed=seed)
-    return Table(raw, RowReader.plan(raw, source.columns, key))
+    return Table(raw, RowReader.plan(raw, source.columns, key, source.template))
 
 
 # ---------------------------------------------------------------- draws
@@ -149,32 +152,42 @@ class RowReader:
 
     key: str
     prompt: str
+    """Column of the prompt."""
     target: str | None
     """Column of the answer (of the response, for demonstrations); None: there is none."""
     is_demonstration: bool
+    template: Template | None = None
+    """Makes the prompt, instead of a column."""
 
     @staticmethod
-    def plan(raw: RawRows, columns: Mapping[str, str | None], key: str) -> RowReader:
+    def plan(raw: RawRows, columns: Mapping[str, str | None], key: str, template: str | None = None) -> RowReader:
         """Settle the columns. Raises UserError that names the columns there are."""
         first, where = raw[0], raw.where(0)
         is_demonstration = key == "warm_start.data"
         target_key = "response" if is_demonstration else "answer"
-        prompt = columns.get("prompt") or columns.get("messages")
-        prompt = prompt or _choose(first, PROMPT_COLUMNS, "prompt", key, where)
-        _column(first, prompt, "prompt", key, where)
+        made = row_templates.compiled(template) if template is not None else None
+        if made is not None:
+            prompt = "prompt"
+        else:
+            prompt = columns.get("prompt") or columns.get("messages")
+            prompt = prompt or _choose(first, PROMPT_COLUMNS, "prompt", key, where)
+            _column(first, prompt, "prompt", key, where)
         target: str | None
         if target_key in columns:
             target = columns[target_key]
-        elif is_demonstration and _ends_with_assistant(_nested(first, prompt)):
+        elif is_demonstration and made is None and _ends_with_assistant(_nested(first, prompt)):
             target = None
         else:
             target = _choose(first, RESPONSE_COLUMNS if is_demonstration else ANSWER_COLUMNS, target_key, key, where)
-        return RowReader(key, prompt, target, is_demonstration)
+        return RowReader(key, prompt, target, is_demonstration, made)
 
     def read(self, raw: RawRow, where: str) -> dict[str, Any] | str:
         """One row, or the reason why it is left out. Raises UserError for a row that is wrong."""
         row: dict[str, Any] = {}
-        prompt = _column(raw, self.prompt, "prompt", self.key, where)
+        if self.template is not None:
+            prompt: Any = row_templates.fill(self.template, raw, where)
+        else:
+            prompt = _column(raw, self.prompt, "prompt", self.key, where)
         kept = {name: value for name, value in raw.items() if name not in (self.prompt, self.target)}
         role = "response" if self.is_demonstration else "answer"
         target: Any = _column(raw, self.target, role, self.key, where) if self.target else None

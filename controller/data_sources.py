@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from glob import glob, has_magic
 from itertools import islice
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from areal_like.errors import OperationError, UserError, first_line
 from controller.config import DataSource
@@ -282,6 +282,12 @@ def _read_generator(source: DataSource, key: str, split: str, seed: int) -> RawR
         else:
             made = running_sum.rows(seed, split, limit=limit, options=source.options)  # type: ignore[arg-type]
         return RawRows.of(list(made), lambda index: f"running_sum row {index}")
+    if name == "reasoning_gym":
+        from areal_like import reasoning_gym_tasks
+
+        part: Literal["train", "eval"] = "eval" if split == "eval" else "train"
+        made = reasoning_gym_tasks.rows(seed, part, limit=limit, options=source.options)
+        return RawRows.of(list(made), lambda index: f"reasoning_gym row {index}")
     where = f"{key}: {name}"
     function = _import_function(name, where)
     try:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from areal_like.errors import UserError
 from controller import model_folder
-from controller.config import RunConfig
+from controller.config import RunConfig, missing
 from controller.config_problems import Problem
 from controller.data import Table, load_demonstrations, load_eval, load_train
 from controller.telemetry.sink_kinds import is_installed, sinks_of
@@ -158,6 +158,8 @@ def _packages(config: RunConfig) -> Iterator[Problem]:
     for sink in sinks_of(config.metrics):
         if not is_installed(sink.package):
             yield Problem((sink.key,), f"{sink.package} is not installed", sink.remedy)
+    for key, what, remedy in missing(config.reward):
+        yield Problem((f"reward.{key}",), what, remedy)
     named = [(f"reward.scorers.{index}.kind", scorer.kind) for index, scorer in enumerate(config.reward.scorers)]
     named.append(("rollout.workflow", config.rollout.workflow))
     for key, name in named:

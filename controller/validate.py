@@ -13,8 +13,16 @@ from typing import Any
 
 from areal_like.config import BUILT_IN_TOKENIZERS
 from areal_like.prompts import PLACEHOLDER
-from controller.config import BUILT_IN_SCORERS, MODE_STALENESS, DataSource, RunConfig, contradictions
+from controller.config import (
+    BUILT_IN_GENERATORS,
+    BUILT_IN_SCORERS,
+    MODE_STALENESS,
+    DataSource,
+    RunConfig,
+    contradictions,
+)
 from controller.config_problems import Problem, nearest
+from controller.row_templates import fault_of_template
 
 
 def cross_check(config: RunConfig) -> list[Problem]:
@@ -136,10 +144,15 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
     if (
         kind == "generator"
         and source.generator
-        and source.generator != "running_sum"
+        and source.generator not in BUILT_IN_GENERATORS
         and not _is_function(source.generator)
     ):
-        yield Problem((f"{path}.generator",), f"no generator `{source.generator}`", "running_sum, or module:function")
+        known = f"{', '.join(BUILT_IN_GENERATORS)}, or module:function"
+        yield Problem((f"{path}.generator",), f"no generator `{source.generator}`", known)
+    if source.template is not None and ({"prompt", "messages"} & source.columns.keys()):
+        yield Problem((f"{path}.template",), f"makes the prompt, and so does {path}.columns", "keep one of them")
+    if source.template is not None and (fault := fault_of_template(source.template)):
+        yield Problem((f"{path}.template",), fault, "names of columns stand in {{ }}")
 
 
 def _is_function(name: str) -> bool:

@@ -6,21 +6,61 @@ import difflib
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from areal_like.config import Settings
+from services.scorer_needs import needs_of
+from services.scorer_options import (
+    EndpointOptions,
+    HttpOptions,
+    JudgeOptions,
+    LengthOptions,
+    OverlongOptions,
+    ReasoningGymScorerOptions,
+)
 
-BUILT_IN_SCORERS = ("math", "code", "running_sum", "format")
+BUILT_IN_SCORERS = ("math", "code", "running_sum", "format", "overlong", "length", "http", "llm_judge", "reasoning_gym")
 """Kinds of scorers beside `module:function`."""
+
+
+class GateSettings(Settings):
+    """A condition on one scorer's value. Gates are scored first; where one is not passed, no further scorer is run."""
+
+    at_least: float = 1.0
+    """The scorer's value, unweighted and before `clip`, that passes."""
+    otherwise: float = 0.0
+    """The whole reward of an answer that does not pass; it counts as not correct."""
+
+
+class ClipSettings(Settings):
+    """Bounds that a value is moved to where it lies beyond them."""
+
+    min: float | None = None
+    """Lower bound."""
+    max: float | None = None
+    """Upper bound."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> ClipSettings:
+        if self.min is None and self.max is None:
+            raise ValueError("bounds nothing; give min or max")
+        if self.min is not None and self.max is not None and self.min >= self.max:
+            raise ValueError(f"min {self.min:g} is not below max {self.max:g}")
+        return self
 
 
 class ScorerSettings(Settings):
     """One scorer of the weighted sum."""
 
     kind: str
-    """`math`, `code`, `running_sum`, `format`, or `module:function` of your own."""
+    """`math`, `code`, `running_sum`, `format`, `overlong`, `length`, `http`, `llm_judge`, `reasoning_gym`, or
+    `module:function` of your own."""
     weight: float = 1.0
-    """Factor of this component in the reward."""
+    """Factor of this component in the reward; a gate that shall only let pass has 0."""
+    gate: GateSettings | None = None
+    """Let an answer pass on this scorer's value, or give it a reward at once."""
+    clip: ClipSettings | None = None
+    """Bounds of this component in the reward, before `weight`; the component itself is kept as it was."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the scorer."""
 
@@ -79,11 +119,24 @@ class CodeOptions(Settings):
     """What a scoring process and its judge take beside the program."""
 
 
+OPTIONS: dict[str, type[Settings]] = {
+    "code": CodeOptions,
+    "overlong": OverlongOptions,
+    "length": LengthOptions,
+    "http": HttpOptions,
+    "llm_judge": JudgeOptions,
+    "reasoning_gym": ReasoningGymScorerOptions,
+}
+"""Scorers whose options are checked before anything starts."""
+
+
 class RewardSettings(Settings):
     """The reward service: a pool of killable processes that turn answers into verdicts."""
 
     scorers: tuple[ScorerSettings, ...] = Field((ScorerSettings(kind="math"),), min_length=1)
     """Summed by weight; component `correct` (0 or 1), where a scorer gives it, is what evaluation averages."""
+    clip: ClipSettings | None = None
+    """Bounds of the weighted sum; a gate's `otherwise` and `on_failure` are not clipped."""
     num_workers: int = Field(1, gt=0)
     """Scoring processes."""
     timeout_s: float = Field(10.0, gt=0)
@@ -110,26 +163,57 @@ def contradictions(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
     A program that uses up its limits must end before the scoring process that waits for it does.
     """
     for index, scorer in enumerate(reward.scorers):
-        if scorer.kind != "code":
+        kind = OPTIONS.get(scorer.kind)
+        if kind is None:
             continue
         where = f"scorers.{index}.options"
         try:
-            options = CodeOptions.model_validate(scorer.options)
+            options = kind.model_validate(scorer.options)
         except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, (where, *first["loc"])))
-            near = difflib.get_close_matches(str(first["loc"][-1]), CodeOptions.model_fields, n=1)
-            if first["type"] != "extra_forbidden":
-                yield key, str(first["msg"]), "the class CodeOptions describes the options"
-            else:
-                known = f"options: {', '.join(CodeOptions.model_fields)}"
-                yield key, "no such option", f"did you mean {near[0]}?" if near else known
+            yield _fault_of(error, kind, where)
             continue
-        needed_s = options.total_limit_s + options.ROOM_S
-        if needed_s > reward.timeout_s:
-            what = f"{options.total_limit_s:g} s for a program do not fit into reward.timeout_s {reward.timeout_s:g}"
-            yield f"{where}.total_limit_s", what, f"timeout_s: {needed_s:g} or more, or a lower total_limit_s"
-        needed_mb = options.max_memory_limit_mb + options.ROOM_MB
-        if needed_mb > reward.max_memory_mb:
-            what = f"{options.max_memory_limit_mb} MB do not fit into reward.max_memory_mb {reward.max_memory_mb}"
-            yield f"{where}.max_memory_limit_mb", what, f"max_memory_mb: {needed_mb} or more, or a lower limit"
+        if isinstance(options, CodeOptions):
+            yield from _code_contradictions(options, reward, where)
+        elif isinstance(options, EndpointOptions):
+            needed_s = options.total_timeout_s + options.ROOM_S
+            if needed_s > reward.timeout_s:
+                what = f"{options.total_timeout_s:g} s do not fit into reward.timeout_s {reward.timeout_s:g}"
+                yield f"{where}.total_timeout_s", what, f"timeout_s: {needed_s:g} or more, or less for total_timeout_s"
+
+
+def missing(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
+    """What this machine lacks for the scorers: key below `reward`, what is missing, what to do."""
+    for index, scorer in enumerate(reward.scorers):
+        kind = OPTIONS.get(scorer.kind)
+        if kind is None:
+            continue
+        try:
+            options = kind.model_validate(scorer.options)
+        except ValidationError:  # a contradiction, told by `contradictions`
+            continue
+        for error in needs_of(options):
+            where = f"scorers.{index}.options.{error.where}" if error.where else f"scorers.{index}.kind"
+            yield where, error.what, error.remedy
+
+
+def _fault_of(error: ValidationError, kind: type[Settings], where: str) -> tuple[str, str, str]:
+    """Key, fault and remedy of the first thing wrong with options."""
+    first = error.errors()[0]
+    key = ".".join(map(str, (where, *first["loc"])))
+    known = f"options: {', '.join(kind.model_fields)}"
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(first["loc"][-1]), kind.model_fields, n=1)
+        return key, "no such option", f"did you mean {near[0]}?" if near else known
+    what = str(first["msg"]).removeprefix("Value error, ")
+    return key, what, known if first["type"] == "missing" else ""
+
+
+def _code_contradictions(options: CodeOptions, reward: RewardSettings, where: str) -> Iterator[tuple[str, str, str]]:
+    needed_s = options.total_limit_s + options.ROOM_S
+    if needed_s > reward.timeout_s:
+        what = f"{options.total_limit_s:g} s for a program do not fit into reward.timeout_s {reward.timeout_s:g}"
+        yield f"{where}.total_limit_s", what, f"timeout_s: {needed_s:g} or more, or a lower total_limit_s"
+    needed_mb = options.max_memory_limit_mb + options.ROOM_MB
+    if needed_mb > reward.max_memory_mb:
+        what = f"{options.max_memory_limit_mb} MB do not fit into reward.max_memory_mb {reward.max_memory_mb}"
+        yield f"{where}.max_memory_limit_mb", what, f"max_memory_mb: {needed_mb} or more, or a lower limit"

@@ -1,77 +1,37 @@
-"""Several scorers as one: the weighted sum, its components, and what counts as a number.
+"""Several scorers as one: gates, the weighted sum, its components, and what counts as a number.
 
-Owns: making scorers from settings, their names, the sum. Refuses: processes and time limits (pool), single rules
-(scorers/). If any scorer of the sum does not score, the whole does not: a part that is missing is no zero.
+Owns: the order, the sum and its bounds, components. Refuses: processes and time limits (pool), single rules (scorers/),
+making scorers (scorer_kinds). If any scorer that is run does not score, the whole does not: a part that is missing is
+no zero.
 
-Components of a verdict: each scorer's unweighted value under the scorer's name, its further parts as `name.part`;
-`correct` keeps its bare name (the first scorer that gives it wins).
+    reward = otherwise of the first gate whose value is below at_least; the scorers after it are not run
+           = clip(sum of weight * clip(value)) where all gates are passed
+
+Gates come first, in their own order, then the others in theirs. Components of a verdict: each scorer's value, neither
+weighted nor clipped, under the scorer's name, its further parts as `name.part`; `correct` keeps its bare name (the
+first scorer in the configuration's order that gives it wins; an answer that did not pass a gate has `correct` 0). The
+verdict's reason names the gate that was not passed.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-import pydantic
-
-from areal_like.config import Settings
 from areal_like.errors import UserError
-from services.config import BUILT_IN_SCORERS, CodeOptions, ScorerSettings
+from services.config import ClipSettings, GateSettings, ScorerSettings
 from services.reward.job import MAX_REASON_CHARS, Job, Outcome
-from services.reward.scorers.port import CannotJudge, Scorer, ScorerInput
+from services.reward.scorer_kinds import make_scorer
+from services.reward.scorers.port import CannotJudge, Scorer, ScorerInput, TookTooLong
 
 MAX_COMPONENTS = 64
-
-_S = TypeVar("_S", bound=Settings)
 
 
 class NotANumber(Exception):
     """A scorer gave something that cannot be a reward."""
-
-
-def make_scorer(settings: ScorerSettings) -> Scorer:
-    """The scorer these settings name. Raises UserError: no such scorer, bad options, a function that cannot be used."""
-    where = f"reward scorer {settings.kind}"
-    if ":" in settings.kind:
-        from services.reward.scorers.user_function import UserFunctionScorer
-
-        return UserFunctionScorer(settings.kind, settings.options)
-    if settings.kind == "math":
-        from services.reward.scorers.maths import MathOptions, MathScorer
-
-        return MathScorer(_options(MathOptions, settings.options, where))
-    if settings.kind == "code":
-        from services.reward.scorers.programs import CodeScorer
-
-        return CodeScorer(_options(CodeOptions, settings.options, where))
-    if settings.kind == "format":
-        from services.reward.scorers.response_format import FormatOptions, FormatScorer
-
-        return FormatScorer(_options(FormatOptions, settings.options, where))
-    if settings.kind == "running_sum":
-        from services.reward.scorers.running_sum import RunningSumScorer
-
-        if settings.options:
-            raise UserError("takes no options", where=where)
-        return RunningSumScorer()
-    near = difflib.get_close_matches(settings.kind, BUILT_IN_SCORERS, n=1)
-    known = f"there are {', '.join(BUILT_IN_SCORERS)} and module:function of your own"
-    remedy = f"did you mean {near[0]}?" if near else known
-    raise UserError("there is no such scorer", where=where, remedy=remedy)
-
-
-def _options(kind: type[_S], options: Mapping[str, Any], where: str) -> _S:
-    try:
-        return kind.model_validate(dict(options))
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "as a whole"
-        remedy = f"options are {', '.join(kind.model_fields)}"
-        raise UserError(f"option {key}: {first['msg']}", where=where, remedy=remedy) from error
 
 
 @dataclass(frozen=True)
@@ -81,17 +41,35 @@ class Part:
     name: str
     weight: float
     scorer: Scorer
+    gate: GateSettings | None = None
+    clip: ClipSettings | None = None
+
+    def stops(self, value: float) -> bool:
+        """This value does not pass the gate."""
+        return self.gate is not None and value < self.gate.at_least
+
+
+@dataclass
+class Total:
+    """What the scorers that ran make together."""
+
+    value: float
+    components: dict[str, float]
+    remarks: list[str]
+    scorer_s: dict[str, float]
 
 
 class WeightedSum:
     """All scorers of the configuration, called one after the other on each answer."""
 
-    def __init__(self, parts: tuple[Part, ...]) -> None:
+    def __init__(self, parts: tuple[Part, ...], clip: ClipSettings | None = None) -> None:
         self._parts = {part.name: part for part in parts}
+        self._in_turn = sorted(parts, key=lambda part: part.gate is None)  # stable: gates first
+        self._clip = clip
         self.label = "+".join(f"{part.name}@{part.scorer.version}" for part in parts)
 
     @staticmethod
-    def from_settings(scorers: tuple[ScorerSettings, ...]) -> WeightedSum:
+    def from_settings(scorers: tuple[ScorerSettings, ...], clip: ClipSettings | None = None) -> WeightedSum:
         """Load all scorers. Raises UserError."""
         parts: dict[str, Part] = {}
         for settings in scorers:
@@ -100,8 +78,8 @@ class WeightedSum:
                 name, number = f"{settings.kind}#{number}", number + 1
             if not math.isfinite(settings.weight):
                 raise UserError(f"weight {settings.weight} is not a finite number", where=f"reward scorer {name}")
-            parts[name] = Part(name, settings.weight, make_scorer(settings))
-        return WeightedSum(tuple(parts.values()))
+            parts[name] = Part(name, settings.weight, make_scorer(settings), settings.gate, settings.clip)
+        return WeightedSum(tuple(parts.values()), clip)
 
     @property
     def names(self) -> list[str]:
@@ -118,32 +96,69 @@ class WeightedSum:
         if job.scorer and job.scorer not in self._parts:
             reason = f"unknown scorer {job.scorer!r}; this service has {', '.join(self._parts)}"
             return Outcome(job_id=job.job_id, kind="invalid", reason=reason[:MAX_REASON_CHARS])
-        parts = [self._parts[job.scorer]] if job.scorer else list(self._parts.values())
         sample = ScorerInput(
             row=job.row, response=job.response, finish_reason=job.finish_reason, num_tokens=job.num_tokens
         )
-        total = 0.0
-        components: dict[str, float] = {}
-        scorer_s: dict[str, float] = {}
-        remarks: list[str] = []
+        if job.scorer:
+            alone = Part(job.scorer, 1.0, self._parts[job.scorer].scorer)
+            total = self._run([alone], None, job.job_id, sample, began)
+        else:
+            total = self._run(self._in_turn, self._clip, job.job_id, sample, began)
+        if isinstance(total, Outcome):
+            return total
+        if not math.isfinite(total.value):
+            reason = "the weighted sum is not finite"
+            return Outcome(job_id=job.job_id, kind="invalid", reason=reason, scorer_s=total.scorer_s)
+        return Outcome(
+            job_id=job.job_id,
+            kind="scored",
+            value=total.value,
+            components=total.components,
+            reason="; ".join(total.remarks)[:MAX_REASON_CHARS],
+            scorer_s=total.scorer_s,
+        )
+
+    def _run(
+        self,
+        parts: list[Part],
+        clip: ClipSettings | None,
+        job_id: int,
+        sample: ScorerInput,
+        began: Callable[[str], None],
+    ) -> Total | Outcome:
+        """One part after the other. An Outcome where one does not score."""
+        total = Total(0.0, {}, [], {})
+        found: dict[str, dict[str, float]] = {}
+        stopped_by: Part | None = None
         for part in parts:
             began(part.name)
             started_s = time.perf_counter()
             kind, reason, values = _judge(part, sample)
-            scorer_s[part.name] = time.perf_counter() - started_s
+            total.scorer_s[part.name] = time.perf_counter() - started_s
             if kind != "scored":
-                return Outcome(job_id=job.job_id, kind=kind, reason=reason, scorer=part.name, scorer_s=scorer_s)
-            remarks += [reason] if reason else []
-            total += values["value"] * (1.0 if job.scorer else part.weight)
-            for key, value in values.items():
-                components.setdefault(_component_name(part.name, key), value)
-        if not math.isfinite(total):
-            reason = "the weighted sum is not finite"
-            return Outcome(job_id=job.job_id, kind="invalid", reason=reason, scorer_s=scorer_s)
-        reason = "; ".join(remarks)[:MAX_REASON_CHARS]
-        return Outcome(
-            job_id=job.job_id, kind="scored", value=total, components=components, reason=reason, scorer_s=scorer_s
-        )
+                return Outcome(job_id=job_id, kind=kind, reason=reason, scorer=part.name, scorer_s=total.scorer_s)
+            total.remarks += [reason] if reason else []
+            found[part.name] = values
+            if part.stops(values["value"]):
+                stopped_by = part
+                break
+            total.value += part.weight * _clipped(values["value"], part.clip)
+        total.value = _clipped(total.value, clip)
+        for name in self._parts:  # in the configuration's order, whatever ran first
+            for key, value in found.get(name, {}).items():
+                total.components.setdefault(_component_name(name, key), value)
+        if stopped_by is not None and stopped_by.gate is not None:
+            total.value = stopped_by.gate.otherwise
+            total.components["correct"] = 0.0
+            total.remarks.append(f"{stopped_by.name}: the gate was not passed")
+        return total
+
+
+def _clipped(value: float, bounds: ClipSettings | None) -> float:
+    if bounds is None or not math.isfinite(value):  # what is no number stays none: it is refused, not bounded
+        return value
+    value = value if bounds.min is None else max(value, bounds.min)
+    return value if bounds.max is None else min(value, bounds.max)
 
 
 def _component_name(scorer: str, key: str) -> str:
@@ -164,6 +179,8 @@ def _judge(part: Part, sample: ScorerInput) -> tuple[str, str, dict[str, float]]
         return "scored", told, _checked(values)
     except CannotJudge as error:
         kind, what = "invalid", str(error)
+    except TookTooLong as error:
+        kind, what = "timed_out", str(error)
     except NotANumber as error:
         kind, what = "invalid", str(error)
     except BaseException as error:  # the user's code may raise anything, SystemExit included

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from services.config import ScorerSettings
+from services.config import RewardSettings
 
 PREFIX = struct.Struct(">I")
 MAX_ANSWER_BYTES = 1 << 20
@@ -22,10 +22,11 @@ MAX_REASON_CHARS = 500
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """First message to a scoring process. scorers: `ScorerSettings` as dicts."""
+    """First message to a scoring process. scorers: `ScorerSettings` as dicts; clip: `ClipSettings` of the sum."""
 
     scorers: list[dict[str, Any]]
     service_pid: int
+    clip: dict[str, Any] | None = None
 
 
 class Job(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -60,7 +61,7 @@ class Began(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """How one job ended. kind: scored, crashed or invalid. scorer_s: seconds in each scorer."""
+    """How one job ended. kind: of a Verdict. scorer_s: seconds in each scorer."""
 
     job_id: int
     kind: str
@@ -92,6 +93,10 @@ def decode_for_service(body: bytes) -> Ready | Refusal | Began | Outcome:
     return _to_service.decode(body)
 
 
-def make_setup(scorers: tuple[ScorerSettings, ...], service_pid: int) -> Setup:
+def make_setup(settings: RewardSettings, service_pid: int) -> Setup:
     """The first message to a scoring process."""
-    return Setup(scorers=[scorer.model_dump(mode="json") for scorer in scorers], service_pid=service_pid)
+    return Setup(
+        scorers=[scorer.model_dump(mode="json") for scorer in settings.scorers],
+        service_pid=service_pid,
+        clip=settings.clip.model_dump(mode="json") if settings.clip is not None else None,
+    )

@@ -43,7 +43,7 @@ class Pool:
 
     def __init__(self, settings: RewardSettings) -> None:
         self._settings = settings
-        self._setup = make_setup(settings.scorers, os.getpid())
+        self._setup = make_setup(settings, os.getpid())
         self._target = settings.num_workers + settings.num_spares
         self._max_bytes = settings.max_memory_mb << 20
         self._processes: dict[int, ScoringProcess] = {}

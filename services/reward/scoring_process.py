@@ -21,7 +21,7 @@ import msgspec
 
 from areal_like.errors import UserError
 from areal_like.process import die_with_parent
-from services.config import ScorerSettings
+from services.config import ClipSettings, ScorerSettings
 from services.reward.composition import WeightedSum
 from services.reward.job import PREFIX, Began, Job, Ready, Refusal, Setup, decode_for_process, frame
 from services.reward.process_tree import become_subreaper
@@ -65,7 +65,8 @@ def load(setup: Setup) -> WeightedSum | Refusal:
     """Load and warm the scorers; a mistake of the user's becomes a sentence."""
     try:
         scorers = tuple(ScorerSettings.model_validate(settings) for settings in setup.scorers)
-        weighted_sum = WeightedSum.from_settings(scorers)
+        clip = ClipSettings.model_validate(setup.clip) if setup.clip is not None else None
+        weighted_sum = WeightedSum.from_settings(scorers, clip)
         weighted_sum.warm_up()
     except UserError as error:
         if error.__cause__ is not None:

@@ -140,3 +140,7 @@ def wrong_signature(row: dict[str, Any]) -> float:
 
 def with_options(row: dict[str, Any], response: str, *, scale: float, **info: Any) -> float:
     return scale
+
+
+def graded(row: dict[str, Any], response: str, **info: Any) -> dict[str, float]:
+    return {"value": 0.5, "correct": 1.0}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from areal_like.errors import UserError
-from services.config import ScorerSettings
+from services.config import ClipSettings, ScorerSettings
 from services.reward.composition import WeightedSum
 from services.reward.job import Job, Outcome
 
@@ -80,7 +81,7 @@ def test_format_asks_for_all_of_its_checks(options: dict[str, Any], good: str, b
     ("scorer", "words"),
     [
         ({"kind": "maths"}, ["maths", "did you mean math"]),
-        ({"kind": "judge"}, ["judge", "module:function"]),
+        ({"kind": "nurse"}, ["nurse", "module:function"]),
         ({"kind": "math", "options": {"rulez": 1}}, ["rulez", "options are", "rules"]),
         ({"kind": "format"}, ["asks for nothing"]),
         ({"kind": "format", "options": {"regex": "("}}, ["regular expression"]),
@@ -104,3 +105,62 @@ def test_what_cannot_be_used_is_the_users_mistake_and_says_why(scorer: dict[str,
 def test_options_reach_a_user_function() -> None:
     weighted_sum = sum_of({"kind": "scorer_zoo:with_options", "options": {"scale": 3.5}})
     assert score(weighted_sum, "").value == 3.5
+
+
+GATE = {**CONTAINS, "weight": 0.0, "gate": {"at_least": 1, "otherwise": -0.5}}
+
+
+def test_an_answer_that_fails_a_gate_gets_the_stated_value_and_nothing_else_is_run() -> None:
+    announced: list[str] = []
+    job = Job(job_id=1, scorer="", row={"answer": "7"}, response="7", finish_reason="stop", num_tokens=1)
+    outcome = sum_of({"kind": "math"}, GATE).score(job, announced.append)  # the gate comes first, wherever it stands
+    assert announced == ["format"]
+    assert outcome.value == -0.5
+    assert outcome.components == {"format": 0.0, "correct": 0.0}
+    assert outcome.reason == "format: the gate was not passed"
+
+
+def test_an_answer_that_passes_all_gates_gets_the_sum() -> None:
+    second = {"kind": "format", "weight": 0.25, "gate": {}, "options": {"must_stop": True}}
+    weighted_sum = sum_of({"kind": "math"}, GATE, second)
+    assert score(weighted_sum, "<think> 7", answer="7").value == 1.25
+    outcome = score(weighted_sum, "<think> 7", "length", answer="7")
+    assert (outcome.value, outcome.components) == (0.0, {"format": 1.0, "format#2": 0.0, "correct": 0.0})
+
+
+def test_a_gate_that_does_not_score_is_no_gate_that_failed() -> None:
+    broken = {"kind": "math", "gate": {"at_least": 1, "otherwise": 0}}
+    assert score(sum_of(CONTAINS, broken), "7", question="no gold here").kind == "invalid"
+
+
+def test_components_stand_in_the_configurations_order_whatever_ran_first() -> None:
+    gate = {"kind": "scorer_zoo:graded", "gate": {"at_least": 0.1}}
+    outcome = score(sum_of({"kind": "math"}, gate), "8", answer="7")
+    assert outcome.components == {"math": 0.0, "correct": 0.0, "scorer_zoo:graded": 0.5}  # math's `correct`, not zoo's
+
+
+def test_parts_are_clipped_before_the_weight_and_the_sum_after_it() -> None:
+    fixed = {"kind": "scorer_zoo:with_options", "options": {"scale": 8.0}}
+    weighted_sum = sum_of({**fixed, "weight": -2.0, "clip": {"max": 3.0}})
+    outcome = score(weighted_sum, "")
+    assert (outcome.value, outcome.components) == (-6.0, {"scorer_zoo:with_options": 8.0})
+    clipped = WeightedSum.from_settings((ScorerSettings(**fixed),), ClipSettings(min=-1.0, max=1.0))
+    assert score(clipped, "").value == 1.0
+
+
+def test_a_part_asked_for_alone_is_neither_gated_nor_clipped_nor_weighted() -> None:
+    weighted_sum = sum_of({"kind": "scorer_zoo:with_options", "options": {"scale": 8.0}, "weight": 3.0,
+                           "clip": {"max": 1.0}, "gate": {"at_least": 9.0}})  # fmt: skip
+    job = Job(job_id=1, scorer="scorer_zoo:with_options", row={}, response="", finish_reason="stop", num_tokens=1)
+    assert weighted_sum.score(job, lambda name: None).value == 8.0
+
+
+def test_no_number_is_not_clipped_into_one() -> None:
+    weighted_sum = sum_of({"kind": "scorer_zoo:with_options", "options": {"scale": float("inf")}, "clip": {"max": 1.0}})
+    assert score(weighted_sum, "").kind == "invalid"
+
+
+@pytest.mark.parametrize("clip", [{}, {"min": 1.0, "max": 1.0}, {"low": 0.0}])
+def test_bounds_that_bound_nothing_are_refused(clip: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        ScorerSettings(kind="math", clip=clip)  # type: ignore[arg-type]

@@ -25,12 +25,16 @@ class CannotJudge(Exception):
     """This sample cannot be judged by this scorer (no gold answer in the row, ...): the verdict is `invalid`."""
 
 
+class TookTooLong(Exception):
+    """What the scorer waits for did not come within the scorer's own deadline: the verdict is `timed_out`."""
+
+
 class Scorer(Protocol):
     """Judges one answer at a time, in a process of its own pool.
 
     `score` gives the value under the key "value" and may add named components; `correct` (0 or 1) is what evaluation
-    averages; a text under "remark" becomes the verdict's reason. It may raise CannotJudge; any other exception is a
-    crash of this one sample.
+    averages; a text under "remark" becomes the verdict's reason. It may raise CannotJudge or TookTooLong; any
+    other exception is a crash of this one sample.
     """
 
     version: str

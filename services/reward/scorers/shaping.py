@@ -18,3 +18,13 @@ def digit_share(row: Mapping[str, Any], response: str, **info: Any) -> float:
     A randomly initialised model never solves a word problem, but some of its answers have more digits than others.
     """
     return sum(character in DIGITS for character in response) / len(response) if response else 0.0
+
+
+def printable_share(row: Mapping[str, Any], response: str, **info: Any) -> float:
+    """Share of the response's characters that a program could be written in (printable ASCII, tab, newline), in [0, 1].
+
+    For models that were drawn at random over bytes: none of their programs passes a test, but some look more like text.
+    """
+    if not response:
+        return 0.0
+    return sum(" " <= character <= "~" or character in "\t\n" for character in response) / len(response)

@@ -1,0 +1,164 @@
+"""A server that is asked for scores: one POST with retries under one deadline, over connections that are kept.
+
+Owns: the client, attempts and pauses, what a status means, the bound on a reply, the key. Refuses: what is sent and
+what a reply says (remote, llm_judge).
+
+An attempt fails for good (CannotJudge) where asking again would not help: most 4xx, a reply too long, a redirect. It is
+made again after no connection, a broken one, and status 408, 425, 429 and 5xx, as long as retries and time are left;
+after that the verdict is `crashed`, or `timed_out` where the time was up. The key is in no message and no log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from areal_like.errors import OperationError, UserError
+from services.reward.scorers.port import CannotJudge, TookTooLong
+from services.scorer_options import EndpointOptions
+
+TRY_AGAIN = frozenset({408, 425, 429})
+MAX_PAUSE_S = 5.0
+MAX_CONNECTIONS = 8
+KEEP_ALIVE_S = 30.0
+SHOWN_CHARS = 160
+
+
+class EndpointFailed(OperationError):
+    """The server could not be reached, or failed, at every attempt: tried again by policy."""
+
+
+class Endpoint:
+    """`post` from one thread; the loop and its connections live as long as the process."""
+
+    def __init__(self, url: str, options: EndpointOptions, headers: Mapping[str, str], where: str) -> None:
+        """Raises UserError where the key or the HTTP library is missing."""
+        try:
+            import httpx2 as httpx
+        except ImportError as error:
+            raise UserError("needs the package httpx2", where=where, remedy="pip install httpx2") from error
+        try:
+            httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise UserError(f"`{shown(url)}` is no address ({error})", where=where) from error
+        self._httpx = httpx
+        self._url, self._options = url, options
+        self._shown_url = shown(url)
+        self._headers = {**headers, "Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if (key := read_key(options, where)) is not None:
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._runner: asyncio.Runner | None = None
+        self._client: Any = None
+
+    def post(self, body: Any) -> bytes:
+        """Send `body` as JSON; the reply's bytes. Raises CannotJudge, TookTooLong, EndpointFailed."""
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        try:
+            content = msgspec.json.encode(body)
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise CannotJudge(f"the row cannot be sent as JSON ({error})") from error
+        return self._runner.run(self._within_deadline(content))
+
+    async def _within_deadline(self, content: bytes) -> bytes:
+        total_s = self._options.total_timeout_s
+        failures: list[str] = []
+        try:
+            async with asyncio.timeout(total_s):  # owner of the wait: the server
+                return await self._attempts(content, time.monotonic() + total_s, failures)
+        except TimeoutError:
+            before = f"; before that: {failures[-1]}" if failures else ""
+            raise TookTooLong(f"no reply of {self._shown_url} within {total_s:g} s{before}") from None
+
+    async def _attempts(self, content: bytes, give_up_s: float, failures: list[str]) -> bytes:
+        options = self._options
+        pause_s = options.backoff_s
+        while True:
+            retry_after_s = 0.0
+            try:
+                status, reply, retry_after_s = await self._attempt(content)
+            except (self._httpx.RequestError, OSError) as error:
+                failures.append(f"{type(error).__name__}: {error}"[:SHOWN_CHARS])
+            else:
+                if 200 <= status < 300:
+                    return reply
+                words = f"status {status}{_start_of(reply)}"
+                if status < 500 and status not in TRY_AGAIN:
+                    raise CannotJudge(f"{self._shown_url} refuses: {words}")
+                failures.append(words)
+            if len(failures) > options.retries:
+                raise EndpointFailed(f"{self._shown_url} failed {len(failures)} times, the last time by {failures[-1]}")
+            wait_s = max(min(pause_s, MAX_PAUSE_S) * random.uniform(0.5, 1.0), retry_after_s)
+            if time.monotonic() + wait_s >= give_up_s:
+                raise EndpointFailed(f"{self._shown_url} failed {len(failures)} times, and no time is left for more; "
+                                     f"the last time by {failures[-1]}")  # fmt: skip
+            await asyncio.sleep(wait_s)
+            pause_s *= 2
+
+    async def _attempt(self, content: bytes) -> tuple[int, bytes, float]:
+        """Status, reply, and the seconds the server asks us to wait."""
+        max_bytes = self._options.max_reply_kb << 10
+        async with self._opened().stream("POST", self._url, content=content, headers=self._headers) as response:
+            chunks = bytearray()
+            async for chunk in response.aiter_raw():
+                chunks += chunk
+                if len(chunks) > max_bytes:
+                    raise CannotJudge(f"{self._shown_url} replies with more than {self._options.max_reply_kb} KB")
+            return response.status_code, bytes(chunks), _seconds(response.headers.get("Retry-After", ""))
+
+    def _opened(self) -> Any:
+        if self._client is None:
+            httpx = self._httpx
+            is_here = urlsplit(self._url).hostname in ("localhost", "127.0.0.1", "::1")
+            self._client = httpx.AsyncClient(
+                timeout=httpx.Timeout(2 * self._options.total_timeout_s),  # `post` ends a wait before this does
+                limits=httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S),
+                trust_env=not is_here,  # no proxy between us and our own machine
+            )
+        return self._client
+
+
+def read_key(options: EndpointOptions, where: str) -> str | None:
+    """The key, or None where the server needs none. Raises UserError, which never shows it."""
+    if options.key_env is not None:
+        key, place = os.environ.get(options.key_env, ""), f"environment variable {options.key_env}"
+    elif options.key_file is not None:
+        place = f"file {options.key_file}"
+        try:
+            key = Path(options.key_file).expanduser().read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not text"
+            raise UserError(f"the key cannot be read from {place} ({reason})", where=where) from error
+    else:
+        return None
+    key = key.strip()
+    if not key:
+        raise UserError(f"{place} holds no key", where=where, remedy="set it where the job is started")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise UserError(f"{place} holds something that is no key: white space or letters beyond ASCII", where=where)
+    return key
+
+
+def shown(url: str) -> str:
+    """An address fit for messages: without what follows its path, which may be a secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}{parts.path}"
+
+
+def _start_of(reply: bytes) -> str:
+    text = " ".join(reply[: 4 * SHOWN_CHARS].decode(errors="replace").split())[:SHOWN_CHARS]
+    text = "".join(character if character.isprintable() else "?" for character in text)
+    return f" ({text})" if text else ""
+
+
+def _seconds(text: str) -> float:
+    """Retry-After in seconds; dates are not waited for."""
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0

@@ -1,0 +1,163 @@
+"""Scorer `llm_judge`: a model behind an OpenAI-compatible endpoint reads a rubric and the answer, and gives a score.
+
+Owns: the request, finding the score in the reply, its scale. Refuses: connections, retries, deadlines, the key
+(endpoint), remembering replies (the service's cache of exact duplicates: at temperature 0 a judge counts as
+deterministic). A reply without a score within the rubric's bounds is `invalid`: no score is guessed.
+
+An answer may try to talk to its judge. It is data in the template, but a language model reads it: where it matters, ask
+for a check that words cannot win, and compare with `math` or `code` on rows that have both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from areal_like.errors import UserError
+from services.reward.scorers.endpoint import SHOWN_CHARS, Endpoint, shown
+from services.reward.scorers.port import CannotJudge, ScorerInput
+from services.reward.scorers.templates import SampleTemplate
+from services.scorer_options import JudgeOptions, fault_of_template
+
+WHERE = "reward scorer llm_judge"
+MAX_OBJECTS = 200
+"""Places of a reply at which a JSON object is looked for, from its end."""
+END_OF_THOUGHT = "</think>"
+
+
+class Message(msgspec.Struct):
+    """What the judge says; None where it only called tools or thought."""
+
+    content: str | None = None
+
+
+class Choice(msgspec.Struct):
+    """One of the completion's choices; the first is read."""
+
+    message: Message
+    finish_reason: str | None = None
+
+
+class Completion(msgspec.Struct):
+    """The part of a chat completion that matters."""
+
+    choices: list[Choice]
+
+
+_decoder = msgspec.json.Decoder(Completion)
+
+
+class JudgeScorer:
+    """The rubric's score, from 0 (`min_score`) to 1 (`max_score`); component `raw` is what the judge gave."""
+
+    def __init__(self, options: JudgeOptions) -> None:
+        """Raises UserError: no rubric, no key, no HTTP library."""
+        self._options = options
+        rubric = options.rubric if options.rubric is not None else read_rubric(options.rubric_file or "")
+        self._template = SampleTemplate(rubric)
+        self._regex = re.compile(options.score_regex)
+        self._url = f"{options.base_url}/chat/completions"
+        self._endpoint = Endpoint(self._url, options, {}, WHERE)
+        facts = options.model_dump(mode="json", exclude={"key_env", "key_file", "rubric_file"}) | {"rubric": rubric}
+        digest = hashlib.blake2b(msgspec.json.encode(facts, order="deterministic"), digest_size=6).hexdigest()
+        self.version = f"1/{options.model}/{digest}"
+        self.is_deterministic = options.temperature == 0.0
+
+    def warm_up(self) -> None:
+        """A judge that is not up yet is no mistake of the user's: it may come until the first answer is scored."""
+
+    def score(self, sample: ScorerInput) -> Mapping[str, Any]:
+        options = self._options
+        question = {"role": "user", "content": self._template.fill(sample, options.max_response_chars)}
+        system = [{"role": "system", "content": options.system}] if options.system is not None else []
+        reply = self._endpoint.post(
+            {
+                "model": options.model,
+                "messages": [*system, question],
+                "temperature": options.temperature,
+                "max_tokens": options.max_tokens,
+                **options.extra_body,
+            }
+        )
+        raw = self._score_in(self._said(reply))
+        span = options.max_score - options.min_score
+        correct = {} if options.correct_at is None else {"correct": float(raw >= options.correct_at)}
+        return {"value": (raw - options.min_score) / span, "raw": raw, **correct}
+
+    def _said(self, reply: bytes) -> str:
+        try:
+            completion = _decoder.decode(reply)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise CannotJudge(f"{shown(self._url)} replies what is no chat completion ({error})") from error
+        if not completion.choices:
+            raise CannotJudge(f"{shown(self._url)} replies without choices")
+        choice = completion.choices[0]
+        said = (choice.message.content or "").rpartition(END_OF_THOUGHT)[2].strip()
+        if not said:
+            cut = f" (cut at max_tokens {self._options.max_tokens})" if choice.finish_reason == "length" else ""
+            raise CannotJudge(f"the judge says nothing{cut}")
+        return said
+
+    def _score_in(self, said: str) -> float:
+        found = self._by_json(said) if self._options.parse == "json" else self._by_regex(said)
+        if found is None:
+            wanted = f"JSON object with `{self._options.score_key}`" if self._options.parse == "json" else "match"
+            raise CannotJudge(f"the judge's reply has no {wanted}: {_start_of(said)}")
+        if not self._options.min_score <= found <= self._options.max_score:
+            bounds = f"{self._options.min_score:g} to {self._options.max_score:g}"
+            raise CannotJudge(f"the judge's score {found:g} is not within {bounds}: {_start_of(said)}")
+        return found
+
+    def _by_regex(self, said: str) -> float | None:
+        matches = self._regex.findall(said)
+        return _number(matches[-1]) if matches else None
+
+    def _by_json(self, said: str) -> float | None:
+        decoder = json.JSONDecoder()
+        end = len(said)
+        for _ in range(MAX_OBJECTS):
+            end = said.rfind("{", 0, end)
+            if end < 0:
+                return None
+            try:
+                found, _ = decoder.raw_decode(said, end)
+            except (ValueError, RecursionError):
+                continue
+            if self._options.score_key in found:
+                return _number(found[self._options.score_key])
+        return None
+
+
+def read_rubric(path: str) -> str:
+    """The rubric in a file. Raises UserError: not there, not text, no template that shows the answer."""
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text in UTF-8"
+        raise UserError(f"rubric_file {path} cannot be read ({reason})", where=WHERE) from error
+    if fault := fault_of_template(text):
+        raise UserError(f"rubric_file {path} {fault}", where=WHERE)
+    return text
+
+
+def _number(value: Any) -> float | None:
+    """A number, also written as text; None for anything else, NaN and infinity included."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _start_of(said: str) -> str:
+    text = " ".join(said.split())[:SHOWN_CHARS]
+    return repr("".join(character if character.isprintable() else "?" for character in text))

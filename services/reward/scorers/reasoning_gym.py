@@ -1,0 +1,78 @@
+"""Scorer `reasoning_gym`: a task of the package reasoning-gym judges the answer itself, by its own `score_answer`.
+
+Owns: where the answer stands in a response, finding the task again by the row. Refuses: what counts as
+right (the task).
+
+Many tasks give a little for answers that are nearly right: that is the value. `correct` is 1 for the full score only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from typing import Any
+
+import msgspec
+
+from areal_like.errors import UserError
+from areal_like.reasoning_gym_tasks import TaskPlace, entry_at
+from services.reward.scorers.port import CannotJudge, ScorerInput
+from services.scorer_options import ReasoningGymScorerOptions
+
+FULL_SCORE = 1.0 - 1e-9
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+class ReasoningGymScorer:
+    """What the row's task gives for the answer, from 0 to 1."""
+
+    def __init__(self, options: ReasoningGymScorerOptions) -> None:
+        """Raises UserError where the package is missing."""
+        self._options = options
+        try:
+            self.version = f"1/{installed_version('reasoning-gym')}"
+        except PackageNotFoundError as error:
+            raise UserError(
+                "the package reasoning-gym is not installed",
+                where="reward scorer reasoning_gym",
+                remedy="pip install 'areal-like[reasoning-gym]'",
+            ) from error
+
+    def warm_up(self) -> None:
+        """Import the tasks: a second or two."""
+        import reasoning_gym  # noqa: F401
+
+    def score(self, sample: ScorerInput) -> Mapping[str, Any]:
+        options = self._options
+        tasks, entry = _task_of(msgspec.json.encode(sample.row.get("reasoning_gym"), order="deterministic"))
+        if options.must_stop and sample.finish_reason != "stop":
+            return {"value": 0.0, "correct": 0.0, "remark": "the answer was cut at the token limit"}
+        answer = self._answer_in(sample.response)
+        if answer is None:
+            return {"value": 0.0, "correct": 0.0, "remark": "no answer was found in the response"}
+        if len(answer) > options.max_answer_chars:
+            return {"value": 0.0, "correct": 0.0, "remark": f"an answer of {len(answer)} characters"}
+        score = float(tasks.score_answer(answer=answer, entry=entry))
+        return {"value": score, "correct": float(score >= FULL_SCORE)}
+
+    def _answer_in(self, response: str) -> str | None:
+        if self._options.extract == "whole":
+            return response.strip() or None
+        if self._options.extract == "last_line":
+            return response.strip().rpartition("\n")[2].strip() or None
+        tagged = _TAGGED.findall(response)
+        return tagged[-1].strip() or None if tagged else None
+
+
+@lru_cache(maxsize=1024)
+def _task_of(place: bytes) -> tuple[Any, dict[str, Any]]:
+    """Samples of one group ask for one entry."""
+    try:
+        return entry_at(msgspec.json.decode(place, type=TaskPlace))
+    except msgspec.MsgspecError as error:
+        raise CannotJudge(f"the row names no task of reasoning-gym ({error}): its generator adds that") from error
+    except UserError as error:
+        raise CannotJudge(str(error)) from error

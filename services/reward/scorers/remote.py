@@ -1,0 +1,78 @@
+"""Scorer `http`: a server of yours gives the score.
+
+    POST url   {"row": {...}, "response": "...", "finish_reason": "stop", "num_tokens": 17}
+    reply      {"value": 0.5, "components": {"style": 0.7}, "correct": 1, "reason": "..."}    all but `value` optional
+
+Owns: the schema of question and reply. Refuses: connections, retries, deadlines (endpoint). A reply that is no such
+JSON, or whose numbers are none (NaN is no JSON), is `invalid`: no number is guessed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from services.reward.scorers.endpoint import Endpoint, shown
+from services.reward.scorers.port import CannotJudge, ScorerInput
+from services.scorer_options import HttpOptions
+
+
+class Reply(msgspec.Struct, forbid_unknown_fields=False):
+    """What the server gives back."""
+
+    value: float
+    components: dict[str, float] = {}
+    correct: float | None = None
+    reason: str = ""
+
+
+_decoder = msgspec.json.Decoder(Reply)
+
+
+class HttpScorer:
+    """The value that the server gives."""
+
+    def __init__(self, options: HttpOptions) -> None:
+        """Raises UserError."""
+        self._options = options
+        self._endpoint = Endpoint(options.url, options, options.headers, "reward scorer http")
+        asked = msgspec.json.encode([options.url, options.columns, options.headers], order="deterministic")
+        self.version = f"1/{hashlib.blake2b(asked, digest_size=6).hexdigest()}"
+        self.is_deterministic = options.is_deterministic
+
+    def warm_up(self) -> None:
+        """A server that is not up yet is no mistake of the user's: it may come until the first answer is scored."""
+
+    def score(self, sample: ScorerInput) -> Mapping[str, Any]:
+        row: Mapping[str, Any] = sample.row
+        if self._options.columns is not None:
+            missing = [name for name in self._options.columns if name not in row]
+            if missing:
+                raise CannotJudge(f"the row has no `{missing[0]}`")
+            row = {name: row[name] for name in self._options.columns}
+        question = {
+            "row": row,
+            "response": sample.response,
+            "finish_reason": sample.finish_reason,
+            "num_tokens": sample.num_tokens,
+        }
+        reply = self._decoded(self._endpoint.post(question))
+        if taken := sorted({"value", "remark", "correct"} & set(reply.components)):
+            raise CannotJudge(
+                f"{shown(self._options.url)} names a component `{taken[0]}`, which has a field of its own"
+            )
+        return {
+            **reply.components,
+            **({} if reply.correct is None else {"correct": reply.correct}),
+            "value": reply.value,
+            "remark": reply.reason,
+        }
+
+    def _decoded(self, body: bytes) -> Reply:
+        try:
+            return _decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise CannotJudge(f"{shown(self._options.url)} replies what is no score ({error})") from error

@@ -1,0 +1,47 @@
+"""Texts for judging models out of a template and a sample: Jinja over `prompt`, `response`, `answer` and `row`.
+
+Owns: filling in, and what a row lacks. Refuses: whether a template is one (scorer_options.fault_of_template, told by
+validate). What a sample holds is data: it is never read as a template.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import StrictUndefined, TemplateError, UndefinedError
+from jinja2.sandbox import SandboxedEnvironment
+
+from services.reward.scorers.port import CannotJudge, ScorerInput
+
+
+class SampleTemplate:
+    """One template, compiled once."""
+
+    def __init__(self, text: str) -> None:
+        """Raises jinja2.TemplateError."""
+        environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+        self._template = environment.from_string(text)
+
+    def fill(self, sample: ScorerInput, max_response_chars: int) -> str:
+        """The text for one sample. Raises CannotJudge where the row lacks what the template names."""
+        names: dict[str, Any] = {"row": sample.row, "response": sample.response[-max_response_chars:]}
+        if (prompt := prompt_of(sample.row)) is not None:
+            names["prompt"] = prompt
+        if "answer" in sample.row:
+            names["answer"] = sample.row["answer"]
+        try:
+            return self._template.render(names)
+        except UndefinedError as error:
+            raise CannotJudge(f"the row lacks what the template names: {error}") from error
+        except (TemplateError, ValueError, TypeError, ArithmeticError, LookupError) as error:
+            raise CannotJudge(f"the template fails on this row ({type(error).__name__}: {error})") from error
+
+
+def prompt_of(row: dict[str, Any]) -> str | None:
+    """The row's prompt as text; of a conversation its turns, each under its role. None where there is neither."""
+    if isinstance(row.get("prompt"), str):
+        return row["prompt"]
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return None
+    return "\n\n".join(f"{message.get('role', '')}: {message.get('content', '')}" for message in messages)
