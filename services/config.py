@@ -17,9 +17,21 @@ from services.scorer_options import (
     LengthOptions,
     OverlongOptions,
     ReasoningGymScorerOptions,
+    RewardModelOptions,
 )
 
-BUILT_IN_SCORERS = ("math", "code", "running_sum", "format", "overlong", "length", "http", "llm_judge", "reasoning_gym")
+BUILT_IN_SCORERS = (
+    "math",
+    "code",
+    "running_sum",
+    "format",
+    "overlong",
+    "length",
+    "http",
+    "llm_judge",
+    "reward_model",
+    "reasoning_gym",
+)
 """Kinds of scorers beside `module:function`."""
 
 
@@ -53,8 +65,8 @@ class ScorerSettings(Settings):
     """One scorer of the weighted sum."""
 
     kind: str
-    """`math`, `code`, `running_sum`, `format`, `overlong`, `length`, `http`, `llm_judge`, `reasoning_gym`, or
-    `module:function` of your own."""
+    """`math`, `code`, `running_sum`, `format`, `overlong`, `length`, `http`, `llm_judge`, `reward_model`,
+    `reasoning_gym`, or `module:function` of your own."""
     weight: float = 1.0
     """Factor of this component in the reward; a gate that shall only let pass has 0."""
     gate: GateSettings | None = None
@@ -125,6 +137,7 @@ OPTIONS: dict[str, type[Settings]] = {
     "length": LengthOptions,
     "http": HttpOptions,
     "llm_judge": JudgeOptions,
+    "reward_model": RewardModelOptions,
     "reasoning_gym": ReasoningGymScorerOptions,
 }
 """Scorers whose options are checked before anything starts."""

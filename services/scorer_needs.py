@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from areal_like.config import Settings
 from areal_like.errors import UserError
-from services.scorer_options import EndpointOptions, JudgeOptions, ReasoningGymScorerOptions
+from services.scorer_options import EndpointOptions, JudgeOptions, ReasoningGymScorerOptions, RewardModelOptions
 
 
 def needs_of(options: Settings) -> Iterator[UserError]:
@@ -20,6 +20,13 @@ def needs_of(options: Settings) -> Iterator[UserError]:
         yield from _of_an_endpoint(options)
     if isinstance(options, ReasoningGymScorerOptions) and find_spec("reasoning_gym") is None:
         yield UserError("the package reasoning-gym is not installed", remedy="pip install 'areal-like[reasoning-gym]'")
+    if isinstance(options, RewardModelOptions):
+        from services.reward.classifier_folder import check_folder
+
+        try:
+            check_folder(options.path, options.label)
+        except UserError as error:
+            yield UserError(error.what, where="label" if error.where == "label" else "path", remedy=error.remedy)
     if isinstance(options, JudgeOptions) and options.rubric_file is not None:
         from services.reward.scorers.llm_judge import read_rubric
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from areal_like.config import Settings
+from areal_like.config import DType, Settings
 
 
 def _checked_url(url: str) -> str:
@@ -216,3 +216,45 @@ class ReasoningGymScorerOptions(Settings):
     """A response cut at the token limit counts as wrong."""
     max_answer_chars: int = Field(4000, gt=0)
     """A longer answer is wrong without being looked at."""
+
+
+class RewardModelOptions(Settings):
+    """Options of scorer `reward_model`: a Hugging Face classifier in a local folder scores answers, or their steps."""
+
+    path: str = Field(min_length=1)
+    """Folder with config.json, weights and tokenizer of a model for sequence or token classification."""
+    template: str | None = None
+    """Text that is scored, a Jinja template over `prompt`, `response`, `answer` and `row`; null: the tokenizer's chat
+    template over prompt and answer, else the answer right behind the prompt."""
+    label: int | str | None = None
+    """Number or name of the class whose score counts; needed where the model has several."""
+    output: Literal["logit", "probability"] = "logit"
+    """The class's raw score, or its probability: sigmoid for a model of one class, softmax for several."""
+    step_separator: str | None = Field(None, min_length=1)
+    """For process rewards: the text that ends each step of an answer; null: the answer is scored as a whole."""
+    reduce: Literal["min", "mean", "last", "prod"] = "min"
+    """One value out of the steps'; the steps' own are kept as components."""
+    max_steps: int = Field(48, gt=0, le=60)
+    """Steps scored apart; what is beyond belongs to the last of them."""
+    max_tokens: int = Field(4096, gt=0)
+    """Longest text, in the model's tokens."""
+    on_long: Literal["cut", "invalid"] = "cut"
+    """A longer text: take its end, and say so, or give no score."""
+    device: str = Field("cpu", pattern=r"^(cpu|cuda|cuda:\d+)$")
+    """cpu, cuda or cuda:N; one copy of the model is loaded, whatever `num_workers`."""
+    dtype: DType = "float32"
+    """Of weights and activations."""
+    threads: int = Field(1, gt=0)
+    """Compute threads on a CPU."""
+    max_batch: int = Field(16, gt=0)
+    """Texts in one forward pass; answers that wait while the model computes share the next one."""
+    socket: str | None = None
+    """Where the model's process listens; set by the service."""
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> RewardModelOptions:
+        if self.template is not None and (fault := fault_of_template(self.template)):
+            raise ValueError(f"the template {fault}")
+        if self.step_separator is not None and self.reduce == "prod" and self.output == "logit":
+            raise ValueError("a product of logits means nothing; output: probability")
+        return self

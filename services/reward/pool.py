@@ -24,6 +24,7 @@ from areal_like.errors import DeadlineExceeded, OperationError, UserError
 from services.config import RewardSettings
 from services.reward import process_tree
 from services.reward.job import Outcome, Ready, make_setup
+from services.reward.model_hosts import ModelHosts
 from services.reward.process_handle import Died, OutputLog, Overdue, ScoringProcess
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,8 @@ class Pool:
 
     def __init__(self, settings: RewardSettings) -> None:
         self._settings = settings
-        self._setup = make_setup(settings, os.getpid())
+        self._hosts = ModelHosts(settings)
+        self._setup = make_setup(self._hosts.settings, os.getpid())
         self._target = settings.num_workers + settings.num_spares
         self._max_bytes = settings.max_memory_mb << 20
         self._processes: dict[int, ScoringProcess] = {}
@@ -75,6 +77,7 @@ class Pool:
 
         Raises UserError when a scorer refuses, or when its loading kills or outlasts the child.
         """
+        await self._hosts.start()
         try:
             ready = await self._start_one()
         except Died as error:
@@ -88,6 +91,7 @@ class Pool:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._refill(), name="pool refill")
             tasks.create_task(self._watch(), name="pool watch")
+            tasks.create_task(self._hosts.run(), name="reward models")
 
     async def attempt(self, job: bytes, job_id: int, limit_s: float) -> Outcome:
         """Score one framed job. Always an Outcome; `timed_out` and `crashed` come after the whole tree was ended."""
@@ -118,6 +122,7 @@ class Pool:
         for process in list(self._processes.values()):
             process.kill_now()
             self._strike_off(process)
+        self._hosts.close()
         await process_tree.kill_orphans(self._others)
 
     # ------------------------------------------------------------ one process
@@ -192,7 +197,7 @@ class Pool:
         self._lost.set()  # a successor starts while this one is being killed
         await process.kill()
         self._processes.pop(process.pid, None)
-        await process_tree.kill_orphans(self._others | self._processes.keys())
+        await process_tree.kill_orphans(self._others | self._processes.keys() | self._hosts.pids)
 
     # ------------------------------------------------------------ loops
 

@@ -26,6 +26,7 @@ _SCORERS = {
     "length": ("lengths", "LengthScorer", "LengthOptions"),
     "http": ("remote", "HttpScorer", "HttpOptions"),
     "llm_judge": ("llm_judge", "JudgeScorer", "JudgeOptions"),
+    "reward_model": ("reward_model", "RewardModelScorer", "RewardModelOptions"),
     "reasoning_gym": ("reasoning_gym", "ReasoningGymScorer", "ReasoningGymScorerOptions"),
 }
 """Module below services.reward.scorers, class, and class of its options (a name in the same module), by kind."""

@@ -56,7 +56,13 @@ class Endpoint:
         if (key := read_key(options, where)) is not None:
             self._headers["Authorization"] = f"Bearer {key}"
         self._runner: asyncio.Runner | None = None
-        self._client: Any = None
+        parts = urlsplit(url)
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(2 * options.total_timeout_s),  # `post` ends a wait before this does
+            limits=httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S),
+            trust_env=parts.hostname not in ("localhost", "127.0.0.1", "::1"),  # no proxy to our own machine
+            verify=parts.scheme == "https",  # reading the certificates takes a while; plain HTTP has no use for them
+        )
 
     def post(self, body: Any) -> bytes:
         """Send `body` as JSON; the reply's bytes. Raises CannotJudge, TookTooLong, EndpointFailed."""
@@ -106,24 +112,13 @@ class Endpoint:
     async def _attempt(self, content: bytes) -> tuple[int, bytes, float]:
         """Status, reply, and the seconds the server asks us to wait."""
         max_bytes = self._options.max_reply_kb << 10
-        async with self._opened().stream("POST", self._url, content=content, headers=self._headers) as response:
+        async with self._client.stream("POST", self._url, content=content, headers=self._headers) as response:
             chunks = bytearray()
             async for chunk in response.aiter_raw():
                 chunks += chunk
                 if len(chunks) > max_bytes:
                     raise CannotJudge(f"{self._shown_url} replies with more than {self._options.max_reply_kb} KB")
             return response.status_code, bytes(chunks), _seconds(response.headers.get("Retry-After", ""))
-
-    def _opened(self) -> Any:
-        if self._client is None:
-            httpx = self._httpx
-            is_here = urlsplit(self._url).hostname in ("localhost", "127.0.0.1", "::1")
-            self._client = httpx.AsyncClient(
-                timeout=httpx.Timeout(2 * self._options.total_timeout_s),  # `post` ends a wait before this does
-                limits=httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S),
-                trust_env=not is_here,  # no proxy between us and our own machine
-            )
-        return self._client
 
 
 def read_key(options: EndpointOptions, where: str) -> str | None:

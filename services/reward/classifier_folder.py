@@ -1,0 +1,79 @@
+"""Is this folder a classifier? Read from its config.json, without torch and without weights.
+
+Owns: which heads there are, which class counts. Refuses: loading (classifier).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from areal_like.errors import UserError
+
+SEQUENCE, TOKEN = "ForSequenceClassification", "ForTokenClassification"
+WHERE = "reward scorer reward_model"
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the folder's model gives: one row of scores per text, or per token."""
+
+    is_per_token: bool
+    num_labels: int
+    label: int
+    """Index of the class that counts."""
+
+
+def check_folder(path: str, label: int | str | None) -> Head:
+    """Raises UserError: no folder, no config, no classifier, no such class; its `where` is `label` for the last."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {path}", where=WHERE, remedy="a local folder with a classifier in it")
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path} has no config.json", where=WHERE, remedy="a folder in Hugging Face format") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}/config.json cannot be read ({error})", where=WHERE) from error
+    names = config.get("architectures") if isinstance(config, dict) else None
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    if not name.endswith((SEQUENCE, TOKEN)):
+        raise UserError(
+            f"{path} holds {name or 'a model without a named architecture'}, which is no classifier: its scores would "
+            "come from weights drawn at random",
+            where=WHERE,
+            remedy=f"a model whose architecture ends with {SEQUENCE} or {TOKEN}",
+        )
+    if not any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin")):
+        raise UserError(f"{path} has no weights (*.safetensors)", where=WHERE)
+    classes = _classes(config)
+    return Head(name.endswith(TOKEN), len(classes), _index_of(label, classes))
+
+
+def _classes(config: dict[str, Any]) -> list[str]:
+    """Names by index; transformers has two classes where config.json names none."""
+    names = config.get("id2label")
+    if isinstance(names, dict) and names:
+        try:
+            return [str(name) for _, name in sorted((int(index), name) for index, name in names.items())]
+        except ValueError:
+            pass
+    number = config.get("num_labels")
+    return [f"LABEL_{index}" for index in range(number if isinstance(number, int) and number > 0 else 2)]
+
+
+def _index_of(label: int | str | None, classes: list[str]) -> int:
+    if label is None:
+        if len(classes) == 1:
+            return 0
+        raise UserError(
+            f"the model has {len(classes)} classes; which one is the reward?", where="label",
+            remedy=f"label: one of {', '.join(classes[:8])}",
+        )  # fmt: skip
+    if isinstance(label, int) and 0 <= label < len(classes):
+        return label
+    if isinstance(label, str) and label in classes:
+        return classes.index(label)
+    raise UserError(f"the model has no class {label!r}", where="label", remedy=f"one of {', '.join(classes[:8])}")

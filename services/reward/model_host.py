@@ -1,0 +1,137 @@
+"""The process that holds one reward model for all scoring processes, and batches what they ask at the same time.
+
+    python -m services.reward.model_host --options JSON --service-pid N
+
+Owns: the listening socket, one thread per connection, the batches. Refuses: the model (classifier), its own restart
+(model_hosts). Says `ready`, or the user's mistake, in a file beside its socket.
+
+Threads.  one per connection: waits for a request, puts it in the queue, waits for its answer (owner: the main thread).
+          main: waits for a request, woken by the queue; takes what else is there, at most `max_batch` texts; computes.
+          Nobody waits for company: answers that come while the model computes are the next batch.
+The queue is bounded by the scorers: each has one request out at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import queue
+import socket
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from areal_like.errors import OperationError, UserError
+from areal_like.process import die_with_parent
+from services.reward.model_wire import Item, Reply, decode_items, receive, send
+from services.scorer_options import RewardModelOptions
+
+QUIET_S = 5.0
+BACKLOG = 256
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one connection asks; `answer` takes one Reply."""
+
+    items: list[Item]
+    answer: queue.SimpleQueue[Reply]
+
+
+def told(socket_path: str) -> Path:
+    """The file in which the process says that it is ready, or why it will not be."""
+    return Path(f"{socket_path}.told")
+
+
+def say(socket_path: str, refusal: str) -> None:
+    """Empty: ready."""
+    half = Path(f"{socket_path}.half")
+    half.write_text(refusal, encoding="utf-8")
+    half.replace(told(socket_path))
+
+
+def attend(stream: socket.socket, requests: queue.SimpleQueue[Request]) -> None:
+    """Serve one connection until it ends."""
+    answer: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+    with contextlib.suppress(OSError), stream:  # the scorer was killed: nobody is left to tell
+        while (body := receive(stream)) is not None:
+            try:
+                items = decode_items(body)
+            except msgspec.MsgspecError as error:
+                send(stream, Reply(failure=f"not a request ({error})"))
+                continue
+            requests.put(Request(items, answer))
+            send(stream, answer.get())  # the main thread answers every request, or the process ends
+
+
+def accept(listener: socket.socket, requests: queue.SimpleQueue[Request]) -> None:
+    """One thread per connection, for ever."""
+    while True:
+        stream, _ = listener.accept()
+        threading.Thread(target=attend, args=(stream, requests), daemon=True).start()
+
+
+def next_batch(requests: queue.SimpleQueue[Request], max_texts: int) -> list[Request]:
+    """What waits, oldest first, up to `max_texts` texts; waits for the first. Empty after QUIET_S."""
+    batch: list[Request] = []
+    with contextlib.suppress(queue.Empty):
+        batch.append(requests.get(timeout=QUIET_S))
+        while sum(len(request.items) for request in batch) < max_texts:
+            batch.append(requests.get_nowait())
+    return batch
+
+
+def serve(options: RewardModelOptions) -> None:
+    """Load the model, say so, and answer until killed. Raises UserError."""
+    from transformers.utils import logging as transformers_logging
+
+    from services.reward.classifier import Classifier
+
+    transformers_logging.disable_progress_bar()
+    assert options.socket is not None, "the service says where to listen"
+    model = Classifier(options)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    Path(options.socket).unlink(missing_ok=True)  # of a process before this one
+    listener.bind(options.socket)
+    listener.listen(BACKLOG)
+    requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+    threading.Thread(target=accept, args=(listener, requests), daemon=True).start()
+    say(options.socket, "")
+    while True:
+        batch = next_batch(requests, options.max_batch)
+        if not batch:
+            continue
+        try:
+            scores = model.score([item for request in batch for item in request.items])
+        except OperationError as error:
+            for request in batch:
+                request.answer.put(Reply(failure=str(error)))
+            continue
+        for request in batch:
+            mine, scores = scores[: len(request.items)], scores[len(request.items) :]
+            request.answer.put(Reply(scores=mine))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="services.reward.model_host")
+    parser.add_argument("--options", required=True)
+    parser.add_argument("--service-pid", type=int, required=True)
+    arguments = parser.parse_args()
+    die_with_parent(arguments.service_pid)
+    options = RewardModelOptions.model_validate_json(arguments.options)
+    try:
+        serve(options)
+    except UserError as error:
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        assert options.socket is not None
+        say(options.socket, str(error))
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

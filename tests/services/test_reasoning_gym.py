@@ -1,0 +1,116 @@
+"""Tasks of reasoning-gym: rows by seed, and answers judged by their own tasks."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import pytest
+
+pytest.importorskip("reasoning_gym", reason="the extra `reasoning-gym` is not installed")
+
+from areal_like import reasoning_gym_tasks
+from areal_like.errors import UserError
+from areal_like.reasoning_gym_tasks import NO_ANSWER, part_of, rows
+from services.config import ScorerSettings
+from services.reward.composition import WeightedSum
+from services.reward.job import Job, Outcome
+
+TWO = {"tasks": {"chain_sum": {"max_terms": 2}, "spell_backward": None}}
+
+
+def made(seed: int = 1, split: Any = "train", limit: int = 12, options: dict[str, Any] = TWO) -> list[dict[str, Any]]:
+    return list(rows(seed, split, limit=limit, options=options))
+
+
+def score(row: dict[str, Any], response: str, finish_reason: str = "stop", **options: Any) -> Outcome:
+    job = Job(job_id=1, scorer="", row=row, response=response, finish_reason=finish_reason, num_tokens=3)
+    settings = ScorerSettings(kind="reasoning_gym", options=options)
+    return WeightedSum.from_settings((settings,)).score(job, lambda name: None)
+
+
+def test_rows_are_a_function_of_seed_and_split() -> None:
+    assert made() == made()
+    assert made() != made(seed=2)
+    assert made(limit=5) == made()[:5]
+    assert {row["task"] for row in made()} == {"chain_sum", "spell_backward"}
+
+
+def test_no_question_is_in_both_parts_whatever_the_seed() -> None:
+    options = {"tasks": {"chain_sum": {"max_terms": 2, "max_digits": 1}}}  # few different questions
+    train = {row["prompt"] for seed in (1, 2) for row in made(seed, "train", 60, options)}
+    held_out = {row["prompt"] for seed in (1, 3) for row in made(seed, "eval", 60, options)}
+    assert train
+    assert held_out
+    assert not train & held_out
+    assert all(part_of(question) == "eval" for question in held_out)
+
+
+def test_weights_say_how_often_a_task_is_drawn() -> None:
+    drawn = made(limit=200, options=TWO | {"weights": {"spell_backward": 9}})
+    assert 150 < sum(row["task"] == "spell_backward" for row in drawn) < 200
+
+
+def test_the_right_answer_is_right_and_another_is_not() -> None:
+    for row in made():
+        outcome = score(row, f"Let me see. <answer>{row['answer']}</answer>")
+        assert (outcome.value, outcome.components["correct"]) == (1.0, 1.0)
+        outcome = score(row, "<answer>surely not</answer>")
+        assert outcome.kind == "scored"
+        assert outcome.components["correct"] == 0.0
+        assert outcome.value is not None
+        assert outcome.value < 0.9  # partial credit is the task's own matter
+
+
+def test_where_the_answer_stands_is_an_option() -> None:
+    row = made()[0]
+    answer = row["answer"]
+    assert score(row, f"first\n{answer}", extract="last_line").value == 1.0
+    assert score(row, f" {answer}\n", extract="whole").value == 1.0
+    assert score(row, answer).value == 0.0
+    assert score(row, f"<answer>1</answer> no, <answer>{answer}</answer>").value == 1.0
+    assert score(row, f"<answer>{answer}</answer>", "length", must_stop=True).value == 0.0
+    assert score(row, "<answer>" + "9" * 5000 + "</answer>").value == 0.0
+
+
+def test_a_row_without_its_task_is_invalid() -> None:
+    row = made()[0]
+    place = row["reasoning_gym"]
+    for broken in (
+        {"prompt": "2+2", "answer": "4"},
+        row | {"reasoning_gym": 3},
+        row | {"reasoning_gym": place | {"index": place["index"] + 1}},
+        row | {"reasoning_gym": place | {"task": "no_such_task"}},
+        row | {"reasoning_gym": place | {"config": '{"max_terms": 3, "min_terms": 3}'}},
+    ):
+        assert score(broken, "<answer>4</answer>").kind == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "tasks"),
+        ({"tasks": {}}, "tasks"),
+        ({"tasks": {"chain_summ": None}}, "did you mean chain_sum"),
+        ({"tasks": {"chain_sum": {"max_turns": 3}}}, "it has min_terms, max_terms"),
+        ({"tasks": {"chain_sum": {"min_terms": 9, "max_terms": 3}}}, "refuses its configuration"),
+        ({"tasks": {"chain_sum": {"seed": 3}}}, "follows from data.seed"),
+        ({"tasks": {"chain_sum": None}, "weights": {"other": 1}}, "no such task among tasks"),
+        ({"tasks": {"chain_sum": None}, "weights": {"chain_sum": 0}}, "positive number"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        made(options=options)
+    assert words in str(caught.value)
+
+
+def test_a_task_with_too_few_questions_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reasoning_gym_tasks, "EVAL_SHARE", 0.0)
+    with pytest.raises(UserError, match="too few different questions"):
+        made(split="eval")
+
+
+def test_a_task_without_a_single_answer_has_a_stand_in() -> None:
+    row = next(islice(rows(1, "train", limit=1, options={"tasks": {"graph_color": None}}), 1))
+    assert row["answer"] == NO_ANSWER
