@@ -159,6 +159,8 @@ def _problem_at(root: type[Settings], path: str, items: list[Any]) -> Problem:
             return Problem((path,), f"must be {words} {context[name]:g}, not {show(value)}", remedy)
     if kind in ("model_type", "model_attributes_type", "dict_type", "dict_attributes_type"):
         return Problem((path,), f"must be a section with keys of its own, not {show(value)}", _keys_below(field))
+    if kind == "value_error" and field is not None and section_of(field.annotation) is not None:
+        return Problem((path,), str(first["msg"]).removeprefix("Value error, "))
     if field is not None and field.annotation is not None:
         near = nearest(str(value), _choices(field.annotation), count=1) if isinstance(value, str) else []
         wanted = _with_article(describe(field.annotation))

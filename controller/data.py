@@ -166,11 +166,9 @@ class RowReader:
         is_demonstration = key == "warm_start.data"
         target_key = "response" if is_demonstration else "answer"
         made = row_templates.compiled(template) if template is not None else None
-        if made is not None:
-            prompt = "prompt"
-        else:
-            prompt = columns.get("prompt") or columns.get("messages")
-            prompt = prompt or _choose(first, PROMPT_COLUMNS, "prompt", key, where)
+        prompt = "prompt" if made is not None else columns.get("prompt") or columns.get("messages")
+        prompt = prompt or _choose(first, PROMPT_COLUMNS, "prompt", key, where)
+        if made is None:
             _column(first, prompt, "prompt", key, where)
         target: str | None
         if target_key in columns:

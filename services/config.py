@@ -65,8 +65,7 @@ class ScorerSettings(Settings):
     """One scorer of the weighted sum."""
 
     kind: str
-    """`math`, `code`, `running_sum`, `format`, `overlong`, `length`, `http`, `llm_judge`, `reward_model`,
-    `reasoning_gym`, or `module:function` of your own."""
+    """`math`, `code` or another of the built-in ones (docs/rewards.md), or `module:function` of your own."""
     weight: float = 1.0
     """Factor of this component in the reward; a gate that shall only let pass has 0."""
     gate: GateSettings | None = None

@@ -160,8 +160,8 @@ class TestProblems:
         )
         assert problems() == [
             "job.yaml:8: trainer.optimizer.lr: must be a number, not `fast`",
-            "job.yaml:11: reward.scorers.0.kind: is required -> give it: `math`, `code`, `running_sum`, `format`, or"
-            " `module:function` of your own.",
+            "job.yaml:11: reward.scorers.0.kind: is required -> give it: `math`, `code` or another of the built-in ones"
+            " (docs/rewards.md), or `module:function` of your own.",
             "job.yaml:11: reward.scorers.0.kid: no such key -> did you mean reward.scorers.0.kind?",
         ]
 
@@ -247,6 +247,8 @@ class TestFindingTheFile:
             load_config(str(tmp_path / "x.yaml"))
 
 
-@pytest.mark.parametrize("name", ["quickstart", "gsm8k", "gsm8k_tiny", "math"])
+@pytest.mark.parametrize(
+    "name", ["quickstart", "gsm8k", "gsm8k_tiny", "math", "code", "code_tiny", "reasoning_gym", "reasoning_gym_tiny"]
+)
 def test_shipped_configs_have_no_contradictions(name: str) -> None:
     assert load_config(name).config.name == name
