@@ -217,7 +217,7 @@ def _fault_of(error: ValidationError, kind: type[Settings], where: str) -> tuple
         near = difflib.get_close_matches(str(first["loc"][-1]), kind.model_fields, n=1)
         return key, "no such option", f"did you mean {near[0]}?" if near else known
     what = str(first["msg"]).removeprefix("Value error, ")
-    return key, what, known if first["type"] == "missing" else ""
+    return key, what, known
 
 
 def _code_contradictions(options: CodeOptions, reward: RewardSettings, where: str) -> Iterator[tuple[str, str, str]]:
