@@ -112,6 +112,13 @@ class ProcessSpec(StartSpec):
     hub_address: str
     """The controller's ROUTER, e.g. tcp://127.0.0.1:40001."""
     reward_addresses: tuple[str, ...] = ()
+    """Where the reward services listen."""
+    are_rewards_shared: bool = False
+    """They belong to no run (messages.SHARED_RUN), and have keys of their own."""
+    reward_curve_dir: str | None = None
+    """Folder with the client's keys for shared reward services."""
+    reward_scorer: str = ""
+    """The scorer to ask shared services for; empty: all of theirs."""
     bind_address: str | None = None
     """For the reward service: where to bind its own ROUTER."""
     curve_dir: str | None = None

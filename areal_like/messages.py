@@ -9,7 +9,8 @@ Who sends what:
   controller -> rollout     Lease, SampleAck, CancelLeases, AnnounceVersion
   trainer -> controller     BatchRequest, VersionPublished, CheckpointSaved
   controller -> trainer     Batch, NoMoreBatches, SaveCheckpoint
-  rollout -> reward         ScoreRequest                          reward -> rollout   ScoreReply
+  rollout -> reward         ScoreRequest                          reward -> rollout   ScoreReply, ScoreRefused
+  anybody -> reward         StatsRequest                          reward -> anybody   StatsReply
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ from areal_like.verdict import Verdict
 
 PROTOCOL = 1
 """Number of the wire protocol; peers of another number are refused."""
+
+SHARED_RUN = "shared"
+"""Run id of a reward service that belongs to no run; its clients put their run's id in front of their names."""
+MAX_RESPONSE_CHARS = 16 << 20
+"""Longest answer that is scored; a longer one gets the verdict `invalid`."""
 
 Role = Literal["controller", "rollout", "trainer", "reward"]
 Purpose = Literal["train", "eval"]
@@ -285,6 +291,39 @@ class ScoreReply(Message, frozen=True, kw_only=True):
 
     request_id: str
     verdict: Verdict
+    num_open: int = 0
+    """Requests that wait or run in the service, of all its clients."""
+    num_workers: int = 1
+    """Its scoring processes."""
+
+
+class ScoreRefused(Message, frozen=True, kw_only=True):
+    """This service will not score the request; it was not begun, or nobody will hear of it. Ask elsewhere, or later."""
+
+    request_id: str
+    reason: Literal["full", "draining"]
+
+
+class StatsRequest(Message, frozen=True, kw_only=True):
+    """How are you? Answered at once, also by a service that is full or drains."""
+
+    request_id: str
+
+
+class StatsReply(Message, frozen=True, kw_only=True):
+    """Health and statistics of a reward service; counters as in its heartbeats."""
+
+    request_id: str
+    name: str
+    pid: int
+    state: str
+    uptime_s: float
+    label: str
+    """Names and versions of its scorers."""
+    scorers: tuple[str, ...]
+    """Names that a ScoreRequest may ask for alone."""
+    num_workers: int
+    counters: dict[str, float]
 
 
 ANY_MESSAGE = (
@@ -292,5 +331,5 @@ ANY_MESSAGE = (
     | Lease | Progress | SampleFinished | SampleReturned | SampleAck | CancelLeases
     | AnnounceVersion | VersionLoaded | VersionFailed
     | BatchRequest | Batch | NoMoreBatches | SaveCheckpoint | VersionPublished | CheckpointSaved
-    | ScoreRequest | ScoreReply
+    | ScoreRequest | ScoreReply | ScoreRefused | StatsRequest | StatsReply
 )  # fmt: skip

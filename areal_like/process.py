@@ -48,7 +48,7 @@ def run_process(main: ProcessMain, argv: Sequence[str] | None = None) -> NoRetur
 
     `argv` without the program's name (default: sys.argv[1:]) must hold `--spec FILE`.
     """
-    run_blocking(ProcessSpec, lambda spec: asyncio.run(_serve(main, spec)), argv)
+    run_blocking(ProcessSpec, lambda spec: asyncio.run(until_signalled(lambda stop: main(spec, stop))), argv)
 
 
 def run_blocking(kind: type[AnySpec], main: Callable[[AnySpec], None], argv: Sequence[str] | None = None) -> NoReturn:
@@ -69,7 +69,8 @@ def run_blocking(kind: type[AnySpec], main: Callable[[AnySpec], None], argv: Seq
     sys.exit(status)
 
 
-async def _serve(main: ProcessMain, spec: ProcessSpec) -> None:
+async def until_signalled(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Run `main(stop)` to its end. SIGTERM and SIGINT set `stop`; threads left over get EXIT_GRACE_S."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -80,7 +81,7 @@ async def _serve(main: ProcessMain, spec: ProcessSpec) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     try:
-        await main(spec, stop)
+        await main(stop)
     except BaseException as error:
         _leave_within(EXIT_GRACE_S, error)
         raise

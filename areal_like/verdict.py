@@ -18,7 +18,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     value: the reward, finite, only for `scored` (None otherwise). components: named parts of the value, unweighted.
     reason: why there is no score, or a remark. wall_s: seconds spent scoring. scorer: name and version.
-    attempts: how many times it was tried.
+    failed_in: name of the scorer that gave no score, empty where it is not known. attempts: how many times it was
+    tried; 0 for a score out of the cache of exact duplicates.
     """
 
     kind: VerdictKind
@@ -27,6 +28,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     wall_s: float = 0.0
     scorer: str = ""
+    failed_in: str = ""
     attempts: int = 1
 
     def __post_init__(self) -> None:

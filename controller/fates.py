@@ -9,15 +9,19 @@ from __future__ import annotations
 from areal_like.verdict import VerdictKind
 from controller import protocol as p
 from controller.groups import Group
+from controller.protocol import Policy
 from controller.state import RunState
 
 
-def effective_value(state: RunState, kind: VerdictKind, value: float | None) -> float | None:
-    """The reward that counts: the scored value, or the policy's number for a non-score, or None (not kept)."""
+def effective_value(
+    state: RunState, kind: VerdictKind, value: float | None, failed_in: str = ""
+) -> tuple[float | None, Policy]:
+    """The reward that counts: the scored value, or the policy's number for a non-score, or None (not kept); and what
+    the policy of the scorer that failed did."""
     if kind == "scored":
-        return value
-    policy = state.settings.on_failure
-    return None if isinstance(policy, str) else float(policy)
+        return value, ""
+    policy = state.settings.on_failure_of.get(failed_in, state.settings.on_failure)
+    return (None, policy) if isinstance(policy, str) else (float(policy), "value")
 
 
 def drop_group(state: RunState, group: Group, reason: str, detail: str = "") -> None:

@@ -88,12 +88,19 @@ class Burst:
         assert entry.trajectory is not None, "StoreFinished needs its trajectory"
         place = self._segments.append(pack_trajectory(entry.trajectory, entry.response_text))
         verdict = entry.verdict
-        facts = {
+        facts: dict[str, Any] = {
             "components": verdict.components if verdict else {},
             "reason": verdict.reason if verdict else "",
             "timings": entry.timings,
             "finish_reason": entry.trajectory.finish_reason,
+            "scorer": verdict.scorer if verdict else "",
         }
+        if effect.policy:
+            facts |= {
+                "failed_in": verdict.failed_in if verdict else "",
+                "attempts": verdict.attempts if verdict else 0,
+                "policy": effect.policy,
+            }
         self._put(
             "finished",
             effect.group_id, effect.sample_index, self.seq, effect.num_tokens, effect.first_version,

@@ -24,6 +24,7 @@ from controller import model_folder
 from controller.config import RunConfig, missing
 from controller.config_problems import Problem
 from controller.data import Table, load_demonstrations, load_eval, load_train
+from controller.reward_services import problems_of
 from controller.telemetry.sink_kinds import is_installed, sinks_of
 from controller.validate import positions_of
 
@@ -62,6 +63,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
     found.problems += _folders(config)
     found.problems += _packages(config)
     found.absent += _devices(config)
+    found.absent += problems_of(config) if purpose != "sft" else []
     found.absent += _port(config)
     return found
 

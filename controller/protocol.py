@@ -38,6 +38,8 @@ EndStatus = Literal["completed", "exhausted", "stopped", "failed"]
 """`completed`: num_steps done. `exhausted`: the data ran out first, in good order. `stopped`: asked to. `failed`."""
 OnStale = Literal["wait", "drop", "keep"]
 OnFailure = Literal["drop_sample", "drop_group"] | float
+Policy = Literal["", "drop_sample", "drop_group", "value"]
+"""What was done about a non-score; empty where there is a score."""
 Mode = Literal["async", "one_step_off", "sync"]
 
 
@@ -129,6 +131,8 @@ class SampleReported(Event, frozen=True):
     verdict_kind: VerdictKind
     value: float | None = None
     """Raw reward where verdict_kind is "scored"."""
+    failed_in: str = ""
+    """Scorer that gave no score, where it is known."""
 
 
 class LeaseReturned(Event, frozen=True):
@@ -240,6 +244,7 @@ class StoreFinished(Effect, frozen=True):
     verdict_kind: VerdictKind
     value: float | None
     is_kept: bool
+    policy: Policy = ""
 
 
 class DropGroup(Effect, frozen=True):

@@ -39,7 +39,7 @@ def _take_training_sample(state: RunState, lease: Lease, event: p.SampleReported
         if is_current:
             requeue(state, group, sample, is_loss=True)
         return
-    value = effective_value(state, event.verdict_kind, event.value)
+    value, policy = effective_value(state, event.verdict_kind, event.value, event.failed_in)
     sample.is_finished, sample.is_kept, sample.value = True, value is not None, value
     sample.num_tokens, sample.first_version, sample.last_version = (
         event.num_tokens,
@@ -64,9 +64,10 @@ def _take_training_sample(state: RunState, lease: Lease, event: p.SampleReported
             verdict_kind=event.verdict_kind,
             value=value,
             is_kept=sample.is_kept,
+            policy=policy,
         )
     )
-    if not sample.is_kept and state.settings.on_failure == "drop_group":
+    if policy == "drop_group":
         drop_group(state, group, f"verdict_{event.verdict_kind}", f"sample {sample.index}")
     elif group.is_complete:
         settle_complete(state, group)

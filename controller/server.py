@@ -379,6 +379,8 @@ class Server:
             self._handle([Told(p.WorkerLost(worker=loss.name, reason=loss.reason, is_permanent=loss.is_permanent))])
         elif not loss.is_permanent:
             self._display.note(note + "; starting it again", "warning")
+        elif loss.role == "reward" and self._supervisor.watches_role("reward"):
+            self._display.note(note + "; it stays away, the other reward services go on", "warning")
         else:
             self._end(Outcome("failed", note, self._death))
             if loss.role == "trainer":

@@ -24,6 +24,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """From a group's first lease (of this process life) to its last verdict; then dropped with reason `timeout`."""
     on_failure: OnFailure = "drop_sample"
     """What a non-score does; a number is used as the reward."""
+    on_failure_of: dict[str, OnFailure] = {}
+    """The same for non-scores of single scorers, by their name."""
     filter_zero_signal: bool = False
     max_filtered_batches: int = 10
     """That many steps' worth of groups ended in a row without one that is kept: the run ends with advice. 0: never."""

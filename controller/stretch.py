@@ -39,6 +39,7 @@ from controller.outcome import Outcome
 from controller.outgoing import TaskSettings
 from controller.preparation import prepare, prepare_process
 from controller.report.at_end import draw_report
+from controller.reward_services import check_services
 from controller.run_folder import RunFolder, Status
 from controller.server import Server, ServerSettings
 from controller.signals import Signals
@@ -57,6 +58,7 @@ from controller.wiring import (
     checkpoints_on_disk,
     coordinator_settings,
     process_spec,
+    reward_names,
     trace_settings,
     worker_names,
 )
@@ -168,6 +170,9 @@ class Stretch:
         config, folder = self.config, self.folder
         run_id, weights = self._run_id(), config.trainer.weights.kind
         display.note(f"run {folder.name}: {folder.root}")
+        if config.reward.addresses:
+            for line in await check_services(config):
+                display.note(line)
         sweep_dead()
         published_to = self._weight_dir(display, stack, folder.root / "model") if self.is_evaluation else None
         preparing = prepare(
@@ -195,7 +200,8 @@ class Stretch:
         )
         address = await hub.start()
         try:
-            addresses = Addresses(address, f"tcp://127.0.0.1:{quiet_port()}", weight_dir, curve_dir)
+            rewards = tuple(f"tcp://127.0.0.1:{quiet_port()}" for _ in reward_names(config))
+            addresses = Addresses(address, rewards, weight_dir, curve_dir)
             supervisor = Supervisor(
                 launcher, hub,
                 startup_timeout_s=config.launch.startup_timeout_s, silence_s=config.launch.silence_s,
@@ -270,7 +276,9 @@ class Stretch:
     ) -> None:
         """Put every process of the run under supervision."""
         config = self.config
-        members: list[tuple[Role, str, int]] = [("reward", "reward", config.reward.max_restarts)]
+        members: list[tuple[Role, str, int]] = [
+            ("reward", name, config.reward.max_restarts) for name in reward_names(config)
+        ]
         if not self.is_evaluation:
             members.append(("trainer", "trainer", MAX_TRAINER_RESTARTS))
         members += [("rollout", name, config.rollout.max_restarts) for name in worker_names(config)]

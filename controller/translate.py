@@ -90,6 +90,7 @@ def _finished(peer: str, message: m.SampleFinished, *, is_eval: bool) -> Told:
         last_version=trajectory.last_version,
         verdict_kind=verdict.kind,
         value=value,
+        failed_in=verdict.failed_in,
     )
     return Told(event, finished=message, worker=peer)
 

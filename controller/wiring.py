@@ -40,7 +40,8 @@ class Addresses:
     """Where the processes of a run find each other."""
 
     hub: str
-    reward: str
+    rewards: tuple[str, ...]
+    """The run's own reward services, in the order of `reward_names`; empty where it uses shared ones."""
     weight_dir: Path
     curve_dir: Path | None
 
@@ -59,6 +60,7 @@ def coordinator_settings(
         on_stale=config.staleness.on_stale,
         group_timeout_s=config.staleness.group_timeout_s,
         on_failure=config.reward.on_failure,
+        on_failure_of=config.reward.failure_policies,
         filter_zero_signal=config.filter_zero_signal,
         max_filtered_batches=config.max_filtered_batches,
         max_draws=max_draws,
@@ -74,6 +76,14 @@ def coordinator_settings(
 def worker_names(config: RunConfig) -> list[str]:
     """Names of the rollout workers."""
     return [f"rollout-{index}" for index in range(config.rollout.num_workers)]
+
+
+def reward_names(config: RunConfig) -> list[str]:
+    """Names of the reward services that the run starts: none where it uses shared ones."""
+    if config.reward.addresses:
+        return []
+    count = config.reward.num_services
+    return ["reward"] if count == 1 else [f"reward-{index}" for index in range(count)]
 
 
 def threads_for(config: RunConfig, role: Role) -> int:
@@ -103,8 +113,11 @@ def process_spec(
         run_id=run_id,
         run_dir=str(folder.root),
         hub_address=addresses.hub,
-        reward_addresses=(addresses.reward,),
-        bind_address=addresses.reward if role == "reward" else None,
+        reward_addresses=config.reward.addresses or addresses.rewards,
+        are_rewards_shared=bool(config.reward.addresses),
+        reward_curve_dir=str(config.reward.keys_dir) if config.reward.keys_dir else None,
+        reward_scorer=config.reward.ask_for or "",
+        bind_address=addresses.rewards[reward_names(config).index(name)] if role == "reward" else None,
         curve_dir=str(addresses.curve_dir) if addresses.curve_dir else None,
         parent_pid=os.getpid(),
         seed=config.seed,

@@ -13,12 +13,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pydantic
 
 from areal_like.channel import Peer
 from areal_like.config import ProcessSpec
 from areal_like.errors import UserError
-from areal_like.messages import Heartbeat, Hello
+from areal_like.messages import SHARED_RUN, Heartbeat, Hello
 from areal_like.process import run_process
 from areal_like.trace import Tracer
 from rollout import reward_client, worker
@@ -89,13 +90,17 @@ class Connections:
 
     def controller(self, capacity: int, status: Callable[[], Heartbeat]) -> Peer:
         """The connection to the controller's hub."""
-        return self._peer(self._spec.hub_address, capacity, worker.ACCEPT, status)
+        return self._peer(self._spec.hub_address, self._hello(capacity), self._spec.curve_dir, worker.ACCEPT, status)
 
     def rewards(self, settings: RolloutSettings, tracer: Tracer) -> RewardClient:
         """The client of the reward services."""
+        spec, hello, curve_dir = self._spec, self._hello(0), self._spec.curve_dir
+        if spec.are_rewards_shared:
+            hello = msgspec.structs.replace(hello, run_id=SHARED_RUN, name=f"{spec.run_id}/{spec.name}")
+            curve_dir = spec.reward_curve_dir
         peers = [
-            self._peer(address, 0, reward_client.ACCEPT, lambda: Heartbeat(state="score"))
-            for address in self._spec.reward_addresses
+            self._peer(address, hello, curve_dir, reward_client.ACCEPT, lambda: Heartbeat(state="score"))
+            for address in spec.reward_addresses
         ]
         return RewardClient(
             peers,
@@ -103,26 +108,35 @@ class Connections:
             deadline_s=settings.score_timeout_s,
             total_deadline_s=settings.score_timeout_s,
             silence_s=self._spec.silence_s,
+            scorer=spec.reward_scorer,
             arrow_of=lambda task: arrow_of(task, tracer),
         )
 
-    def _peer(self, address: str, capacity: int, accept: frozenset[type], status: Callable[[], Heartbeat]) -> Peer:
-        spec = self._spec
-        hello = Hello(
+    def _hello(self, capacity: int) -> Hello:
+        return Hello(
             role="rollout",
-            name=spec.name,
+            name=self._spec.name,
             pid=os.getpid(),
-            run_id=spec.run_id,
+            run_id=self._spec.run_id,
             incarnation=self._incarnation,
             capacity=capacity,
         )
+
+    def _peer(
+        self,
+        address: str,
+        hello: Hello,
+        curve_dir: str | None,
+        accept: frozenset[type],
+        status: Callable[[], Heartbeat],
+    ) -> Peer:
         return Peer(
             address=address,
             hello=hello,
-            curve_dir=Path(spec.curve_dir) if spec.curve_dir else None,
+            curve_dir=Path(curve_dir) if curve_dir else None,
             accept=accept,
-            heartbeat_s=spec.heartbeat_s,
-            silence_s=spec.silence_s,
+            heartbeat_s=self._spec.heartbeat_s,
+            silence_s=self._spec.silence_s,
             status=status,
         )
 

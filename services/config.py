@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -33,6 +35,10 @@ BUILT_IN_SCORERS = (
     "reasoning_gym",
 )
 """Kinds of scorers beside `module:function`."""
+
+
+OnFailure = Literal["drop_sample", "drop_group"] | float
+"""What becomes of an answer without a score; a number is used as its reward."""
 
 
 class GateSettings(Settings):
@@ -74,6 +80,12 @@ class ScorerSettings(Settings):
     """Bounds of this component in the reward, before `weight`; the component itself is kept as it was."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the scorer."""
+    retries: int | None = Field(None, ge=0)
+    """Further attempts after `timed_out` or `crashed` in this scorer; null: `reward.retries`."""
+    on_failure: OnFailure | None = None
+    """What a non-score of this scorer does after all attempts; null: `reward.on_failure`."""
+    cache: bool = True
+    """Exact duplicates may get the score of the first one, unless the scorer says it is not deterministic."""
 
 
 SandboxLayer = Literal["namespaces", "landlock", "seccomp", "limits"]
@@ -155,10 +167,10 @@ class RewardSettings(Settings):
     """Past this a scoring process is killed and replaced, and the verdict is `timed_out`."""
     retries: int = Field(1, ge=0)
     """Further attempts after `timed_out` or `crashed`."""
-    on_failure: Literal["drop_sample", "drop_group"] | float = "drop_sample"
+    on_failure: OnFailure = "drop_sample"
     """What a non-score does to its group after all attempts; a number is used as the reward."""
     max_queue: int = Field(4096, gt=0)
-    """Requests waiting in the service; more are held back by the client."""
+    """Requests waiting in the service; more are held back by the client, or go to another service."""
     num_spares: int = Field(1, ge=0)
     """Warm scoring processes beside `num_workers`, which take the place of a killed one at once."""
     max_memory_mb: int = Field(4096, gt=0)
@@ -167,6 +179,53 @@ class RewardSettings(Settings):
     """A scoring process is replaced after this many answers."""
     max_restarts: int = Field(5, ge=0)
     """How often a dead service is started again."""
+    num_services: int = Field(1, gt=0, le=64)
+    """Services that a run starts, each with `num_workers`; clients ask the least loaded."""
+    cache_mb: float = Field(64.0, ge=0)
+    """Scores of exact duplicates (same row, answer, scorer version) kept by a service; 0: none."""
+    drain_s: float = Field(30.0, ge=0)
+    """Time of a service that is told to end for answers it has taken; others are refused, and asked elsewhere."""
+    addresses: tuple[str, ...] = ()
+    """Running services to use instead of starting any, `tcp://host:port`; what is below `reward` is theirs to say then,
+    but for `on_failure`."""
+    curve_dir: str | None = None
+    """Folder with the keys of the services at `addresses` (`python -m services.reward keys`); null: loopback only."""
+    ask_for: str | None = None
+    """The one scorer of the services at `addresses` to use; null: all of them, as they are weighted there."""
+
+    @property
+    def keys_dir(self) -> Path | None:
+        """`curve_dir` with `~` resolved."""
+        return Path(self.curve_dir).expanduser() if self.curve_dir else None
+
+    @property
+    def own_names(self) -> list[str]:
+        """Names of the scorers, none where `scorers` is what it is by default: then a shared service has the say."""
+        is_default = self.scorers == type(self).model_fields["scorers"].default
+        return [] if is_default else scorer_names(self.scorers)
+
+    @property
+    def failure_policies(self) -> dict[str, OnFailure]:
+        """`on_failure` of the scorers that have one of their own, by scorer name."""
+        named = zip(scorer_names(self.scorers), self.scorers, strict=True)
+        return {name: scorer.on_failure for name, scorer in named if scorer.on_failure is not None}
+
+    @property
+    def retries_of(self) -> dict[str, int]:
+        """`retries` of the scorers that have a number of their own, by scorer name."""
+        named = zip(scorer_names(self.scorers), self.scorers, strict=True)
+        return {name: scorer.retries for name, scorer in named if scorer.retries is not None}
+
+
+def scorer_names(scorers: tuple[ScorerSettings, ...]) -> list[str]:
+    """What each scorer is called in verdicts and counters: its kind, with a number where a kind comes again."""
+    names: list[str] = []
+    for scorer in scorers:
+        name, number = scorer.kind, 2
+        while name in names:
+            name, number = f"{scorer.kind}#{number}", number + 1
+        names.append(name)
+    return names
 
 
 def contradictions(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
@@ -174,6 +233,7 @@ def contradictions(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
 
     A program that uses up its limits must end before the scoring process that waits for it does.
     """
+    yield from _contradictions_of_services(reward)
     for index, scorer in enumerate(reward.scorers):
         kind = OPTIONS.get(scorer.kind)
         if kind is None:
@@ -229,3 +289,17 @@ def _code_contradictions(options: CodeOptions, reward: RewardSettings, where: st
     if needed_mb > reward.max_memory_mb:
         what = f"{options.max_memory_limit_mb} MB do not fit into reward.max_memory_mb {reward.max_memory_mb}"
         yield f"{where}.max_memory_limit_mb", what, f"max_memory_mb: {needed_mb} or more, or a lower limit"
+
+
+def _contradictions_of_services(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
+    """Whose services are they: the run's own, or those at `addresses`?"""
+    for index, address in enumerate(reward.addresses):
+        if not re.fullmatch(r"tcp://[^/:]+:\d+|tcp://\[[^/]+\]:\d+", address):
+            yield f"addresses.{index}", f"not an address: `{address}`", "write tcp://host:port"
+        elif address in reward.addresses[:index]:
+            yield f"addresses.{index}", f"`{address}` is named twice", "name each service once"
+    if reward.addresses and reward.num_services != 1:
+        yield "num_services", "nothing is started where `addresses` names running services", "leave one of them out"
+    for key in ("curve_dir", "ask_for"):
+        if getattr(reward, key) is not None and not reward.addresses:
+            yield key, "means nothing without `addresses`: a run knows its own services", "leave it out"

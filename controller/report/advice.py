@@ -123,7 +123,7 @@ def pace_of(data: RunData, shares: Shares) -> Pace:
         workers=workers,
         slots=whole(data, "rollout.engine.num_slots", 1) or 1,
         score_s=0.0 if math.isnan(shares.scoring_busy) else shares.scoring_busy * step_s,
-        scorers=whole(data, "reward.num_workers", 1) or 1,
+        scorers=whole(data, "reward.num_workers", 1) * whole(data, "reward.num_services", 1) or 1,
         trainer_threads=_threads(data, "trainer.threads"),
         rollout_threads=_threads(data, "rollout.threads"),
         cores=data.cores if shares_cores(data) else None,

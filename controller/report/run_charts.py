@@ -41,7 +41,7 @@ def sections(data: RunData) -> list[Section]:
     """All charts of a run; those without numbers say why."""
     steps = data.steps
     return [
-        Section("learning", "Learning", (learning(data), components(data), verdicts(data))),
+        Section("learning", "Learning", (learning(data), components(data), verdicts(data), failures(data))),
         Section("staleness", "Staleness", (flow.staleness_over_time(steps), flow.staleness_histogram(data))),
         Section("speed", "Throughput", (flow.throughput(steps), flow.samples_rate(steps), flow.waiting(steps),
                                         flow.step_time(steps), flow.swaps(data), flow.in_flight(data))),
@@ -108,6 +108,23 @@ def verdicts(data: RunData) -> Chart:
         caption += f" {scored:,.0f} of {total:,.0f} were scored ({scored / total:.1%})."
     y = Axis("answers", scale="log" if total and scored < total else "linear", bottom=None)
     return Chart("chart-verdicts", "Verdicts", Axis("verdict"), y, bars, caption, NO_SAMPLES)
+
+
+def failures(data: RunData) -> Chart:
+    """Answers without a score: whose fault, of what kind, and what was done about them."""
+    found = data.samples.failures if data.samples else {}
+    names = [failure_words(*key) for key in found]
+    bars = [Series("answers", names, [float(count) for count in found.values()], "bars", "c1")] if names else []
+    default = data.setting("reward.on_failure", "drop_sample")
+    caption = f"By scorer, verdict and what its policy did (reward.on_failure: {default}; a scorer may have its own)."
+    missing = "every answer got a score" if data.samples else NO_SAMPLES
+    return Chart("chart-failures", "Answers without a score", Axis("failure"), Axis("answers"), bars, caption, missing)
+
+
+def failure_words(scorer: str, kind: str, policy: str) -> str:
+    """One row of `SampleStats.failures` in words."""
+    done = {"drop_sample": "sample dropped", "drop_group": "group dropped", "value": "a stated value"}.get(policy, "")
+    return ": ".join(part for part in (scorer, kind.replace("_", " ")) if part) + (f" → {done}" if done else "")
 
 
 def verdict_counts(data: RunData) -> dict[str, float]:

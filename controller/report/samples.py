@@ -56,6 +56,8 @@ class SampleStats:
     """Named parts of the reward, float64, NaN where a sample has none."""
     verdicts: dict[str, int]
     """Training samples by verdict kind, all of them: also those filtered, dropped or not yet used."""
+    failures: dict[tuple[str, str, str], int]
+    """Samples without a score by (scorer that failed, verdict kind, what the policy did), empty texts where unknown."""
     components_by_step: dict[str, list[tuple[int, float]]]
     """(step, mean) of each component, over the chosen samples."""
     fates: dict[str, int]
@@ -149,6 +151,12 @@ def _read(db: sqlite3.Connection, max_samples: int) -> SampleStats | None:
     counted = {str(kind): int(n) for kind, n in verdicts}
     if not fates:
         return None
+    failures = db.execute(
+        "SELECT json_extract(told, '$.failed_in'), verdict_kind, json_extract(told, '$.policy'), COUNT(*) FROM "
+        "(SELECT verdict_kind, CASE WHEN json_valid(CAST(facts AS TEXT)) THEN CAST(facts AS TEXT) END AS told "
+        "FROM samples WHERE verdict_kind != 'scored') GROUP BY 1, 2, 3 ORDER BY 4 DESC"
+    )
+    failed = {(str(scorer or ""), str(kind), str(policy or "")): int(n) for scorer, kind, policy, n in failures}
     consumed = db.execute(
         "SELECT group_id, step FROM groups WHERE fate = 'consumed' AND step IS NOT NULL ORDER BY step, group_id"
     ).fetchall()
@@ -165,6 +173,7 @@ def _read(db: sqlite3.Connection, max_samples: int) -> SampleStats | None:
         is_cut=np.array([row[5] for row in rows], dtype=np.bool_),
         components=components,
         verdicts=counted,
+        failures=failed,
         components_by_step={name: _means(steps, values) for name, values in components.items()},
         fates=fates,
         dropped_by_reason=dropped,

@@ -98,7 +98,7 @@ def measure(data: RunData) -> Shares:
         slots_full=_part(rollout.get("tokens", 0.0), rollout.get("steps", 0.0) * slots),
         scoring_busy=_part(
             _mean(_gauge(pulse, "reward", SCORING) for pulse in pulses[1:]),
-            float(whole(data, "reward.num_workers", 1)),
+            float(whole(data, "reward.num_workers", 1) * whole(data, "reward.num_services", 1)),
         ),
         waiting_for_score=_waiting(rollout, in_service, spent, wall_s),
         rollout_workers=_mean(float(n) for pulse in pulses if (n := _present(pulse, "rollout"))),

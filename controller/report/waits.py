@@ -205,17 +205,29 @@ def _failing_scores(data: RunData, shares: Shares) -> list[Rated]:
         "crashed": "Mend the scorer: logs/reward.log names the answers and the error",
         "invalid": "The scorer says that it cannot judge these rows: check the columns it reads (logs/reward.log)",
     }[kind]
-    policy = data.setting("reward.on_failure", "drop_sample")
     title = f"{percent(failed)} of the answers got no score ({kind.replace('_', ' ')}: {_culprit(data, shares)})"
-    fate = (
-        f"They count as a reward of {policy} (reward.on_failure), which teaches the policy from failures of the scorer"
-        if isinstance(policy, int | float)
-        else f"reward.on_failure: {policy}"
-    )
     finding = Finding(
-        "bad" if failed >= FAILED_BAD else "warning", title, sentences(_verdict_words(counted), fate), advised
+        "bad" if failed >= FAILED_BAD else "warning",
+        title,
+        sentences(_verdict_words(counted), _policy_words(data)),
+        advised,
     )
     return [Rated(Weight.REWARD, finding, failed)]
+
+
+def _policy_words(data: RunData) -> str:
+    """What became of the answers without a score: as the ledger counted it, else as it was configured."""
+    done: dict[str, int] = {}
+    for (_, _, policy), count in (data.samples.failures if data.samples else {}).items():
+        done[policy] = done.get(policy, 0) + count
+    policy = data.setting("reward.on_failure", "drop_sample")
+    teaches = "which teaches the policy from failures of the scorer"
+    if not any(done.values()) or "" in done:
+        if isinstance(policy, int | float):
+            return f"They count as a reward of {policy} (reward.on_failure), {teaches}"
+        return f"reward.on_failure: {policy}"
+    words = {"drop_sample": "dropped", "drop_group": "dropped with their group", "value": f"given a value, {teaches}"}
+    return "Of those in the ledger " + ", ".join(f"{figure(n)} were {words[name]}" for name, n in sorted(done.items()))
 
 
 def _culprit(data: RunData, shares: Shares) -> str:

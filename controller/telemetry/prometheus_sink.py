@@ -22,7 +22,7 @@ from areal_like.errors import UserError
 from controller.telemetry.sinks import absent
 
 PREFIX = "areal_like_"
-GAUGES = frozenset({"queue", "busy_workers", "processes"})
+GAUGES = frozenset({"queue", "busy_workers", "processes", "cache.entries", "cache.bytes"})
 """Counters of a heartbeat that also fall; percentiles do as well."""
 _PERCENTILE = re.compile(r"(?:^|[._])p\d+_s$")
 _HELP: Mapping[str, str] = {

@@ -1,7 +1,18 @@
-"""`python -m services.reward --spec FILE`: the reward service as a process of a run."""
+"""`python -m services.reward`: the reward service.
+
+--spec FILE                   as a process of a run; the launcher does that
+serve --config FILE           standing alone, for any number of runs
+status ADDRESS_OR_RUN ...     how services are
+keys FOLDER                   make keys for a service that is reached over a network
+"""
+
+import sys
 
 from areal_like.process import run_process
+from services.reward import standing
 from services.reward.server import serve
 
 if __name__ == "__main__":
+    if sys.argv[1:2] and sys.argv[1] in (*standing.COMMANDS, "-h", "--help"):
+        sys.exit(standing.main(sys.argv[1:]))
     run_process(serve)

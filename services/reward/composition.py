@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_like.errors import UserError
-from services.config import ClipSettings, GateSettings, ScorerSettings
+from services.config import ClipSettings, GateSettings, ScorerSettings, scorer_names
 from services.reward.job import MAX_REASON_CHARS, Job, Outcome
 from services.reward.scorer_kinds import make_scorer
 from services.reward.scorers.port import CannotJudge, Scorer, ScorerInput, TookTooLong
@@ -72,10 +72,7 @@ class WeightedSum:
     def from_settings(scorers: tuple[ScorerSettings, ...], clip: ClipSettings | None = None) -> WeightedSum:
         """Load all scorers. Raises UserError."""
         parts: dict[str, Part] = {}
-        for settings in scorers:
-            name, number = settings.kind, 2
-            while name in parts:
-                name, number = f"{settings.kind}#{number}", number + 1
+        for name, settings in zip(scorer_names(scorers), scorers, strict=True):
             if not math.isfinite(settings.weight):
                 raise UserError(f"weight {settings.weight} is not a finite number", where=f"reward scorer {name}")
             parts[name] = Part(name, settings.weight, make_scorer(settings), settings.gate, settings.clip)
@@ -85,6 +82,11 @@ class WeightedSum:
     def names(self) -> list[str]:
         """One name per scorer, in order."""
         return list(self._parts)
+
+    @property
+    def volatile(self) -> list[str]:
+        """Names of the scorers that say of themselves that they may score the same answer differently."""
+        return [part.name for part in self._parts.values() if not getattr(part.scorer, "is_deterministic", True)]
 
     def warm_up(self) -> None:
         """Load what the first answer would otherwise wait for."""

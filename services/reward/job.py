@@ -41,10 +41,14 @@ class Job(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """All scorers are loaded and warm. names: one per scorer, in order; label: name and version of the sum."""
+    """All scorers are loaded and warm. names: one per scorer, in order; label: name and version of the sum.
+
+    volatile: names of those that are not deterministic.
+    """
 
     names: list[str]
     label: str
+    volatile: list[str] = []
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True, kw_only=True):

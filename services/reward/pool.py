@@ -61,6 +61,8 @@ class Pool:
         self.counters: Counter[str] = Counter()
         self.names: list[str] = []
         self.label = ""
+        self.volatile: list[str] = []
+        """Scorers that are not deterministic."""
 
     @property
     def num_ready(self) -> int:
@@ -83,7 +85,7 @@ class Pool:
         except Died as error:
             kinds = ", ".join(scorer.kind for scorer in self._settings.scorers)
             raise UserError(f"cannot be loaded: {error.reason}", where=f"reward scorer {kinds}") from error
-        self.names, self.label = ready.names, ready.label
+        self.names, self.label, self.volatile = ready.names, ready.label, ready.volatile
         self._lost.set()
 
     async def run(self) -> None:

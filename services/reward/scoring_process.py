@@ -88,7 +88,7 @@ def serve(stream: Stream) -> int:
     if isinstance(loaded, Refusal):
         stream.send(loaded)
         return 2
-    stream.send(Ready(names=loaded.names, label=loaded.label))
+    stream.send(Ready(names=loaded.names, label=loaded.label, volatile=loaded.volatile))
     while (job := stream.receive()) is not None:
         assert isinstance(job, Job)
         job_id = job.job_id

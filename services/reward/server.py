@@ -2,12 +2,12 @@
 
 Owns: sockets, start-up order, draining, heartbeats. Refuses: scoring (pool), retries and duplicates (desk).
 
-Loops.  `_intake`      waits for a client's message, woken by the socket; waits for room in the desk (back-pressure).
+Loops.  `_intake`      waits for a client's message, woken by the socket; answers at once, if only with a refusal.
         `_controller`  waits for the controller's Shutdown, woken by the socket.
         `desk.work`    one per scoring process of `num_workers`; waits for a request, then for its verdict.
         `pool.run`     keeps the processes.
-Stop: `stop` (SIGTERM, or a Shutdown of the controller). Then no message is read any more, what was taken is scored and
-answered within the drain's deadline, and everything is closed.
+Stop: `stop` (SIGTERM, or a Shutdown of the controller). Clients hear a Goodbye and what is new is refused, so that they
+go elsewhere; what was taken is scored and answered within the drain's deadline, what is left then is refused as well.
 
 Start-up: the scorers are loaded in a child first, so that a user's mistake ends the process before anything is bound.
 """
@@ -19,22 +19,25 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
 from areal_like.channel import Hub, Peer
-from areal_like.config import ProcessSpec
+from areal_like.config import ProcessSpec, TraceSettings
 from areal_like.errors import UserError
-from areal_like.messages import Goodbye, Heartbeat, Hello, ScoreRequest, Shutdown
+from areal_like.messages import Goodbye, Heartbeat, Hello, ScoreRequest, Shutdown, StatsReply, StatsRequest
 from areal_like.sockets import Complaints
 from areal_like.state_lane import StateLane
 from areal_like.trace import Tracer
 from areal_like.verdict import Verdict
-from services.config import RewardSettings, contradictions
+from areal_like.wire import WireLimits
+from services.config import RewardSettings, contradictions, scorer_names
 from services.reward import process_tree
+from services.reward.cache import ScoreCache
 from services.reward.desk import Desk, Entry
 from services.reward.pool import Pool
 
@@ -42,29 +45,65 @@ log = logging.getLogger(__name__)
 
 LISTEN_S = 1.0
 CONNECT_TIMEOUT_S = 60.0
-DRAIN_S = 5.0
-"""How long SIGTERM leaves for what was taken; a Shutdown says its own."""
+LIMITS = WireLimits(max_frames=64, max_header_bytes=128 << 20, max_message_bytes=256 << 20)
+"""A larger message than any row and answer is refused unread."""
 DRAIN_POLL_S = 0.02
+CLOSING_S = 0.5
+"""Left of a Shutdown's deadline for closing."""
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """Where one service process stands. run_dir: None outside of a run; hub_address: empty without a controller."""
+
+    name: str
+    run_id: str
+    bind_address: str
+    curve_dir: Path | None
+    run_dir: Path | None = None
+    hub_address: str = ""
+    heartbeat_s: float = 0.5
+    silence_s: float = 15.0
+    trace: TraceSettings = field(default_factory=TraceSettings)
+
+    @staticmethod
+    def of(spec: ProcessSpec) -> ServiceSpec:
+        """The same of a process of a run. Raises UserError."""
+        if spec.bind_address is None:
+            raise UserError("a reward service needs bind_address", where=spec.name)
+        return ServiceSpec(
+            name=spec.name,
+            run_id=spec.run_id,
+            bind_address=spec.bind_address,
+            curve_dir=Path(spec.curve_dir) if spec.curve_dir else None,
+            run_dir=Path(spec.run_dir),
+            hub_address=spec.hub_address,
+            heartbeat_s=spec.heartbeat_s,
+            silence_s=spec.silence_s,
+            trace=spec.trace,
+        )
 
 
 class RewardServer:
     """One service process. `run` once."""
 
-    def __init__(self, spec: ProcessSpec, settings: RewardSettings) -> None:
-        assert spec.bind_address, "the launcher gives a reward service its address"
-        curve_dir = Path(spec.curve_dir) if spec.curve_dir else None
-        self._spec, self._settings = spec, settings
-        self._state, self._drain_s = "start", DRAIN_S
+    def __init__(
+        self, spec: ServiceSpec, settings: RewardSettings, on_address: Callable[[str], None] = lambda address: None
+    ) -> None:
+        """`on_address` is told where it listens (port 0 resolved), once it does."""
+        self._spec, self._settings, self._on_address = spec, settings, on_address
+        self._state, self._drain_s, self._began_s = "start", settings.drain_s, time.monotonic()
         self._pool = Pool(settings)
         self._hub = Hub(
             run_id=spec.run_id,
             role="reward",
             bind=spec.bind_address,
-            curve_dir=curve_dir,
-            accept=frozenset({ScoreRequest}),
+            curve_dir=spec.curve_dir,
+            accept=frozenset({ScoreRequest, StatsRequest}),
+            limits=LIMITS,
         )
         self._desk = Desk(self._pool, settings, self._hub.send, self._on_busy)
-        self._peer = self._make_peer(curve_dir) if spec.hub_address else None
+        self._peer = self._make_peer(spec.curve_dir) if spec.hub_address else None
         self._tracer: Tracer | None = None
         self._doing: StateLane | None = None
         self._stop = asyncio.Event()
@@ -77,8 +116,9 @@ class RewardServer:
         try:
             if not await self._before_stop(self._pool.start()):
                 return
-            await self._announce(await self._hub.start())
-            self._tracer = Tracer.of(self._spec.run_dir, self._spec.name, self._spec.trace)
+            self._desk.cache = self._make_cache()
+            self._announce(await self._hub.start())
+            self._tracer = Tracer.of(self._spec.run_dir or Path(), self._spec.name, self._spec.trace)
             self._doing = StateLane(self._tracer, "wait:requests")
             await self._serve()
         finally:
@@ -101,9 +141,8 @@ class RewardServer:
                 others.append(tasks.create_task(self._controller(self._peer), name="controller"))
             self._state = "serve"
             await self._stop.wait()  # the owner is the signal handler, or _controller
-            intake.cancel()
             await self._drain()
-            for task in others:
+            for task in [intake, *others]:
                 task.cancel()
 
     async def _before_stop(self, work: Coroutine[Any, Any, None]) -> bool:
@@ -120,14 +159,22 @@ class RewardServer:
             task.cancel()
             await asyncio.wait({task, stopped}, timeout=LISTEN_S)
 
-    async def _announce(self, address: str) -> None:
+    def _make_cache(self) -> ScoreCache:
+        named = zip(scorer_names(self._settings.scorers), self._settings.scorers, strict=True)
+        uncached = [name for name, scorer in named if not scorer.cache]
+        max_bytes = int(self._settings.cache_mb * 2**20)
+        return ScoreCache(max_bytes, self._pool.label, {*self._pool.volatile, *uncached})
+
+    def _announce(self, address: str) -> None:
         """Say where we listen: in the log, and in a file for whoever bound port 0."""
         log.info("scoring %s at %s with %d processes", self._pool.label, address, self._settings.num_workers)
-        path = Path(self._spec.run_dir) / "processes" / f"{self._spec.name}.address"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        half = path.with_suffix(".half")
-        half.write_text(address)
-        half.replace(path)
+        if self._spec.run_dir is not None:
+            path = self._spec.run_dir / "processes" / f"{self._spec.name}.address"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            half = path.with_suffix(".half")
+            half.write_text(address)
+            half.replace(path)
+        self._on_address(address)
 
     # ------------------------------------------------------------ loops
 
@@ -138,7 +185,9 @@ class RewardServer:
             if taken is not None:
                 name, message = taken
                 if isinstance(message, ScoreRequest):
-                    await self._desk.take(name, message)
+                    self._desk.offer(name, message)
+                elif isinstance(message, StatsRequest):
+                    self._hub.send(name, self._stats(message.request_id))
                 elif isinstance(message, Hello):
                     self._desk.welcome(name, message.incarnation)
                 elif isinstance(message, Goodbye):
@@ -155,7 +204,7 @@ class RewardServer:
             message = await peer.receive(LISTEN_S)
             if isinstance(message, Shutdown):
                 log.info("the controller says: %s", message.reason)
-                self._drain_s = message.deadline_s
+                self._drain_s = min(self._drain_s, max(message.deadline_s - CLOSING_S, 0.0))
                 self._stop.set()
 
     async def _work(self, lane: int) -> None:
@@ -173,12 +222,15 @@ class RewardServer:
             self._doing.enter("score" if is_busy else "wait:requests")
 
     async def _drain(self) -> None:
-        self._state = "drain"
-        give_up_s = time.monotonic() + max(self._drain_s - 0.5, 0.0)  # the rest is for closing
-        while not self._desk.is_idle and time.monotonic() < give_up_s:  # noqa: ASYNC110  (a deadline is what matters)
+        """Finish what somebody waits for; refuse what is left of it in the end."""
+        self._state, self._desk.is_draining = "drain", True
+        for name in list(self._hub.peers):
+            self._hub.send(name, Goodbye(reason="draining"))
+        give_up_s = time.monotonic() + self._drain_s
+        while self._desk.num_open and time.monotonic() < give_up_s:  # noqa: ASYNC110  (a deadline is what matters)
             await asyncio.sleep(DRAIN_POLL_S)
-        if not self._desk.is_idle:
-            log.warning("ending with %d requests unanswered", self._desk.num_waiting + self._pool.num_busy)
+        if num_refused := self._desk.refuse_open():
+            log.warning("ending with %d requests unanswered; their clients were told", num_refused)
 
     # ------------------------------------------------------------ towards the controller
 
@@ -188,17 +240,34 @@ class RewardServer:
             "queue": self._desk.num_waiting,
             "busy_workers": self._pool.num_busy,
             "processes": self._pool.num_ready,
+            **self._desk.cache.counters(),
             **self._desk.tally.counters(),
         }
         flat |= {f"pool.{name}": value for name, value in self._pool.counters.items()}
         flat |= {f"hub.{name}": value for name, value in self._hub.counters.items()}
         return flat
 
+    @property
+    def _now(self) -> str:
+        if self._state != "serve":
+            return self._state
+        return "full" if self._desk.is_full else "score" if not self._desk.is_idle else "wait:request"
+
     def _heartbeat(self) -> Heartbeat:
-        state = self._state
-        if state == "serve":
-            state = "full" if self._desk.is_full else "score" if not self._desk.is_idle else "wait:request"
-        return Heartbeat(state=state, counters=self.counters())
+        return Heartbeat(state=self._now, counters=self.counters())
+
+    def _stats(self, request_id: str) -> StatsReply:
+        return StatsReply(
+            request_id=request_id,
+            name=self._spec.name,
+            pid=os.getpid(),
+            state=self._now,
+            uptime_s=time.monotonic() - self._began_s,
+            label=self._pool.label,
+            scorers=tuple(self._pool.names),
+            num_workers=self._settings.num_workers,
+            counters=self.counters(),
+        )
 
     def _make_peer(self, curve_dir: Path | None) -> Peer:
         hello = Hello(
@@ -234,8 +303,11 @@ async def serve(spec: ProcessSpec, stop: asyncio.Event) -> None:
         settings = RewardSettings.model_validate(spec.settings)
     except pydantic.ValidationError as error:
         raise UserError(str(error), where="reward settings") from error
-    if spec.bind_address is None:
-        raise UserError("a reward service needs bind_address", where=spec.name)
+    check(settings)
+    await RewardServer(ServiceSpec.of(spec), settings).run(stop)
+
+
+def check(settings: RewardSettings) -> None:
+    """Raises UserError for settings that cannot work together."""
     for key, what, remedy in contradictions(settings):
         raise UserError(what, where=f"reward.{key}", remedy=remedy)
-    await RewardServer(spec, settings).run(stop)

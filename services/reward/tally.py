@@ -6,6 +6,7 @@ Owns: verdict counts, seconds and latency percentiles, in all and per scorer. Re
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Collection
 
 from areal_like.verdict import Verdict
 
@@ -14,12 +15,13 @@ WINDOW = 512
 KINDS = ("scored", "timed_out", "crashed", "invalid")
 
 
-def percentile(values: list[float], share: float) -> float:
-    """Nearest-rank percentile; 0.0 without values."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+SHARES = {"p50_s": 0.5, "p95_s": 0.95, "p99_s": 0.99}
+
+
+def percentiles(values: Collection[float]) -> dict[str, float]:
+    """Nearest-rank percentiles by the names of SHARES; 0.0 without values."""
+    ordered = sorted(values) or [0.0]
+    return {name: ordered[min(len(ordered) - 1, int(share * len(ordered)))] for name, share in SHARES.items()}
 
 
 class Tally:
@@ -48,17 +50,16 @@ class Tally:
     def add_verdict(self, verdict: Verdict, queue_s: float) -> None:
         """One finished request."""
         self.counts[verdict.kind] += 1
-        self._seconds["busy_s"] += verdict.wall_s
-        self._score_s.append(verdict.wall_s)
         self._queue_s.append(queue_s)
+        if verdict.attempts:  # what came from the cache says nothing of how long scoring takes
+            self._seconds["busy_s"] += verdict.wall_s
+            self._score_s.append(verdict.wall_s)
 
     def counters(self) -> dict[str, float]:
         """Everything, flat, in counts and seconds."""
         flat: dict[str, float] = {**self.counts, **self._seconds}
-        for name, window in (("score", self._score_s), ("queue", self._queue_s)):
-            flat[f"{name}_p50_s"] = percentile(list(window), 0.5)
-            flat[f"{name}_p95_s"] = percentile(list(window), 0.95)
-        for name, window in self._scorer_s.items():
-            flat[f"scorer.{name}.p50_s"] = percentile(list(window), 0.5)
-            flat[f"scorer.{name}.p95_s"] = percentile(list(window), 0.95)
+        windows = {"score_": self._score_s, "queue_": self._queue_s}
+        windows |= {f"scorer.{name}.": window for name, window in self._scorer_s.items()}
+        for name, window in windows.items():
+            flat |= {f"{name}{share}": seconds for share, seconds in percentiles(window).items()}
         return flat

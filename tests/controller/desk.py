@@ -90,6 +90,7 @@ class Desk:
         last: int | None = None,
         kind: Any = "scored",
         value: float | None = 1.0,
+        failed_in: str = "",
     ) -> list[p.Effect]:
         return self.do(
             p.SampleReported(
@@ -102,6 +103,7 @@ class Desk:
                 last_version=first if last is None else last,
                 verdict_kind=kind,
                 value=value if kind == "scored" else None,
+                failed_in=failed_in,
             )
         )
 

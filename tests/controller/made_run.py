@@ -162,7 +162,7 @@ def stats(values: np.ndarray, *, group_size: int = 8, groups_per_step: int = 2, 
         **{
             "step": group // groups_per_step + 1, "length": np.full(n, 20), "value": np.asarray(values, dtype=float),
             "staleness": np.zeros(n, dtype=int), "group": group, "is_cut": np.zeros(n, dtype=bool), "components": {},
-            "verdicts": {"scored": n}, "components_by_step": {}, "fates": {"consumed": n // group_size},
+            "verdicts": {"scored": n}, "failures": {}, "components_by_step": {}, "fates": {"consumed": n // group_size},
             "dropped_by_reason": {}, "timings_s": {}, "share": 1.0, **more,
         }
     )  # fmt: skip

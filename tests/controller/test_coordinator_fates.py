@@ -30,6 +30,23 @@ def test_a_non_score_is_handled_as_configured(on_failure: Any, fate: str) -> Non
     assert stored.value == (None if on_failure == "drop_sample" else 0.5), "errors are not zeros"
 
 
+def test_the_policy_is_that_of_the_scorer_that_failed_and_the_ledger_is_told() -> None:
+    desk = Desk(
+        group_size=4, groups_per_step=1, max_staleness=0, on_failure="drop_sample",
+        on_failure_of={"judge": 0.25, "code": "drop_group"},
+    )  # fmt: skip
+    desk.start()
+    scored = only(desk.finish(0, 0, value=1.0), p.StoreFinished)
+    judged = only(desk.finish(0, 1, kind="crashed", failed_in="judge"), p.StoreFinished)
+    other = only(desk.finish(0, 2, kind="crashed", failed_in="math"), p.StoreFinished)
+    assert [(one.policy, one.value, one.is_kept) for one in (scored, judged, other)] == [
+        ("", 1.0, True), ("value", 0.25, True), ("drop_sample", None, False),
+    ]  # fmt: skip
+    coded = only(desk.finish(0, 3, kind="timed_out", failed_in="code"), p.StoreFinished)
+    assert (coded.policy, coded.is_kept) == ("drop_group", False)
+    assert desk.coordinator.counts().dropped == {"verdict_timed_out": 1}
+
+
 def test_a_group_with_fewer_than_two_scores_is_dropped_but_a_group_of_one_needs_only_one() -> None:
     desk = Desk(group_size=2, groups_per_step=1, max_staleness=0)
     desk.start()

@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 from made_run import made_run, pulse_rows, step_rows, write_ledger, write_run
 
 from areal_like.errors import UserError
+from areal_like.trajectory import Segment, Trajectory
+from areal_like.verdict import Verdict
+from controller import protocol as p
 from controller.ledger import Ledger
+from controller.ledger_burst import LedgerEntry
 from controller.report.data import RunData, number, series
 from controller.report.diagnosis import diagnose
+from controller.report.run_charts import failures as failures_chart
 from controller.report.samples import read_samples
 from controller.run_folder import RunFolder
 
@@ -258,3 +263,31 @@ def test_diagnosis_never_raises_whatever_the_rows_hold(data):
 COUNTERS = st.dictionaries(
     st.sampled_from(["wait_s", "busy_s", "idle_s", "steps", "tokens", "queue"]), JSON, max_size=4
 )
+
+
+def test_answers_without_a_score_are_counted_by_scorer_verdict_and_policy(tmp_path):
+    write_ledger(tmp_path, num_steps=2, groups_per_step=1, group_size=4)
+    segment = Segment(np.arange(3, dtype=np.int32), np.zeros(3, np.float32), np.zeros(3, np.int32))
+    failures = [
+        ("judge", "crashed", "value", 0.5), ("judge", "crashed", "value", 0.5), ("", "invalid", "drop_sample", None),
+    ]  # fmt: skip
+    entries = [LedgerEntry(effect=p.RecordGroup(group_id=50, version=0, started=3))]
+    entries += [
+        LedgerEntry(
+            effect=p.StoreFinished(
+                purpose="train", group_id=50, sample_index=index, lease_id=index, num_tokens=3, first_version=0,
+                last_version=0, verdict_kind=kind, value=value, is_kept=value is not None, policy=policy,
+            ),
+            trajectory=Trajectory.from_prompt(np.arange(3, dtype=np.int32), segment, "stop"),
+            verdict=Verdict(kind=kind, reason="x", failed_in=scorer, attempts=2),
+            worker="rollout-0",
+        )
+        for index, (scorer, kind, policy, value) in enumerate(failures)
+    ]  # fmt: skip
+    with Ledger(tmp_path, run_id="r") as ledger:
+        ledger.apply(entries)
+    stats = read_samples(tmp_path / "ledger.sqlite", max_samples=100)
+    assert stats is not None
+    assert stats.failures == {("judge", "crashed", "value"): 2, ("", "invalid", "drop_sample"): 1}
+    chart = failures_chart(made_run(samples=stats))
+    assert chart.series[0].xs == ["judge: crashed → a stated value", "invalid → sample dropped"]

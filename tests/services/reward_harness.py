@@ -130,6 +130,16 @@ class Service:
         assert peer is not None
         self.call(peer.send(message))
 
+    def send_frames(self, frames: list[Any]) -> None:
+        """Put raw frames on the client's connection."""
+        peer = self.client
+        assert peer is not None
+
+        async def put() -> None:
+            assert peer._try_send(frames)
+
+        self.call(put())
+
     def request(self, do: str, response: str = "", deadline_s: float = 20.0, **row: Any) -> ScoreRequest:
         return ScoreRequest(
             request_id=f"q{next(self._ids)}",

@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from areal_like.messages import ScoreReply, ScoreRequest
+import msgspec
+
+from areal_like.messages import MAX_RESPONSE_CHARS, ScoreRefused, ScoreReply, ScoreRequest
 from areal_like.verdict import Verdict
 from services.config import RewardSettings
 from services.reward import desk as desk_module
+from services.reward.cache import ScoreCache
 from services.reward.desk import Desk
 from services.reward.job import PREFIX, Job, Outcome, decode_for_process
 
@@ -38,11 +41,14 @@ class Stage:
     def __init__(self, script: Callable[[Job, int], Coroutine[Any, Any, Outcome]], **settings: Any) -> None:
         self.pool = PuppetPool(script)
         self.replies: list[tuple[str, str, Verdict]] = []
+        self.refusals: list[tuple[str, str]] = []
         self.can_send = True
         self.desk = Desk(self.pool, RewardSettings(**settings), self._reply)  # type: ignore[arg-type]
 
-    def _reply(self, peer: str, message: ScoreReply) -> bool:
-        if self.can_send:
+    def _reply(self, peer: str, message: ScoreReply | ScoreRefused) -> bool:
+        if isinstance(message, ScoreRefused):
+            self.refusals.append((message.request_id, message.reason))
+        elif self.can_send:
             self.replies.append((peer, message.request_id, message.verdict))
         return self.can_send
 
@@ -255,3 +261,131 @@ def test_verdicts_are_counted_with_their_seconds() -> None:
     assert counters["scorer.x.answers"] == 2
     assert counters["scorer.x.busy_s"] > 0.19
     assert counters["busy_s"] >= 0.0
+
+
+def test_a_full_queue_refuses_by_name_and_takes_again_once_there_is_room() -> None:
+    gate = asyncio.Event()
+
+    async def gated(job: Job, attempt: int) -> Outcome:
+        await gate.wait()
+        return await right(job, attempt)
+
+    async def scene(stage: Stage) -> None:
+        for number in range(3):
+            stage.desk.offer("w", request(str(number)))
+        assert stage.refusals == [("2", "full")]
+        gate.set()
+        await stage.settled()
+        stage.desk.offer("w", request("2"))
+        await stage.settled()
+
+    stage = Stage(gated, max_queue=2)
+    play(stage, scene)
+    assert [request_id for _, request_id, _ in stage.replies] == ["0", "1", "2"]
+    assert stage.desk.tally.counters()["refused_full"] == 1
+
+
+def test_a_draining_desk_finishes_what_it_took_and_refuses_what_is_new() -> None:
+    gate = asyncio.Event()
+
+    async def gated(job: Job, attempt: int) -> Outcome:
+        await gate.wait()
+        return await right(job, attempt)
+
+    async def scene(stage: Stage) -> None:
+        for number in range(3):
+            stage.desk.offer("w", request(str(number)))
+        await asyncio.sleep(0)
+        stage.desk.is_draining = True
+        stage.desk.offer("w", request("new"))
+        stage.desk.offer("w", request("0"))
+        assert stage.refusals == [("new", "draining")], "a duplicate of what runs is no new request"
+        gate.set()
+        await stage.settled()
+
+    stage = Stage(gated)
+    play(stage, scene)
+    assert [request_id for _, request_id, _ in stage.replies] == ["0", "1", "2"]
+
+
+def test_what_is_left_when_the_drain_is_over_is_refused_and_never_answered() -> None:
+    gate = asyncio.Event()
+
+    async def gated(job: Job, attempt: int) -> Outcome:
+        await gate.wait()
+        return await right(job, attempt)
+
+    async def scene(stage: Stage) -> None:
+        for number in range(3):
+            stage.desk.offer("w", request(str(number)))
+        await asyncio.sleep(0)
+        assert stage.desk.num_open == 3
+        assert stage.desk.refuse_open() == 3
+        gate.set()
+        await stage.settled()
+
+    stage = Stage(gated)
+    play(stage, scene)
+    assert stage.refusals == [(str(number), "draining") for number in range(3)]
+    assert not stage.replies
+    assert stage.desk.num_open == 0
+
+
+def test_a_scorer_with_a_number_of_retries_of_its_own_is_tried_so_often() -> None:
+    def crash_in(name: str) -> Callable[[Job, int], Coroutine[Any, Any, Outcome]]:
+        async def script(job: Job, attempt: int) -> Outcome:
+            return Outcome(job_id=job.job_id, kind="crashed", reason="x", scorer=name)
+
+        return script
+
+    async def scene(stage: Stage) -> None:
+        stage.desk.offer("w", request())
+        await stage.settled()
+
+    scorers = [{"kind": "math", "retries": 4}, {"kind": "math"}, {"kind": "code", "retries": 0}]
+    for name, attempts in (("math", 5), ("math#2", 2), ("code", 1)):
+        stage = Stage(crash_in(name), scorers=scorers, retries=1)
+        play(stage, scene)
+        verdict = stage.replies[0][2]
+        assert (verdict.attempts, verdict.failed_in) == (attempts, name)
+
+
+def test_an_answer_too_long_to_score_is_invalid_without_an_attempt() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.desk.offer("w", msgspec.structs.replace(request(), response="x" * (MAX_RESPONSE_CHARS + 1)))
+        await stage.settled()
+
+    stage = Stage(right)
+    play(stage, scene)
+    assert stage.replies[0][2].kind == "invalid"
+    assert str(MAX_RESPONSE_CHARS) in stage.replies[0][2].reason
+    assert not stage.pool.jobs
+
+
+def test_an_exact_duplicate_is_answered_from_the_cache_and_says_so() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.desk.cache = ScoreCache(1 << 20, "puppet@1", ())
+        for number, row in enumerate(({"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1, "b": 3})):
+            stage.desk.offer("w", request(str(number), row=row))
+            await stage.settled()
+
+    stage = Stage(right)
+    play(stage, scene)
+    verdicts = {request_id: verdict for _, request_id, verdict in stage.replies}
+    assert [verdicts[name].attempts for name in "012"] == [1, 0, 1]
+    assert verdicts["1"].value == verdicts["0"].value
+    assert verdicts["1"].components == verdicts["0"].components
+    assert stage.desk.cache.counters()["cache.hits"] == 1
+    assert stage.desk.tally.counters()["scored"] == 3
+
+
+def test_a_failure_is_never_answered_from_the_cache() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.desk.cache = ScoreCache(1 << 20, "puppet@1", ())
+        for number in range(2):
+            stage.desk.offer("w", request(str(number)))
+            await stage.settled()
+
+    stage = Stage(ends_as("crashed", "scored"), retries=0)
+    play(stage, scene)
+    assert [verdict.kind for _, _, verdict in stage.replies] == ["crashed", "scored"]

@@ -12,6 +12,7 @@ import pytest
 from reward_harness import PATIENCE_S, Service, is_running, wait_until
 
 from areal_like.messages import Shutdown
+from areal_like.wire import encode
 
 NUM_PROCESSES = 3
 SETTINGS: dict[str, Any] = {
@@ -21,6 +22,7 @@ SETTINGS: dict[str, Any] = {
     "timeout_s": 30.0,
     "retries": 1,
     "max_queue": 4,
+    "cache_mb": 0,
     "max_memory_mb": 600,
 }
 HANG_S = 0.5
@@ -148,6 +150,36 @@ def test_a_megabyte_of_response_is_scored(service: Service) -> None:
     assert service.ask("length", "ab" * 500_000).value == 1e6
 
 
+def test_a_response_of_a_hundred_megabytes_is_invalid_and_disturbs_nobody(service: Service) -> None:
+    other = service.post("slow", seconds=0.5)
+    verdict = service.ask("length", "x" * 100_000_000)
+    assert (verdict.kind, verdict.attempts) == ("invalid", 1)
+    assert "100000000 characters" in verdict.reason
+    assert service.ask("length", "abc").value == 3.0
+    assert service.verdict_of(other).is_scored
+    wait_until(lambda: service.counters().get("invalid"), "its count")
+
+
+def test_a_message_that_is_no_utf8_is_refused_counted_and_disturbs_nobody(service: Service) -> None:
+    other = service.post("slow", seconds=0.5)
+    before = service.counters().get("hub.rejected_malformed", 0.0)
+    header, *rest = encode(service.request("length", "SPOILED"))
+    service.send_frames([bytes(header).replace(b"SPOILED", b"\xff\xfe\x80abc\xff"), *rest])
+    wait_until(lambda: service.counters().get("hub.rejected_malformed", 0.0) == before + 1, "the refusal")
+    assert service.ask("length", "abc").value == 3.0
+    assert service.verdict_of(other).is_scored
+    assert "utf-8" in service.log.lower()
+
+
+@pytest.mark.parametrize("do", ["memory", "bomb", "segfault", "fork and return"])
+def test_the_others_are_scored_while_a_scorer_runs_wild(service: Service, do: str, note: Path) -> None:
+    note.touch()
+    wild = service.post(do, deadline_s=4 * HANG_S, note=str(note), num_notes=2)
+    assert [service.ask("length", "x").value for _ in range(10)] == [1.0] * 10
+    service.verdict_of(wild)
+    assert_pool_recovers(service)
+
+
 def test_an_unknown_scorer_is_invalid_and_a_known_part_is_scored_alone(service: Service) -> None:
     verdict = service.ask("length", scorer="judge")
     assert verdict.kind == "invalid"
@@ -229,6 +261,16 @@ def test_heartbeats_carry_what_was_counted(service: Service) -> None:
     for name in ("queue", "scored", "timed_out", "crashed", "invalid", "busy_s", "score_p95_s", "queue_p95_s"):
         assert name in counters
     assert counters["scorer.scorer_zoo:score.answers"] >= 2
+
+
+def test_a_row_without_the_field_a_scorer_needs_is_invalid_and_says_which(tmp_path: Path) -> None:
+    service = Service(tmp_path, {"scorers": [{"kind": "math"}], "retries": 0})
+    verdict = service.ask("math", r"\boxed{7}", question="7?")
+    assert verdict.kind == "invalid"
+    assert "answer" in verdict.reason
+    assert verdict.failed_in == "math"
+    assert service.ask("math", r"\boxed{7}", answer="7").value == 1.0
+    service.close()
 
 
 def test_slow_maths_is_ended_from_outside_and_the_next_answer_is_scored(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ class Scorer(Protocol):
 
     `score` gives the value under the key "value" and may add named components; `correct` (0 or 1) is what evaluation
     averages; a text under "remark" becomes the verdict's reason. It may raise CannotJudge or TookTooLong; any
-    other exception is a crash of this one sample.
+    other exception is a crash of this one sample. A scorer with an attribute `is_deterministic` that is False (a judge
+    that samples, a score that depends on the time) is never answered from the cache of exact duplicates.
     """
 
     version: str

@@ -33,6 +33,8 @@ class UserFunctionScorer:
         if clash := sorted(set(options) & {"row", "response", *_INFO}):
             raise UserError(f"option {clash[0]} is taken", where=f"reward scorer {name}", remedy="rename the option")
         self._function = find_function(name, self._options)
+        self.is_deterministic = bool(getattr(self._function, "is_deterministic", True))
+        """The author may write `score.is_deterministic = False` below the function."""
         self._runner: asyncio.Runner | None = None
 
     def warm_up(self) -> None:
