@@ -71,7 +71,7 @@ def main() -> None:
     for do, found in result.items():
         worst, alone, beside = max(found["recovery_s"]), min(found["alone_per_s"]), min(found["beside_per_s"])
         print(
-            f"{do:9} whole again after {worst:.2f} s at most; honest verdicts {alone:.0f}/s alone, {beside:.0f}/s beside"
+            f"{do:9} whole again after {worst:.2f} s at most; honest answers {alone:.0f}/s alone, {beside:.0f}/s beside"
         )
     path = write("reward_service", "python -m benchmarks.reward_service", {"rounds": rounds, **result})
     print(f"written to {path}")

@@ -215,7 +215,7 @@ class Desk:
         return self._verdict(outcome, request, num_attempts, time.monotonic() - started_s)
 
     async def _attempts(self, request: ScoreRequest, started_s: float) -> tuple[Outcome, int]:
-        num_attempts = 0
+        num_attempts, left_s = 0, request.deadline_s
         while True:
             job_id = next(self._job_ids)
             job = self._framed(job_id, request)
@@ -224,7 +224,6 @@ class Desk:
             if num_attempts:
                 self.tally.count("retries")
             num_attempts += 1
-            left_s = request.deadline_s - (time.monotonic() - started_s)
             outcome = await self._pool.attempt(job, job_id, min(self._settings.timeout_s, left_s))
             self.tally.add_attempt(outcome.kind, outcome.scorer, outcome.scorer_s)
             left_s = request.deadline_s - (time.monotonic() - started_s)

@@ -18,7 +18,7 @@ import psutil
 
 from areal_like.channel import Hub, Peer
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
-from areal_like.messages import Heartbeat, Hello, Message, ScoreReply, ScoreRequest
+from areal_like.messages import Goodbye, Heartbeat, Hello, Message, ScoreRefused, ScoreReply, ScoreRequest
 from areal_like.verdict import Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +49,7 @@ class Service:
         self.folder = folder
         self._ids = itertools.count()
         self.replies: dict[str, list[Verdict]] = defaultdict(list)
+        self.refused: dict[str, str] = {}
         self.longest_queue = 0.0
         self._peers: list[Peer] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -109,7 +110,7 @@ class Service:
             address=self.address,
             hello=Hello(role="rollout", name=name, pid=os.getpid(), run_id="r", incarnation=incarnation),
             curve_dir=None,
-            accept=frozenset({ScoreReply}),
+            accept=frozenset({ScoreReply, ScoreRefused, Goodbye}),
             heartbeat_s=0.5,
             silence_s=15.0,
             status=lambda: Heartbeat(state="test"),
@@ -124,6 +125,8 @@ class Service:
             message = await peer.receive(1.0)
             if isinstance(message, ScoreReply):
                 self.replies[message.request_id].append(message.verdict)
+            elif isinstance(message, ScoreRefused):
+                self.refused[message.request_id] = message.reason
 
     def send(self, message: Message, peer: Peer | None = None) -> None:
         peer = peer or self.client

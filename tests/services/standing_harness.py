@@ -94,6 +94,7 @@ async def connected(
     client = RewardClient(peers, name=f"rollout-0.{incarnation}", **{**given, **more})
     running = asyncio.create_task(client.run())
     try:
+        await until(lambda: all(link.is_up for link in client._links))
         yield client
     finally:
         running.cancel()

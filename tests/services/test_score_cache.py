@@ -18,7 +18,9 @@ REQUEST = ScoreRequest(
 
 
 def key(cache: ScoreCache | None = None, **changes: Any) -> bytes | None:
-    return (cache or ScoreCache(1 << 20, "math@1", ())).key_of(msgspec.structs.replace(REQUEST, **changes))
+    return (ScoreCache(1 << 20, "math@1", ()) if cache is None else cache).key_of(
+        msgspec.structs.replace(REQUEST, **changes)
+    )
 
 
 def outcome(value: float = 1.0, **more: Any) -> Outcome:
