@@ -166,10 +166,23 @@ def test_reward_service_lost_for_good_ends_the_run(tmp_path):
         async with small_run(tmp_path) as run:
             run.supervisor.losses.append(Loss("reward", "reward", "ended with status 1", False, 1))
             run.supervisor.losses.append(Loss("reward", "reward", "ended with status 1", True, 1))
+            run.supervisor.gone.add("reward")
             outcome = await run.go()
             assert outcome.status == "failed"
             assert "reward" in outcome.reason
             assert "starting it again" in run.shown.getvalue()
+
+    bounded(test())
+
+
+def test_one_of_several_reward_services_lost_for_good_is_told_and_the_run_goes_on(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            run.supervisor.losses.append(Loss("reward-0", "reward", "ended with status 1", True, 1))
+            async with beside(Trainer(run).work(), Worker(run).work()):
+                outcome = await run.go()
+            assert outcome.status == "completed"
+            assert "the other reward services go on" in run.shown.getvalue()
 
     bounded(test())
 
