@@ -5,8 +5,8 @@ Arrays (`numpy.ndarray`, read-only after decoding) travel as raw ZeroMQ frames b
 
 Who sends what:
   every process -> hub      Hello, Heartbeat, Goodbye            hub -> process   Welcome, Refused, Shutdown
-  rollout -> controller     Progress, SampleFinished, SampleReturned, VersionLoaded, VersionFailed
-  controller -> rollout     Lease, SampleAck, CancelLeases, AnnounceVersion
+  rollout -> controller     Progress, SampleFinished, SampleReturned, VersionStaged, VersionLoaded, VersionFailed
+  controller -> rollout     Lease, SampleAck, CancelLeases, AnnounceVersion, SwapVersion
   trainer -> controller     BatchRequest, VersionPublished, CheckpointSaved
   controller -> trainer     Batch, NoMoreBatches, SaveCheckpoint
   rollout -> reward         ScoreRequest                          reward -> rollout   ScoreReply, ScoreRefused
@@ -189,6 +189,25 @@ class AnnounceVersion(Message, frozen=True, kw_only=True):
     version: int
     lineage: str
     manifest_path: str
+    """Path of its manifest, or where it is streamed from (weights_stream.Locator)."""
+    deadline_s: float = 120.0
+    """For getting it to this host, complete and verified."""
+    is_held: bool = False
+    """Do not swap it in before SwapVersion says so."""
+
+
+class VersionStaged(Message, frozen=True, kw_only=True):
+    """A held version is complete and verified on this worker's host."""
+
+    version: int
+    lineage: str
+
+
+class SwapVersion(Message, frozen=True, kw_only=True):
+    """It is this worker's turn to swap in the version it has staged."""
+
+    version: int
+    lineage: str
 
 
 class VersionLoaded(Message, frozen=True, kw_only=True):
@@ -197,7 +216,7 @@ class VersionLoaded(Message, frozen=True, kw_only=True):
     version: int
     lineage: str
     stage_s: float
-    """Reading and verifying, while generation went on."""
+    """Fetching, reading and verifying, while generation went on."""
     pause_s: float
     """Generation stood still for this long (the swap)."""
 
@@ -329,7 +348,7 @@ class StatsReply(Message, frozen=True, kw_only=True):
 ANY_MESSAGE = (
     Hello | Welcome | Refused | Heartbeat | Goodbye | Shutdown
     | Lease | Progress | SampleFinished | SampleReturned | SampleAck | CancelLeases
-    | AnnounceVersion | VersionLoaded | VersionFailed
+    | AnnounceVersion | VersionStaged | SwapVersion | VersionLoaded | VersionFailed
     | BatchRequest | Batch | NoMoreBatches | SaveCheckpoint | VersionPublished | CheckpointSaved
     | ScoreRequest | ScoreReply | ScoreRefused | StatsRequest | StatsReply
 )  # fmt: skip

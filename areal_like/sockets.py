@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
@@ -174,6 +175,23 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def own_host(hub_address: str) -> str:
+    """The address of this host on the way to the controller: what other hosts of the run can reach.
+
+    Asks the routing table by a datagram socket; nothing is sent.
+    """
+    parts = urlsplit(hub_address)
+    host, port = parts.hostname or "127.0.0.1", parts.port or 1
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, port))
+        except OSError as error:
+            raise UserError(f"no way to the controller: {error.strerror}", where=hub_address) from error
+        name = str(probe.getsockname()[0])
+    return f"[{name}]" if family == socket.AF_INET6 else name
 
 
 def bound_queues(raw: zmq.Socket[bytes], limits: WireLimits) -> None:

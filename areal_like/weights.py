@@ -122,7 +122,7 @@ class WeightStore:
         """
         if version < 0 or not tensors or not re.fullmatch(r"[\w.-]{1,64}", lineage):
             raise ValueError(f"version {version} of lineage {lineage!r} with {len(tensors)} tensors")
-        stem = f"v{version:08d}-{lineage}"
+        stem = _stem(version, lineage)
         payload, manifest_path = self.root / (stem + _SUFFIX[self.kind]), self.root / (stem + _MANIFEST_SUFFIX)
         manifest_path.unlink(missing_ok=True)
         self._remove_leftovers()
@@ -175,6 +175,23 @@ class WeightStore:
                 path.unlink(missing_ok=True)
 
 
+def describe(kind: StoreKind, version: int, lineage: str, tensors: Mapping[str, TensorBytes]) -> WeightManifest:
+    """The manifest that publishing these tensors would give, checksums included; writes nothing."""
+    entries, _ = _lay_out(kind, tensors)
+    checked = tuple(
+        msgspec.structs.replace(entry, crc32=zlib.crc32(_raw(tensors[entry.name], entry))) for entry in entries
+    )
+    return WeightManifest(
+        version=version, lineage=lineage, kind=kind, payload=_stem(version, lineage) + _SUFFIX[kind],
+        num_bytes=entries[-1].offset + entries[-1].num_bytes, tensors=checked,
+    )  # fmt: skip
+
+
+def manifest_name(version: int, lineage: str) -> str:
+    """File name of a full version's manifest."""
+    return _stem(version, lineage) + _MANIFEST_SUFFIX
+
+
 def open_payload(manifest_path: Path) -> tuple[WeightManifest, Mapping[str, memoryview]]:
     """The manifest and each tensor's bytes, mapped read-only. Raises WeightError. Does not compute checksums."""
     try:
@@ -183,16 +200,24 @@ def open_payload(manifest_path: Path) -> tuple[WeightManifest, Mapping[str, memo
         raise WeightError(f"no manifest {manifest_path}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise WeightError(f"damaged manifest {manifest_path}: {error}") from error
-    payload = manifest_path.parent / manifest.payload
+    return manifest, tensors_in(manifest, map_payload(manifest_path.parent / manifest.payload, manifest.num_bytes))
+
+
+def map_payload(payload: Path, num_bytes: int) -> memoryview:
+    """The file's bytes, mapped read-only. Raises WeightError when it is not there or has another size."""
     try:
         with payload.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if size != manifest.num_bytes:
-                raise WeightError(f"payload {payload} has {size} bytes where {manifest.num_bytes} were written")
-            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            if size != num_bytes:
+                raise WeightError(f"payload {payload} has {size} bytes where {num_bytes} were written")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
         raise WeightError(f"cannot read payload {payload}: {error}") from error
-    return manifest, {e.name: mapped[e.offset : e.offset + e.num_bytes] for e in manifest.tensors}
+
+
+def tensors_in(manifest: WeightManifest, payload: memoryview) -> Mapping[str, memoryview]:
+    """Each tensor's bytes within a whole payload."""
+    return {e.name: payload[e.offset : e.offset + e.num_bytes] for e in manifest.tensors}
 
 
 def verify(manifest: WeightManifest, payload: Mapping[str, memoryview]) -> None:
@@ -323,16 +348,24 @@ def _write_payload(
     _write_all(file, memoryview(header))
     written = []
     for entry in entries:
-        data = tensors[entry.name].data.cast("B") if entry.num_bytes else memoryview(b"")
+        data = _raw(tensors[entry.name], entry)
         file.seek(entry.offset)
         _write_all(file, data)
         written.append(msgspec.structs.replace(entry, crc32=zlib.crc32(data)))
     return written
 
 
+def _raw(tensor: TensorBytes, entry: TensorEntry) -> memoryview:
+    return tensor.data.cast("B") if entry.num_bytes else memoryview(b"")
+
+
 def _write_all(file: BinaryIO, data: memoryview) -> None:
     while len(data):
         data = data[file.write(data) :]
+
+
+def _stem(version: int, lineage: str) -> str:
+    return f"v{version:08d}-{lineage}"
 
 
 def _version_of(path: Path) -> int:

@@ -113,6 +113,8 @@ class Coordinator:
                 workers.join(state, event)
             case p.WorkerLost():
                 workers.lose(state, event)
+            case p.WorkerVersionStaged():
+                workers.version_staged(state, event)
             case p.WorkerVersionLoaded():
                 workers.version_loaded(state, event)
             case p.WorkerVersionFailed():
@@ -202,7 +204,9 @@ class Coordinator:
         if self._serve_trainer():
             self._drop_overdue()
         eval_pins.advance(state)
+        workers.judge_late(state)
         workers.announce(state)
+        workers.give_turn(state)
         leasing.assign(state)
         finishing.advance(state)
 

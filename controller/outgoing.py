@@ -37,6 +37,8 @@ class TaskSettings:
     train_sampling: m.Sampling
     eval_sampling: m.Sampling
     segment_tokens: int = 0
+    load_deadline_s: float = 120.0
+    """For a worker to get an announced version onto its host."""
 
 
 def stream_seed(seed: int, purpose: m.Purpose, group_id: int, sample_index: int) -> int:
@@ -96,7 +98,11 @@ class Outgoing:
     def version(self, effect: p.SendVersion) -> None:
         """Announce a version."""
         announcement = m.AnnounceVersion(
-            version=effect.version, lineage=effect.lineage, manifest_path=effect.manifest_path
+            version=effect.version,
+            lineage=effect.lineage,
+            manifest_path=effect.manifest_path,
+            deadline_s=self._settings.load_deadline_s,
+            is_held=effect.is_held,
         )
         self.send(effect.worker, announcement)
 

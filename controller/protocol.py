@@ -82,6 +82,14 @@ class WorkerLost(Event, frozen=True):
     """Which process was lost, if known: the loss of an older one than the last that joined is ignored."""
 
 
+class WorkerVersionStaged(Event, frozen=True):
+    """The worker has `version` complete and verified on its host, and waits for its turn to swap it in."""
+
+    worker: str
+    version: int
+    lineage: str
+
+
 class WorkerVersionLoaded(Event, frozen=True):
     """The worker samples with `version` from now on."""
 
@@ -335,6 +343,16 @@ class SendVersion(Effect, frozen=True):
     version: int
     lineage: str
     manifest_path: str
+    is_held: bool = False
+    """The worker stages it and waits for SendSwap."""
+
+
+class SendSwap(Effect, frozen=True):
+    """It is the worker's turn to swap in the version it has staged."""
+
+    worker: str
+    version: int
+    lineage: str
 
 
 class SendBatch(Effect, frozen=True):

@@ -297,6 +297,8 @@ class Server:
                 self._out.send(effect.worker, m.CancelLeases(lease_ids=effect.lease_ids))
             case p.SendVersion():
                 self._out.version(effect)
+            case p.SendSwap():
+                self._out.send(effect.worker, m.SwapVersion(version=effect.version, lineage=effect.lineage))
             case p.SendBatch():
                 self._send_batch(effect)
             case p.SendNoMoreBatches():

@@ -5,6 +5,8 @@ Owns: `CoordinatorSettings` and its checks. Refuses: defaults of the user's conf
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from controller.protocol import EvalKind, Mode, OnFailure, OnStale
@@ -49,6 +51,10 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A quarantined worker is told the newest version again after this long ..."""
     max_load_attempts: int = 4
     """... at most this often per version."""
+    swap: Literal["together", "rolling"] = "together"
+    """`rolling`: one worker after another swaps in what it has staged."""
+    load_deadline_s: float = 120.0
+    """To stage an announced version, and to swap it in once told: past it the worker is quarantined until it has."""
 
     def __post_init__(self) -> None:
         if self.groups_per_step < 1 or self.group_size < 1 or self.num_steps < 0 or self.num_workers < 1:

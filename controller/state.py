@@ -5,6 +5,7 @@ Owns: `RunState`, `Worker`, `Lease` and the book-keeping of leases (who holds wh
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
@@ -68,6 +69,12 @@ class Worker:
     unloadable: int = NO_VERSION
     """Newest version it failed to load for an evaluation."""
     retry_at_s: float = 0.0
+    load_due_s: float = math.inf
+    """When the announced version must be staged, or the staged one swapped in."""
+    staged: int = NO_VERSION
+    """Version it has staged and waits to swap in."""
+    has_turn: bool = False
+    """It was told to swap in what it has staged."""
     pin: EvalJob | None = None
 
     @property

@@ -168,7 +168,7 @@ class Stretch:
         journal: Journal,
     ) -> Outcome:
         config, folder = self.config, self.folder
-        run_id, weights = self._run_id(), config.trainer.weights.kind
+        run_id, weights = self._run_id(), config.trainer.weights.layout
         display.note(f"run {folder.name}: {folder.root}")
         if config.reward.addresses:
             for line in await check_services(config):
@@ -222,12 +222,13 @@ class Stretch:
 
     def _weight_dir(self, display: Display, stack: contextlib.ExitStack, model_dir: Path) -> Path:
         """The weight store's folder, in shared memory where all the versions it holds at once have room."""
-        kind, keep = self.config.trainer.weights.kind, self.config.trainer.weights.keep
-        need_bytes = max(MIN_STORE_BYTES, weight_bytes(model_dir) * (keep + 1))
-        folder = default_root(self._run_id(), kind, self.folder.root, need_bytes)
-        if kind == "shm" and folder.is_relative_to(self.folder.root):
+        weights = self.config.trainer.weights
+        need_bytes = max(MIN_STORE_BYTES, weight_bytes(model_dir) * (weights.keep + 1))
+        run_dir = Path(weights.shared_dir) / self._run_id() if weights.shared_dir else self.folder.root
+        folder = default_root(self._run_id(), weights.place, run_dir, need_bytes)
+        if weights.place == "shm" and folder.is_relative_to(self.folder.root):
             display.note(f"no room in shared memory: weights travel through {folder}", "warning")
-        stack.callback(WeightStore(folder, kind, keep=2).close, remove=True)
+        stack.callback(WeightStore(folder, weights.layout, keep=2).close, remove=True)
         return folder
 
     def _coordinator(self, state: p.LedgerState) -> Coordinator:
@@ -317,6 +318,7 @@ class Stretch:
                 train_sampling=config.train_sampling,
                 eval_sampling=config.eval_sampling,
                 segment_tokens=config.rollout.segment_tokens,
+                load_deadline_s=config.trainer.weights.deadline_s,
             ),
             num_steps=config.num_steps,
             stop_on_long_prompt=config.data.on_long_prompt == "stop",

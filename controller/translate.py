@@ -18,6 +18,7 @@ SPEAKERS: Mapping[type[m.Message], m.Role] = {
     m.Progress: "rollout",
     m.SampleFinished: "rollout",
     m.SampleReturned: "rollout",
+    m.VersionStaged: "rollout",
     m.VersionLoaded: "rollout",
     m.VersionFailed: "rollout",
     m.BatchRequest: "trainer",
@@ -57,6 +58,8 @@ def translate(peer: str, message: m.Message, *, is_eval: Callable[[int], bool]) 
             part = _report(message.lease_id, message.start, message.segment)
             returned = p.LeaseReturned(worker=peer, part=part, reason=message.reason)
             return Told(returned, segments={message.lease_id: message.segment}, worker=peer)
+        case m.VersionStaged():
+            return Told(p.WorkerVersionStaged(worker=peer, version=message.version, lineage=message.lineage))
         case m.VersionLoaded():
             return Told(p.WorkerVersionLoaded(worker=peer, version=message.version, lineage=message.lineage))
         case m.VersionFailed():

@@ -40,6 +40,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         _reward,
         _devices,
         _launch,
+        _weights,
         _metrics,
     ):
         problems += check(config)
@@ -341,6 +342,36 @@ def _launch(config: RunConfig) -> Iterator[Problem]:
         )
     if "/" in config.name or config.name in (".", "..") or "\x00" in config.name:
         yield Problem(("name",), f"`{config.name}` cannot be the name of a folder", "letters, digits, - and _")
+
+
+def _weights(config: RunConfig) -> Iterator[Problem]:
+    weights, is_spread = config.trainer.weights, config.launch.kind != "local"
+    if is_spread and weights.kind == "shm":
+        yield Problem(
+            ("trainer.weights.kind", "launch.kind"),
+            "workers on other hosts cannot see this host's shared memory",
+            "kind: stream, or kind: disk with a shared_dir",
+        )
+    if is_spread and weights.kind == "disk" and weights.shared_dir is None:
+        yield Problem(
+            ("trainer.weights.shared_dir", "launch.kind"),
+            "workers on other hosts need a folder that they see too",
+            "name one, or trainer.weights.kind: stream",
+        )
+    if weights.shared_dir is not None and weights.kind != "disk":
+        yield Problem(
+            ("trainer.weights.shared_dir", "trainer.weights.kind"),
+            f"means nothing beside kind {weights.kind}",
+            "take it away, or kind: disk",
+        )
+    elif weights.shared_dir == "":
+        yield Problem(("trainer.weights.shared_dir",), "is empty", "a folder, or null")
+    if weights.swap == "rolling" and config.rollout.interruption == "drain":
+        yield Problem(
+            ("trainer.weights.swap", "rollout.interruption"),
+            "with drain each worker finishes its answers first: one after another, the last would wait for all of them",
+            "swap: together, or interruption: recompute or keep_kv",
+        )
 
 
 def _metrics(config: RunConfig) -> Iterator[Problem]:

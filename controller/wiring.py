@@ -26,6 +26,7 @@ MODULES: dict[Role, str] = {"rollout": "rollout", "trainer": "trainer", "reward"
 """`python -m` name of each role."""
 EVENTS_PER_SAMPLE = 4
 """On the timeline of a rollout worker: its slot, generation, score, and the start of its arrow."""
+LOAD_GRACE_S = 5.0
 SCORE_EVENTS_PER_SAMPLE = 2
 """On the timeline of the reward service."""
 
@@ -70,7 +71,17 @@ def coordinator_settings(
         eval_every_steps=config.eval.every_steps if num_periodic_rows else 0,
         eval_at_start=config.eval.at_start,
         keep_checkpoints=config.trainer.checkpoint.keep,
+        swap=config.trainer.weights.swap,
+        load_deadline_s=load_deadline_s(config),
     )
+
+
+def load_deadline_s(config: RunConfig) -> float:
+    """Seconds after which the controller gives up on a worker's loading: the worker itself, which knows what it waits
+    for, speaks first; and with `drain` it first finishes what it runs, which a group's deadline bounds.
+    """
+    drain_s = config.staleness.group_timeout_s if config.rollout.interruption == "drain" else 0.0
+    return config.trainer.weights.deadline_s + LOAD_GRACE_S + drain_s
 
 
 def worker_names(config: RunConfig) -> list[str]:
@@ -180,7 +191,7 @@ def prepare_spec(
         num_threads=threads,
         status_path=str(status_path),
         publish_to=str(publish_to) if publish_to else None,
-        publish_kind=config.trainer.weights.kind,
+        publish_kind=config.trainer.weights.layout,
         prompt_template=config.rollout.prompt_template,
         add_bos=config.rollout.add_bos,
     )

@@ -21,10 +21,14 @@ from areal_like.config import ProcessSpec
 from areal_like.errors import UserError
 from areal_like.messages import SHARED_RUN, Heartbeat, Hello
 from areal_like.process import run_process
+from areal_like.sockets import own_host
 from areal_like.trace import Tracer
 from rollout import reward_client, worker
 from rollout.config import RolloutSettings
 from rollout.engine.port import Engine
+from rollout.local_versions import local_root
+from rollout.receiver import VersionReceiver
+from rollout.relay import Relay
 from rollout.reward_client import RewardClient
 from rollout.sample import arrow_of
 from rollout.tokens import PromptTokens, load_tokenizer, stop_ids
@@ -58,6 +62,7 @@ async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
             rewards=connect.rewards(settings, tracer),
             make_peer=connect.controller,
             tracer=tracer,
+            receiver=connect.receiver(),
         ).run(stop)
     finally:
         tracer.close()
@@ -110,6 +115,20 @@ class Connections:
             silence_s=self._spec.silence_s,
             scorer=spec.reward_scorer,
             arrow_of=lambda task: arrow_of(task, tracer),
+        )
+
+    def receiver(self) -> VersionReceiver:
+        """The way to new versions; it opens its sockets when the first one is streamed."""
+        spec = self._spec
+        curve_dir = Path(spec.curve_dir) if spec.curve_dir else None
+        return VersionReceiver(
+            local_root(spec.run_id, spec.name),
+            make_wire=lambda address, accept: self._peer(
+                address, self._hello(0), spec.curve_dir, accept, lambda: Heartbeat(state="fetch")
+            ),
+            make_relay=lambda: Relay(
+                run_id=spec.run_id, bind=f"tcp://{own_host(spec.hub_address)}:*", curve_dir=curve_dir
+            ),
         )
 
     def _hello(self, capacity: int) -> Hello:

@@ -15,12 +15,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from areal_like.errors import DeadlineExceeded, EngineError, WeightError
-from areal_like.messages import AnnounceVersion, VersionFailed, VersionLoaded
+from areal_like.messages import AnnounceVersion, SwapVersion, VersionFailed, VersionLoaded, VersionStaged
 from areal_like.trace import Tracer
 from rollout.doing import Doing
 from rollout.engine.port import Engine, Interruption
+from rollout.receiver import Receiver
 
 log = logging.getLogger(__name__)
+
+TURN_S = 600.0
+"""Longest wait of a staged version for its turn: far more than a round of all workers takes."""
 
 
 class VersionGate:
@@ -62,16 +66,22 @@ class VersionLoader:
         engine: Engine,
         gate: VersionGate,
         interruption: Interruption,
-        report: Callable[[VersionLoaded | VersionFailed], None],
+        report: Callable[[VersionStaged | VersionLoaded | VersionFailed], None],
         park_all: Callable[[], None],
         doing: Doing,
         tracer: Tracer,
+        receiver: Receiver | None = None,
     ) -> None:
+        """`receiver` None: versions are announced by the paths of their full manifests only."""
         self._engine, self._gate, self._interruption = engine, gate, interruption
         self._report, self._park_all = report, park_all
         self._doing, self._tracer = doing, tracer
+        self._receiver = receiver
         self._target: AnnounceVersion | None = None
         self._wake = asyncio.Event()
+        self._turn: tuple[int, str] | None = None
+        """Version and lineage we were told to swap in."""
+        self._turn_wake = asyncio.Event()
         self.loaded: tuple[int, str] | None = None
         """Version and lineage now in use."""
         self._num_loaded = 0
@@ -84,6 +94,12 @@ class VersionLoader:
             self._num_superseded += 1
         self._target = message
         self._wake.set()
+        self._turn_wake.set()
+
+    def swap(self, message: SwapVersion) -> None:
+        """It is our turn to swap in what we have staged."""
+        self._turn = (message.version, message.lineage)
+        self._turn_wake.set()
 
     def report_again(self) -> None:
         """Tell once more which version is in use, if any is."""
@@ -92,8 +108,10 @@ class VersionLoader:
             self._report(VersionLoaded(version=version, lineage=lineage, stage_s=0.0, pause_s=0.0))
 
     def counters(self) -> dict[str, float]:
-        """Versions loaded, failed, and superseded before their turn."""
+        """Versions loaded, failed, and superseded before their turn; what the receiver counts."""
+        received = self._receiver.counters() if self._receiver is not None else {}
         return {
+            **received,
             "versions_loaded": float(self._num_loaded),
             "versions_failed": float(self._num_failed),
             "versions_superseded": float(self._num_superseded),
@@ -101,6 +119,12 @@ class VersionLoader:
 
     async def run(self) -> None:
         """Load for ever. Stop: cancelled by the worker. Waker: `announce`. Raises EngineError when the engine broke."""
+        async with asyncio.TaskGroup() as group:
+            if self._receiver is not None:
+                group.create_task(self._receiver.run(), name="weights:serve")
+            await self._load_for_ever()
+
+    async def _load_for_ever(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -112,13 +136,55 @@ class VersionLoader:
         if self.loaded == (target.version, target.lineage):  # asked again, e.g. by a controller that missed our answer
             self.report_again()
             return
+        started_s = self._tracer.now_s()
+        try:
+            manifest_path = await self._receive(target)
+            arrived_s = self._tracer.now_s() - started_s
+            if not await self._has_turn(target):
+                self._num_superseded += 1
+                return
+        except WeightError as error:
+            await self._failed(target, str(error))
+            return
         self._doing.loading(True)
         try:
-            await self._swap(target)
+            await self._swap(target, manifest_path, arrived_s)
         finally:
             self._doing.loading(False)
 
-    async def _swap(self, target: AnnounceVersion) -> None:
+    async def _receive(self, target: AnnounceVersion) -> Path:
+        if self._receiver is None:
+            return Path(target.manifest_path)
+        return await self._receiver.receive(target.manifest_path, target.deadline_s)
+
+    async def _has_turn(self, target: AnnounceVersion) -> bool:
+        """Wait for the turn of a held version; False when a newer announcement came first. Raises WeightError."""
+        if not target.is_held:
+            return True
+        self._report(VersionStaged(version=target.version, lineage=target.lineage))
+        try:
+            async with asyncio.timeout(TURN_S):
+                while self._turn != (target.version, target.lineage):
+                    if self._target is not None and (again := self._said_again(target)) is not None:
+                        return again
+                    self._turn_wake.clear()
+                    await self._turn_wake.wait()
+        except TimeoutError:
+            raise WeightError(f"staged, but told for {TURN_S:g} s nothing about swapping it in") from None
+        return True
+
+    def _said_again(self, target: AnnounceVersion) -> bool | None:
+        """What an announcement that came while `target` waited means for it: False: drop it, True: swap, None: wait."""
+        assert self._target is not None, "asked without an announcement"
+        if (self._target.version, self._target.lineage) != (target.version, target.lineage):
+            return False
+        is_held, self._target = self._target.is_held, None
+        if not is_held:
+            return True
+        self._report(VersionStaged(version=target.version, lineage=target.lineage))
+        return None
+
+    async def _swap(self, target: AnnounceVersion, manifest_path: Path, arrived_s: float) -> None:
         if self.loaded is not None and target.version <= self.loaded[0]:
             log.warning("rollback from version %d to %d of lineage %s", self.loaded[0], target.version, target.lineage)
             self._gate.set(-1)
@@ -126,8 +192,10 @@ class VersionLoader:
             await asyncio.sleep(0)  # the engine hears of it before the swap
         started_s = self._tracer.now_s()
         try:
-            report = await self._engine.load_version(Path(target.manifest_path), self._interruption)
+            report = await self._engine.load_version(manifest_path, self._interruption)
         except WeightError as error:
+            if self._receiver is not None:
+                self._receiver.forget()
             await self._failed(target, str(error))
             return
         except EngineError:
@@ -139,11 +207,10 @@ class VersionLoader:
         self._gate.set(self._engine.version)
         self._doing.swapped(report.pause_s)
         self._trace(target, started_s, report.stage_s, report.pause_s)
-        log.info("version %d loaded (staged %.3f s, paused %.3f s)", target.version, report.stage_s, report.pause_s)
+        stage_s = arrived_s + report.stage_s
+        log.info("version %d loaded (staged %.3f s, paused %.3f s)", target.version, stage_s, report.pause_s)
         self._report(
-            VersionLoaded(
-                version=target.version, lineage=target.lineage, stage_s=report.stage_s, pause_s=report.pause_s
-            )
+            VersionLoaded(version=target.version, lineage=target.lineage, stage_s=stage_s, pause_s=report.pause_s)
         )
 
     async def _failed(self, target: AnnounceVersion, reason: str) -> None:

@@ -42,6 +42,7 @@ from areal_like.messages import (
     Refused,
     SampleAck,
     Shutdown,
+    SwapVersion,
     Welcome,
 )
 from areal_like.trace import Tracer
@@ -49,6 +50,7 @@ from rollout.config import RolloutSettings
 from rollout.engine.port import Engine, Interruption
 from rollout.leases import LeaseBook
 from rollout.pool import SamplePool
+from rollout.receiver import Receiver
 from rollout.reward_client import HubPeer, RewardClient
 from rollout.sample import Bench
 from rollout.tokens import PromptTokens
@@ -58,7 +60,7 @@ from rollout.workflow import Workflow
 log = logging.getLogger(__name__)
 
 ACCEPT: frozenset[type] = frozenset(
-    {Welcome, Refused, Shutdown, Goodbye, Lease, SampleAck, CancelLeases, AnnounceVersion}
+    {Welcome, Refused, Shutdown, Goodbye, Lease, SampleAck, CancelLeases, AnnounceVersion, SwapVersion}
 )
 """What the controller may say to us (heartbeats are the channel's own)."""
 
@@ -93,6 +95,7 @@ class RolloutWorker:
         rewards: RewardClient,
         make_peer: PeerFactory,
         tracer: Tracer,
+        receiver: Receiver | None = None,
         clock: Clock | None = None,
         resend_s: float = RESEND_S,
     ) -> None:
@@ -118,7 +121,9 @@ class RolloutWorker:
             park_all=self._park_all,
             doing=self._bench.doing,
             tracer=tracer,
+            receiver=receiver,
         )
+        self._receiver = receiver
         self._outbox: deque[Message] = deque()
         self._send_wake = asyncio.Event()
         self._settled = asyncio.Event()
@@ -143,6 +148,8 @@ class RolloutWorker:
         self._book = LeaseBook(can.num_slots + (self._settings.queue_samples or can.num_slots))
         self._peer = self._make_peer(self._book.capacity, self.status)
         closings = {"rewards": self._rewards.close, "engine": self._engine.close}
+        if self._receiver is not None:
+            closings["receiver"] = self._receiver.close
         try:
             await self._peer.connect(timeout_s=CONNECT_S)
             self._bench.doing.ready()
@@ -221,6 +228,8 @@ class RolloutWorker:
                 self._settled.set()
             case AnnounceVersion():
                 self._loader.announce(message)
+            case SwapVersion():
+                self._loader.swap(message)
             case Shutdown():
                 self._farewell = (message.reason, message.deadline_s)
                 self._told.set()

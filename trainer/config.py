@@ -92,13 +92,46 @@ class CheckpointSettings(Settings):
     """Newest ones kept."""
 
 
+class DeltaSettings(Settings):
+    """Between full versions only the items whose bits changed travel, without loss."""
+
+    full_every: int = Field(16, gt=1)
+    """Versions from one full version to the next."""
+    level: int = Field(1, ge=1, le=19)
+    """Effort of the compression (zstd level)."""
+
+
 class WeightStoreSettings(Settings):
     """How a version reaches the engines."""
 
-    kind: Literal["shm", "disk"] = "shm"
-    """`shm`: flat file in shared memory; `disk`: safetensors in the run folder."""
+    kind: Literal["shm", "disk", "stream"] = "shm"
+    """`shm`: flat file in shared memory; `disk`: safetensors in the run folder or in shared_dir; `stream`: through
+    sockets, in chunks, for hosts without a shared file system."""
     keep: int = Field(3, ge=2)
     """Versions kept; older ones are deleted."""
+    shared_dir: str | None = None
+    """`disk`: a folder that all hosts see, in which the run makes one of its own; null: the run folder."""
+    delta: DeltaSettings | None = None
+    """Send only what changed between full versions; `{}` takes the defaults; null: every version is sent whole."""
+    swap: Literal["together", "rolling"] = "together"
+    """`together`: each worker swaps as soon as it has a version; `rolling`: one worker after another."""
+    deadline_s: float = Field(120.0, gt=0)
+    """A worker that has not got, or not loaded, an announced version within this long is quarantined; it comes back
+    when it has caught up."""
+    chunk_kb: int = Field(1024, ge=16, le=65536)
+    """`stream`: size of a chunk, KiB."""
+    fan_out: int = Field(2, ge=1)
+    """`stream`: workers that fetch from the trainer itself; the others fetch from workers, as many from each."""
+
+    @property
+    def layout(self) -> Literal["shm", "disk"]:
+        """Format of the payload: flat for `shm`; safetensors for `disk` and wherever deltas or sockets are used."""
+        return "shm" if self.kind == "shm" and self.delta is None else "disk"
+
+    @property
+    def place(self) -> Literal["shm", "disk"]:
+        """Where the trainer's files lie: on disk for `disk`, else in shared memory."""
+        return "disk" if self.kind == "disk" else "shm"
 
 
 class TrainerSettings(Settings):

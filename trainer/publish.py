@@ -23,6 +23,15 @@ def tensor_bytes(tensor: torch.Tensor) -> TensorBytes:
     return TensorBytes(str(host.dtype).removeprefix("torch."), tuple(host.shape), data)
 
 
+def snapshot(model: PreTrainedModel, *, dtype: DType) -> dict[str, TensorBytes]:
+    """A copy of the policy in host memory: the model may change while it travels."""
+    tensors = {}
+    for name, tensor in named_tensors(model).items():
+        host = cast(tensor, dtype).cpu().contiguous()
+        tensors[name] = tensor_bytes(host.clone() if host.data_ptr() == tensor.data_ptr() else host)
+    return tensors
+
+
 def publish_version(store: WeightStore, model: PreTrainedModel, version: int, lineage: str, *, dtype: DType) -> Path:
     """Write `model` as `version` of `lineage`; returns the manifest's path.
 

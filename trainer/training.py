@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,6 @@ import transformers
 from areal_like.config import ProcessSpec
 from areal_like.errors import OperationError, UserError
 from areal_like.messages import BatchSample
-from areal_like.weights import WeightStore
 from trainer import checkpoint
 from trainer.attention import AttentionChoice, choose, register
 from trainer.batch import PreparedBatch
@@ -33,7 +32,8 @@ from trainer.config import TrainerSettings
 from trainer.export import export_policy
 from trainer.model import load_causal_lm, num_parameters
 from trainer.optimizer import PolicyOptimizer
-from trainer.publish import publish_version
+from trainer.publish import snapshot
+from trainer.publish_delta import VersionWriter
 from trainer.step import TrainStep
 from trainer.training_state import (
     generator_states,
@@ -115,7 +115,7 @@ class Training:
             self._restore(resumed, state)
         else:
             self.version = 0
-        self._store = WeightStore(Path(spec.weight_dir), settings.weights.kind, settings.weights.keep)
+        self._writer = VersionWriter(Path(spec.weight_dir), settings.weights)
         self._record_setup(self.attention)
 
     def _restore(self, folder: Path, state: CheckpointState) -> None:
@@ -178,10 +178,13 @@ class Training:
 
     # ------------------------------------------------------------ what it leaves behind
 
-    def publish(self) -> Path:
-        """The present version into the weight store; the manifest's path."""
-        spec = self.spec
-        return publish_version(self._store, self.model, self.version, spec.lineage, dtype=spec.model.dtype)
+    def publish(self) -> Callable[[], Path]:
+        """Copy the present version. What is returned writes it into the weight store, once, and gives its manifest's
+        path; it touches no model and may run on another thread, one version at a time.
+        """
+        version, lineage = self.version, self.spec.lineage
+        tensors = snapshot(self.model, dtype=self.spec.model.dtype)
+        return lambda: self._writer.write(version, lineage, tensors)
 
     @property
     def is_saved(self) -> bool:

@@ -8,6 +8,9 @@ Map of the loops, all in one TaskGroup on one event loop:
               max_batch_wait_s), and for the compute thread. Ends when the run does, and ends the others.
   _listen     messages of the hub into fields of this object; raises when the hub is silent for silence_s.
   _watch      wakes _train when the process is told to stop.
+  _write_out  one task per version: writes the copy of it that _train made, then announces it. The next version's copy
+              waits for it, and so does the word that a checkpoint is saved: versions are announced in their order.
+  (sender)    where weights are streamed: serves them to the workers, beyond the last step until told to end.
 Two threads beside the loop: one computes (torch), one packs. A batch is asked for when the step before it starts and
 packed while that step computes: a prefetch of exactly one, so two batches are in memory at most. In `mode: sync` the
 controller simply does not send it earlier.
@@ -47,6 +50,7 @@ from areal_like.trace import Tracer
 from trainer.activity import Activity
 from trainer.batch import PreparedBatch
 from trainer.training import Training
+from trainer.weight_sender import WeightSender, sender_of
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +77,18 @@ class TrainerWorker:
     """Drives one Training over one Link until the run ends, the process is told to stop, or something breaks."""
 
     def __init__(
-        self, spec: ProcessSpec, training: Training, link: Link, stop: asyncio.Event, activity: Activity
+        self,
+        spec: ProcessSpec,
+        training: Training,
+        link: Link,
+        stop: asyncio.Event,
+        activity: Activity,
+        sender: WeightSender | None = None,
     ) -> None:
+        """`sender`: serves the versions to the workers; None: they find them in the weight store."""
+        self._sender = sender
+        self._writing: asyncio.Task[None] | None = None
+        """Writes and announces the newest version."""
         self._spec, self._training, self._link, self._stop, self._activity = spec, training, link, stop, activity
         self._compute_thread = ThreadPoolExecutor(1, "compute")
         self._packing_thread = ThreadPoolExecutor(1, "packing")
@@ -93,15 +107,27 @@ class TrainerWorker:
     async def run(self) -> str:
         """Train until the end; returns why it ended. Raises OperationError or UserError."""
         try:
-            async with asyncio.TaskGroup() as group:
-                helpers = [group.create_task(self._listen()), group.create_task(self._watch())]
+            async with asyncio.TaskGroup() as self._group:
+                helpers = [self._group.create_task(loop()) for loop in (self._listen, self._watch)]
+                if self._sender is not None:
+                    await self._sender.start()
+                    helpers.append(self._group.create_task(self._sender.run()))
                 await self._train()
+                await self._serve_on()
                 for helper in helpers:
                     helper.cancel()
         finally:
             for thread in (self._compute_thread, self._packing_thread):
                 thread.shutdown(wait=False, cancel_futures=True)
+            if self._sender is not None:
+                await self._sender.close()
         return self._end_reason
+
+    async def _serve_on(self) -> None:
+        """Workers may still need the last version: stay until told to end, or until _listen finds the hub silent."""
+        if self._sender is not None:
+            with self._activity.state("serve"):
+                await self._stop.wait()
 
     # ------------------------------------------------------------ the steps
 
@@ -109,6 +135,7 @@ class TrainerWorker:
         with self._activity.state("load"):
             await self._compute(self._training.open)
         await self._publish({})
+        await self._all_announced()
         await self._request(self._training.version + 1)
         while (prepared := await self._next_batch()) is not None:
             await self._request(prepared.step + 1)
@@ -161,15 +188,27 @@ class TrainerWorker:
         await self._tell_saved()
 
     async def _publish(self, metrics: dict[str, float]) -> None:
+        """Copy the version; it is written and announced while the next step computes."""
+        await self._all_announced()
         started_s = time.perf_counter()
         with self._activity.state("publish", version=self._training.version):
-            manifest = await self._compute(self._training.publish)
+            write = await self._compute(self._training.publish)
         if metrics:
             metrics["publish_s"] = time.perf_counter() - started_s
-        self._published = VersionPublished(
-            version=self._training.version, lineage=self._spec.lineage, manifest_path=str(manifest), metrics=metrics
-        )
+        self._writing = self._group.create_task(self._write_out(self._training.version, write, metrics))
+
+    async def _write_out(self, version: int, write: Callable[[], Path], metrics: dict[str, float]) -> None:
+        place = str(await asyncio.to_thread(write))
+        lineage = self._spec.lineage
+        if self._sender is not None:
+            place = self._sender.locator(version, lineage)
+        self._published = VersionPublished(version=version, lineage=lineage, manifest_path=place, metrics=metrics)
         await self._link.send(self._published)
+
+    async def _all_announced(self) -> None:
+        """Every version copied so far is written and announced; a failure ends the group, and us with it."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
 
     async def _save(self, *, tell: bool = True) -> None:
         if not self._training.is_saved:
@@ -183,6 +222,7 @@ class TrainerWorker:
 
     async def _tell_saved(self) -> None:
         folder = await self._compute(self._training.save)  # at once: it is saved already
+        await self._all_announced()
         await self._link.send(CheckpointSaved(version=self._training.version, path=str(folder)))
 
     async def _request(self, step: int) -> None:
@@ -263,6 +303,7 @@ async def serve(spec: ProcessSpec, stop: asyncio.Event) -> None:
     tracer = Tracer.of(spec.run_dir, spec.name, spec.trace)
     activity = Activity(tracer)
     training = Training(spec, activity)
+    sender = sender_of(spec, training.settings.weights)
     peer = Peer(
         address=spec.hub_address,
         hello=Hello(
@@ -272,11 +313,11 @@ async def serve(spec: ProcessSpec, stop: asyncio.Event) -> None:
         accept=ACCEPT,
         heartbeat_s=spec.heartbeat_s,
         silence_s=spec.silence_s,
-        status=lambda: activity.heartbeat(training.counters),
+        status=lambda: activity.heartbeat({**training.counters, **(sender.counters if sender else {})}),
     )
     try:
         await peer.connect(CONNECT_S)
-        reason = await TrainerWorker(spec, training, peer, stop, activity).run()
+        reason = await TrainerWorker(spec, training, peer, stop, activity, sender).run()
         await peer.close(reason)  # not after a failure: a Goodbye says that the end was orderly
     finally:
         tracer.close()

@@ -1,0 +1,172 @@
+"""Versions put together on this host: from a full payload and deltas to one verified file with its manifest.
+
+Owns: this worker's own folder of versions, the base that deltas are applied to, checksums of the result. Refuses: how
+the parts came here (receiver.py), loading them into an engine.
+
+The folder lies in shared memory where there is room, else among temporary files; it is emptied at the start, belongs to
+this process (areal_like.weights.sweep_dead removes it should the process be killed) and goes with it. A version appears
+under its final name only when every checksum agrees, its manifest last. Two complete versions stay: the one in use and
+the newest, which is the base of the next delta.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from areal_like.errors import WeightError
+from areal_like.weights import (
+    SHARED_MEMORY,
+    WeightManifest,
+    claim,
+    manifest_name,
+    sweep_dead,
+    tensors_in,
+    verify,
+)
+from areal_like.weights_delta import Base, DeltaManifest, apply_tensor, digest
+
+KEEP = 2
+MIN_FREE_BYTES = 256 << 20
+"""With less shared memory left, versions are put together among temporary files."""
+
+
+class Held(NamedTuple):
+    """A complete version at hand: its manifest and all its bytes (mapped; they outlive the file's name)."""
+
+    manifest: WeightManifest
+    payload: memoryview
+
+
+class DeltaPart(NamedTuple):
+    """A delta at hand."""
+
+    manifest: DeltaManifest
+    payload: memoryview
+
+
+def local_root(run_id: str, worker: str) -> Path:
+    """Folder for one worker's versions; the dead's are swept away first."""
+    name = re.sub(r"[^\w.-]", "_", f"{run_id}.{worker}")
+    if SHARED_MEMORY.is_dir():
+        sweep_dead()
+        if shutil.disk_usage(SHARED_MEMORY).free >= MIN_FREE_BYTES:
+            return SHARED_MEMORY / f"areal_like-{name}-{os.getuid()}"
+    return Path(tempfile.gettempdir()) / f"areal_like-{name}-{os.getuid()}"
+
+
+class LocalVersions:
+    """One worker's folder of versions. Methods block on files: call them from a thread, one at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._held: Held | None = None
+
+    def open(self) -> None:
+        """Make the folder, empty and ours. Raises WeightError."""
+        try:
+            shutil.rmtree(self.root, ignore_errors=True)
+            self.root.mkdir(mode=0o700, parents=True)
+            claim(self.root)
+        except OSError as error:
+            raise WeightError(f"cannot make {self.root}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Remove it all."""
+        self._held = None
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    @property
+    def base(self) -> Base | None:
+        """What a delta may start from."""
+        return None if self._held is None else Base(self._held.manifest.version, digest(self._held.manifest))
+
+    def part(self, name: str) -> Path:
+        """Where a parcel is received."""
+        return self.root / f"{name}.part"
+
+    def forget(self) -> None:
+        """The base is not to be trusted: the next version comes whole."""
+        self._held = None
+
+    def build(self, full: Held | None, deltas: Sequence[DeltaPart], received: Path | None = None) -> Path:
+        """Put a version together: from `full`, else from the base, by `deltas` in order. Returns its manifest's path.
+
+        `received`: the file `full` lies in, when it is ours to rename. Raises WeightError when the chain does not fit
+        or a checksum of the result differs; the base then stays what it was.
+        """
+        start = full or self._held
+        if start is None:
+            raise WeightError("a delta came where there is no base for it")
+        manifest = deltas[-1].manifest.result if deltas else start.manifest
+        temporary, target = self.root / (manifest.payload + ".tmp"), self.root / manifest.payload
+        try:
+            if received is not None and not deltas:
+                payload = start.payload
+                os.replace(received, temporary)
+            else:
+                writable = _copy(start.payload, temporary)
+                _apply(start.manifest, deltas, writable)
+                payload = writable.toreadonly()
+            verify(manifest, tensors_in(manifest, payload))
+            os.replace(temporary, target)
+            return self._complete(Held(manifest, payload))
+        except OSError as error:
+            raise WeightError(f"cannot put version {manifest.version} together: {error.strerror}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _complete(self, held: Held) -> Path:
+        manifest = held.manifest
+        path = self.root / manifest_name(manifest.version, manifest.lineage)
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_bytes(msgspec.json.encode(manifest))
+        os.replace(temporary, path)
+        self._held = held
+        self._retire(keep=path)
+        return path
+
+    def _retire(self, keep: Path) -> None:
+        """Older versions go, all but the one before; so do received parts (whoever serves them has them mapped)."""
+        manifests = sorted(self.root.glob("v*.manifest.json"), key=lambda path: path.stat().st_mtime_ns)
+        kept = [*[path for path in manifests if path != keep][1 - KEEP :], keep]
+        stems = tuple(path.name.removesuffix("manifest.json") for path in kept)
+        for path in self.root.glob("v*"):
+            if not path.name.startswith(stems) or path.suffix == ".part":
+                path.unlink(missing_ok=True)
+
+
+def _copy(payload: memoryview, path: Path) -> memoryview:
+    """A writable mapped copy of `payload` in a new file."""
+    with path.open("wb+", buffering=0) as file:
+        rest = payload
+        while len(rest):
+            rest = rest[file.write(rest) :]
+        return memoryview(mmap.mmap(file.fileno(), len(payload)))
+
+
+def _apply(start: WeightManifest, deltas: Sequence[DeltaPart], payload: memoryview) -> None:
+    at = start
+    for delta in deltas:
+        if (delta.manifest.base_version, delta.manifest.base_digest) != (at.version, digest(at)):
+            raise WeightError(
+                f"the delta to version {delta.manifest.result.version} starts from {delta.manifest.base_version},"
+                f" not from the version {at.version} at hand"
+            )
+        entries = {entry.name: entry for entry in delta.manifest.result.tensors}
+        if len(payload) != delta.manifest.result.num_bytes:
+            raise WeightError(f"the delta to version {delta.manifest.result.version} is for another layout")
+        for tensor in delta.manifest.tensors:
+            if tensor.num_bytes:
+                entry = entries[tensor.name]
+                blocks = delta.payload[tensor.offset : tensor.offset + tensor.num_bytes]
+                apply_tensor(blocks, payload[entry.offset : entry.offset + entry.num_bytes], entry.dtype)
+        at = delta.manifest.result

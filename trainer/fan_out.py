@@ -1,0 +1,83 @@
+"""Who fetches a parcel from whom, so that the trainer's uplink carries a constant number of copies.
+
+Owns: one tree per parcel: pure, no sockets and no clock. Refuses: finding out who is dead (its callers say so).
+
+Nodes get rising tickets as they join, and a node's parent always has a lower ticket than itself: there can be no
+circle, whoever fails and whoever is moved. A node fetches from the lowest ticket that has room, so the tree is about as
+shallow as its width allows. Where nobody has room (after failures) the root takes a node beyond its width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROOT = ""
+"""Name of the root, the trainer itself."""
+
+
+@dataclass
+class _Node:
+    ticket: int
+    address: str
+    parent: str = ROOT
+    is_failed: bool = False
+    """Somebody lost it as a parent: it gets no further children, whatever it does itself."""
+
+
+class FanOutTree:
+    """The tree of one parcel; `width`: children of each node, the root included."""
+
+    def __init__(self, root_address: str, width: int) -> None:
+        assert width >= 1, "a tree needs branches"
+        self._width = width
+        self._nodes: dict[str, _Node] = {ROOT: _Node(0, root_address)}
+        self._num_tickets = 0
+        self.num_moved = 0
+        """Nodes that lost their parent and got another."""
+        self.max_root_children = 0
+
+    def join(self, name: str, address: str) -> str:
+        """A node comes (again, if its process started anew); returns its parent's address."""
+        assert name != ROOT, "the root has no parent"
+        self.leave(name)
+        self._num_tickets += 1
+        node = self._nodes[name] = _Node(self._num_tickets, address)
+        return self._place(name, node)
+
+    def replace(self, name: str, address: str, lost: str) -> str:
+        """The node's parent at address `lost` failed it: the address of another one."""
+        node = self._nodes.get(name)
+        if node is None or node.address != address:
+            return self.join(name, address)
+        for other_name, other in self._nodes.items():
+            if other.address == lost and other_name != ROOT:
+                other.is_failed = True
+        self.num_moved += 1
+        return self._place(name, node)
+
+    def leave(self, name: str) -> None:
+        """The node is gone; its children ask for another parent themselves, when they notice."""
+        if name != ROOT:
+            self._nodes.pop(name, None)
+
+    def children(self, name: str) -> list[str]:
+        """Who fetches from this node now."""
+        return [child for child, node in self._nodes.items() if child != ROOT and node.parent == name]
+
+    def parent_of(self, name: str) -> str | None:
+        """Name of the node's parent (`ROOT`: the trainer); None where the node or its parent is not there."""
+        node = self._nodes.get(name)
+        return node.parent if node is not None and node.parent in self._nodes else None
+
+    def _place(self, name: str, node: _Node) -> str:
+        node.parent = name  # its own old place is free while we look
+        order = sorted(self._nodes.items(), key=lambda item: item[1].ticket)
+        for parent, candidate in order:
+            is_fit = candidate.ticket < node.ticket and not candidate.is_failed
+            if is_fit and len(self.children(parent)) < self._width:
+                break
+        else:
+            parent = ROOT
+        node.parent = parent
+        self.max_root_children = max(self.max_root_children, len(self.children(ROOT)))
+        return self._nodes[parent].address

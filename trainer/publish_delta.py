@@ -1,0 +1,134 @@
+"""Versions on their way into the weight store: full ones, and between them only what changed.
+
+Owns: when a full version is due, the base deltas are made from, the delta files and their retention. Refuses: the bits
+(areal_like/weights_delta.py), full payloads (areal_like/weights.py), the model (publish.py), sockets.
+
+A full version is written first, every `full_every` versions, when names or shapes change, and when the deltas since the
+last one would add up to more than it: so nobody ever fetches more than twice a full version. Deltas since the last full
+version but one stay, so that whoever is on the way along a chain can finish it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from areal_like.errors import WeightError
+from areal_like.weights import TensorBytes, WeightManifest, WeightStore, describe
+from areal_like.weights_catalog import delta_name
+from areal_like.weights_delta import (
+    DELTA_SUFFIX,
+    DeltaManifest,
+    DeltaTensor,
+    digest,
+    encode_tensor,
+    same_layout,
+)
+from trainer.config import WeightStoreSettings
+
+Tensors = Mapping[str, TensorBytes]
+
+
+class VersionWriter:
+    """Writes versions one after another; call from one thread at a time. Keeps the last one's tensors as the base."""
+
+    def __init__(self, root: Path, settings: WeightStoreSettings) -> None:
+        self._store = WeightStore(root, settings.layout, settings.keep)
+        self._delta = settings.delta
+        self._base: tuple[WeightManifest, Tensors] | None = None
+        self._last_full: WeightManifest | None = None
+        self._chain_bytes = 0
+        self.counters = {"published_bytes": 0.0, "published_full": 0.0, "published_delta": 0.0}
+
+    def write(self, version: int, lineage: str, tensors: Tensors) -> Path:
+        """One version; the path of its manifest. `tensors` must not change afterwards. Raises WeightError."""
+        if self._delta is None:
+            return self._publish_full(version, lineage, tensors)
+        manifest = describe(self._store.kind, version, lineage, tensors)
+        path = self._write_delta(manifest, tensors)
+        if path is None:
+            path = self._write_full(manifest, tensors)
+        self._base = (manifest, tensors)
+        return path
+
+    def _write_full(self, manifest: WeightManifest, tensors: Tensors) -> Path:
+        path = self._publish_full(manifest.version, manifest.lineage, tensors)
+        self._retire(manifest)
+        self._last_full, self._chain_bytes = manifest, 0
+        return path
+
+    def _publish_full(self, version: int, lineage: str, tensors: Tensors) -> Path:
+        path = self._store.publish(version, lineage, tensors)
+        self.counters["published_full"] += 1
+        self.counters["published_bytes"] += sum(tensor.data.nbytes for tensor in tensors.values())
+        return path
+
+    def _write_delta(self, manifest: WeightManifest, tensors: Tensors) -> Path | None:
+        """None where a full version is to be written instead."""
+        assert self._delta is not None
+        if self._base is None or self._last_full is None:
+            return None
+        base, old = self._base
+        is_due = manifest.version - self._last_full.version >= self._delta.full_every
+        if is_due or not base.version < manifest.version or base.lineage != manifest.lineage:
+            return None
+        if not same_layout(base, manifest):
+            return None
+        name = delta_name(manifest.version, manifest.lineage)
+        payload = self._store.root / (name.removesuffix(".json"))
+        temporary = payload.with_name(payload.name + ".tmp")
+        room_bytes = self._last_full.num_bytes - self._chain_bytes
+        try:
+            with temporary.open("wb") as file:
+                parts = _encode(file, manifest, old, tensors, self._delta.level, room_bytes)
+                num_bytes = file.tell()
+            if parts is None:
+                temporary.unlink()
+                return None
+            os.replace(temporary, payload)
+            delta = DeltaManifest(
+                base_version=base.version, base_digest=digest(base), payload=payload.name, num_bytes=num_bytes,
+                tensors=parts, result=manifest,
+            )  # fmt: skip
+            temporary = self._store.root / (name + ".tmp")
+            temporary.write_bytes(msgspec.json.encode(delta))
+            os.replace(temporary, self._store.root / name)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise WeightError(f"cannot publish a delta in {self._store.root}: {error.strerror}") from error
+        self._chain_bytes += num_bytes
+        self.counters["published_delta"] += 1
+        self.counters["published_bytes"] += num_bytes
+        return self._store.root / name
+
+    def _retire(self, full: WeightManifest) -> None:
+        """A full version was written: deltas up to the full version before it lead nowhere that matters."""
+        before = self._last_full.version if self._last_full is not None else full.version
+        for path in self._store.root.glob(f"v*{DELTA_SUFFIX}*"):
+            number, _, rest = path.name[1:].partition("-")
+            is_ours = rest.removesuffix(".json").removesuffix(DELTA_SUFFIX) == full.lineage
+            if not is_ours or int(number) <= before:
+                path.unlink(missing_ok=True)
+
+
+def _encode(
+    file: BinaryIO, manifest: WeightManifest, old: Tensors, new: Tensors, level: int, room_bytes: int
+) -> tuple[DeltaTensor, ...] | None:
+    """Blocks of every tensor, one after another; None as soon as they take more than `room_bytes`."""
+    parts = []
+    for entry in manifest.tensors:
+        start = file.tell()
+        if entry.num_bytes:
+            before, after = old[entry.name].data.cast("B"), new[entry.name].data.cast("B")
+            for block in encode_tensor(before, after, entry.dtype, level):
+                file.write(block)
+                if file.tell() > room_bytes:
+                    return None
+        parts.append(DeltaTensor(name=entry.name, offset=start, num_bytes=file.tell() - start))
+    if not file.tell():
+        file.write(b"\0")  # nothing changed at all: a file without bytes cannot be mapped
+    return tuple(parts)
