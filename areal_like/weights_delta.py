@@ -140,7 +140,8 @@ def _encode_block(old_N: np.ndarray, new_N: np.ndarray, compressor: zstandard.Zs
     else:
         how, places = _GAPS, _planes(np.diff(places_C, prepend=-1).astype(np.uint32) - 1)
     values = _planes(_fold(new_N[places_C] - old_N[places_C]))
-    blobs = [compressor.compress(plane.tobytes()) for plane in (*places, *values)]
+    planes = (*places, *values) if num_changed else ()
+    blobs = [compressor.compress(plane.tobytes()) for plane in planes]
     head = _HEAD.pack(how, old_N.itemsize, num_items, num_changed)
     return b"".join([head, *(_LENGTH.pack(len(blob)) for blob in blobs), *blobs])
 
@@ -157,16 +158,17 @@ def apply_tensor(blocks: memoryview, target: memoryview, dtype: str) -> None:
             if width != item_bytes or start + num_items > len(target_N) or num_changed > num_items or not num_items:
                 raise WeightError("a delta block does not fit its tensor")
             offset += _HEAD.size
-            sizes = [*_place_sizes(how, num_items, num_changed), *[num_changed] * width]
+            sizes = _plane_sizes(how, width, num_items, num_changed)
             lengths = [_LENGTH.unpack_from(blocks, offset + index * _LENGTH.size)[0] for index in range(len(sizes))]
             offset += len(sizes) * _LENGTH.size
             planes = []
             for size, length in zip(sizes, lengths, strict=True):
                 planes.append(_decompress(decompressor, blocks[offset : offset + length], size))
                 offset += length
-            part_N = target_N[start : start + num_items]
-            places_C = _places(how, planes[: len(sizes) - width], num_items, num_changed)
-            part_N[places_C] += _unfold(_join(planes[len(sizes) - width :]))
+            if num_changed:
+                part_N = target_N[start : start + num_items]
+                places_C = _places(how, planes[:-width], num_items, num_changed)
+                part_N[places_C] += _unfold(_join(planes[-width:]))
             start += num_items
     except (struct.error, zstandard.ZstdError, ValueError, IndexError) as error:
         raise WeightError(f"damaged delta: {error}") from error
@@ -174,10 +176,14 @@ def apply_tensor(blocks: memoryview, target: memoryview, dtype: str) -> None:
         raise WeightError(f"a delta of {start} items for a tensor of {len(target_N)}")
 
 
-def _place_sizes(how: int, num_items: int, num_changed: int) -> list[int]:
+def _plane_sizes(how: int, width: int, num_items: int, num_changed: int) -> list[int]:
+    """Bytes of each plane: those of the places, then those of the values; none where nothing changed."""
     if how not in (_GAPS, _BITMAP, _ALL) or (how == _ALL and num_changed != num_items):
         raise WeightError("a delta block of unknown form")
-    return {_GAPS: [num_changed] * 4, _BITMAP: [(num_items + 7) // 8], _ALL: []}[how]
+    if not num_changed:
+        return []
+    places = {_GAPS: [num_changed] * 4, _BITMAP: [(num_items + 7) // 8], _ALL: []}[how]
+    return [*places, *[num_changed] * width]
 
 
 def _places(how: int, planes: list[np.ndarray], num_items: int, num_changed: int) -> np.ndarray | slice:

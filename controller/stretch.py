@@ -228,6 +228,7 @@ class Stretch:
         folder = default_root(self._run_id(), weights.place, run_dir, need_bytes)
         if weights.place == "shm" and folder.is_relative_to(self.folder.root):
             display.note(f"no room in shared memory: weights travel through {folder}", "warning")
+        stack.callback(sweep_dead)  # what workers that were killed had put together
         stack.callback(WeightStore(folder, weights.layout, keep=2).close, remove=True)
         return folder
 

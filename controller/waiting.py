@@ -71,6 +71,8 @@ def _worker_wait(state: RunState, worker: Worker) -> str:
         return f"{worker.name} is lost; its restart is awaited"
     if worker.quarantine:
         return f"{worker.name} is quarantined, it could not load version {worker.announced}: {worker.quarantine}"
+    if worker.staged == worker.announced > worker.version and not worker.has_turn:
+        return f"{worker.name} has staged version {worker.staged} and waits for its turn to swap it in"
     if worker.version < worker.announced and not worker.outstanding:
         return f"{worker.name} loads version {worker.announced}"
     is_idle = state.phase is Phase.RUNNING and worker.is_usable and not worker.outstanding

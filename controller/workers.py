@@ -121,7 +121,7 @@ def judge_late(state: RunState) -> None:
     for worker in state.workers.values():
         if worker.is_present and state.now_s > worker.load_due_s:
             doing = "swap it in" if worker.has_turn else "get it"
-            worker.load_due_s, worker.has_turn = math.inf, False
+            _end_load(worker)
             _quarantine(state, worker, f"it did not {doing} within {state.settings.load_deadline_s:g} s")
 
 

@@ -139,7 +139,7 @@ class VersionLoader:
         started_s = self._tracer.now_s()
         try:
             manifest_path = await self._receive(target)
-            arrived_s = self._tracer.now_s() - started_s
+            arrived_s = self._tracer.now_s() - started_s if self._receiver is not None else 0.0
             if not await self._has_turn(target):
                 self._num_superseded += 1
                 return

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 ROOT = ""
 """Name of the root, the trainer itself."""
+NOBODY = "\0"
+"""Parent of a node whose parent left; a name that no process can have."""
 
 
 @dataclass
@@ -57,8 +59,10 @@ class FanOutTree:
 
     def leave(self, name: str) -> None:
         """The node is gone; its children ask for another parent themselves, when they notice."""
-        if name != ROOT:
-            self._nodes.pop(name, None)
+        if name != ROOT and self._nodes.pop(name, None) is not None:
+            for node in self._nodes.values():
+                if node.parent == name:
+                    node.parent = NOBODY
 
     def children(self, name: str) -> list[str]:
         """Who fetches from this node now."""

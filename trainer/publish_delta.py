@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -33,6 +33,14 @@ from trainer.config import WeightStoreSettings
 Tensors = Mapping[str, TensorBytes]
 
 
+class Written(NamedTuple):
+    """A version in the store: its manifest, and how many bytes have to travel to whoever has the version before."""
+
+    path: Path
+    num_bytes: int
+    is_delta: bool
+
+
 class VersionWriter:
     """Writes versions one after another; call from one thread at a time. Keeps the last one's tensors as the base."""
 
@@ -42,32 +50,27 @@ class VersionWriter:
         self._base: tuple[WeightManifest, Tensors] | None = None
         self._last_full: WeightManifest | None = None
         self._chain_bytes = 0
-        self.counters = {"published_bytes": 0.0, "published_full": 0.0, "published_delta": 0.0}
 
-    def write(self, version: int, lineage: str, tensors: Tensors) -> Path:
-        """One version; the path of its manifest. `tensors` must not change afterwards. Raises WeightError."""
+    def write(self, version: int, lineage: str, tensors: Tensors) -> Written:
+        """Write one version. `tensors` must not change afterwards. Raises WeightError."""
         if self._delta is None:
             return self._publish_full(version, lineage, tensors)
         manifest = describe(self._store.kind, version, lineage, tensors)
-        path = self._write_delta(manifest, tensors)
-        if path is None:
-            path = self._write_full(manifest, tensors)
+        written = self._write_delta(manifest, tensors) or self._write_full(manifest, tensors)
         self._base = (manifest, tensors)
-        return path
+        return written
 
-    def _write_full(self, manifest: WeightManifest, tensors: Tensors) -> Path:
-        path = self._publish_full(manifest.version, manifest.lineage, tensors)
+    def _write_full(self, manifest: WeightManifest, tensors: Tensors) -> Written:
+        written = self._publish_full(manifest.version, manifest.lineage, tensors)
         self._retire(manifest)
         self._last_full, self._chain_bytes = manifest, 0
-        return path
+        return written
 
-    def _publish_full(self, version: int, lineage: str, tensors: Tensors) -> Path:
+    def _publish_full(self, version: int, lineage: str, tensors: Tensors) -> Written:
         path = self._store.publish(version, lineage, tensors)
-        self.counters["published_full"] += 1
-        self.counters["published_bytes"] += sum(tensor.data.nbytes for tensor in tensors.values())
-        return path
+        return Written(path, sum(tensor.data.nbytes for tensor in tensors.values()), is_delta=False)
 
-    def _write_delta(self, manifest: WeightManifest, tensors: Tensors) -> Path | None:
+    def _write_delta(self, manifest: WeightManifest, tensors: Tensors) -> Written | None:
         """None where a full version is to be written instead."""
         assert self._delta is not None
         if self._base is None or self._last_full is None:
@@ -101,9 +104,7 @@ class VersionWriter:
             temporary.unlink(missing_ok=True)
             raise WeightError(f"cannot publish a delta in {self._store.root}: {error.strerror}") from error
         self._chain_bytes += num_bytes
-        self.counters["published_delta"] += 1
-        self.counters["published_bytes"] += num_bytes
-        return self._store.root / name
+        return Written(self._store.root / name, num_bytes, is_delta=True)
 
     def _retire(self, full: WeightManifest) -> None:
         """A full version was written: deltas up to the full version before it lead nowhere that matters."""

@@ -33,7 +33,7 @@ from trainer.export import export_policy
 from trainer.model import load_causal_lm, num_parameters
 from trainer.optimizer import PolicyOptimizer
 from trainer.publish import snapshot
-from trainer.publish_delta import VersionWriter
+from trainer.publish_delta import VersionWriter, Written
 from trainer.step import TrainStep
 from trainer.training_state import (
     generator_states,
@@ -178,9 +178,9 @@ class Training:
 
     # ------------------------------------------------------------ what it leaves behind
 
-    def publish(self) -> Callable[[], Path]:
-        """Copy the present version. What is returned writes it into the weight store, once, and gives its manifest's
-        path; it touches no model and may run on another thread, one version at a time.
+    def publish(self) -> Callable[[], Written]:
+        """Copy the present version. What is returned writes the copy into the weight store; it touches no model and may
+        run on another thread, one version at a time.
         """
         version, lineage = self.version, self.spec.lineage
         tensors = snapshot(self.model, dtype=self.spec.model.dtype)

@@ -49,6 +49,7 @@ from areal_like.messages import (
 from areal_like.trace import Tracer
 from trainer.activity import Activity
 from trainer.batch import PreparedBatch
+from trainer.publish_delta import Written
 from trainer.training import Training
 from trainer.weight_sender import WeightSender, sender_of
 
@@ -197,9 +198,12 @@ class TrainerWorker:
             metrics["publish_s"] = time.perf_counter() - started_s
         self._writing = self._group.create_task(self._write_out(self._training.version, write, metrics))
 
-    async def _write_out(self, version: int, write: Callable[[], Path], metrics: dict[str, float]) -> None:
-        place = str(await asyncio.to_thread(write))
-        lineage = self._spec.lineage
+    async def _write_out(self, version: int, write: Callable[[], Written], metrics: dict[str, float]) -> None:
+        started_s = time.perf_counter()
+        written = await asyncio.to_thread(write)
+        if metrics:
+            metrics |= {"publish_bytes": float(written.num_bytes), "publish_write_s": time.perf_counter() - started_s}
+        place, lineage = str(written.path), self._spec.lineage
         if self._sender is not None:
             place = self._sender.locator(version, lineage)
         self._published = VersionPublished(version=version, lineage=lineage, manifest_path=place, metrics=metrics)

@@ -53,7 +53,7 @@ def pairs(draw):
     return dtype, base, new
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pairs(), st.integers(1, 64))
 def test_any_bits_come_back_whatever_the_block_size(pair, block_items):
     dtype, base, new = pair

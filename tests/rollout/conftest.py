@@ -276,9 +276,9 @@ class Rig:
         self.announce(version, lineage)
         await self.until(lambda: any(x.version == version for x in self.got(m.VersionLoaded)), "VersionLoaded")
 
-    def announce(self, version, lineage="l0", name=None):
+    def announce(self, version, lineage="l0", name=None, is_held=False):
         path = str(self.tmp_path / (name or f"v{version}"))
-        self.send(m.AnnounceVersion(version=version, lineage=lineage, manifest_path=path))
+        self.send(m.AnnounceVersion(version=version, lineage=lineage, manifest_path=path, is_held=is_held))
 
     def lease(self, *tasks):
         self.send(m.Lease(tasks=tasks))
@@ -318,7 +318,14 @@ def make_task(lease_id=1, *, group_id=0, index=0, prompt="ab", purpose="train", 
 
 async def make_hub(role, bind="tcp://127.0.0.1:0"):
     accept = {
-        "controller": {m.Progress, m.SampleFinished, m.SampleReturned, m.VersionLoaded, m.VersionFailed},
+        "controller": {
+            m.Progress,
+            m.SampleFinished,
+            m.SampleReturned,
+            m.VersionStaged,
+            m.VersionLoaded,
+            m.VersionFailed,
+        },
         "reward": {m.ScoreRequest},
     }
     hub = Hub(run_id=RUN, role=role, bind=bind, curve_dir=None, accept=frozenset(accept[role]))

@@ -1,4 +1,4 @@
-"""Claims about the tree that weights fan out through: no circles, constant uplink, everybody keeps a way to the root."""
+"""Claims about the tree that weights fan out through: no circles, constant uplink, a way to the root for all."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def test_a_worker_that_started_anew_takes_a_new_place_under_its_new_address():
     tree = FanOutTree("root", 1)
     tree.join("w0", "old")
     assert tree.join("w1", "a1") == "old"
-    assert tree.join("w0", "new") == "a1"
+    assert tree.join("w0", "new") == "root"
+    assert tree.parent_of("w1") is None
     assert tree.replace("w1", "a1", "old") == "root"
 
 

@@ -1,0 +1,83 @@
+"""How large is the lossless delta from one version to the next, over real steps of a real job?
+
+    python -m benchmarks.delta                 bfloat16 and float32, learning rates 1e-6, 1e-5, 1e-4: about 10 minutes
+    python -m benchmarks.delta --quick         one run of each dtype, 6 steps
+    python -m benchmarks.delta --config configs/gsm8k.yaml model.path=...      your own model
+
+Each run is the whole job (generation, rewards, AdamW) with deltas on and a constant learning rate after a warm start;
+the sizes are those the trainer published (publish_bytes of metrics.jsonl). The trainer's own parameters are float32
+throughout: with bfloat16 the published copy changes only where a parameter has crossed a rounding border.
+
+A model of the quickstart's size has larger gradients relative to its weights than a large one and is trained by steps of
+few samples; AdamW's steps are about as long as the learning rate whatever the gradient. Read the figures as what this
+job does at that learning rate, not as a promise for another model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.runs import train, write
+
+SETTINGS = (
+    "trainer.weights.delta.full_every=1000", "trainer.weights.deadline_s=300", "trainer.optimizer.schedule=constant",
+    "trainer.optimizer.warmup_steps=0", "eval.at_start=false", "eval.every_steps=0", "data.eval.limit=16",
+    "metrics.report=false", "metrics.trace=false", "groups_per_step=12", "group_size=4",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--config", default="configs/quickstart.yaml")
+    parser.add_argument("--dtypes", default="bfloat16,float32")
+    parser.add_argument("--lrs", default="1e-6,1e-5,1e-4")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_intermixed_args()
+    rates = ["1e-5"] if options.quick else options.lrs.split(",")
+    steps = 6 if options.quick else options.steps
+    rows = []
+    print(
+        f"{'dtype':10} {'lr':>8} {'full':>12} {'delta, median':>14} {'least':>12} {'most':>12} {'share':>8} {'times':>7}"
+    )
+    for dtype in options.dtypes.split(","):
+        for rate in rates:
+            row = measure(options.config, dtype, rate, steps, options.overrides, options.runs_dir)
+            rows.append(row)
+            print(
+                f"{dtype:10} {rate:>8} {row['full_bytes']:12,.0f} {row['median_bytes']:14,.0f} {row['min_bytes']:12,.0f} "
+                f"{row['max_bytes']:12,.0f} {row['share']:8.2%} {1 / row['share']:7.1f}",
+                flush=True,
+            )
+    if not options.quick or options.out:
+        command = "python -m benchmarks.delta " + " ".join(sys.argv[1:])
+        print("written to", write("delta", command, {"rows": rows}, options.out))
+
+
+def measure(config: str, dtype: str, rate: str, steps: int, overrides: list[str], runs_dir: Path) -> dict[str, Any]:
+    """One run: bytes of every version after the first, which is whole."""
+    own = [f"model.dtype={dtype}", f"trainer.optimizer.lr={rate}", f"num_steps={steps}", *SETTINGS, *overrides]
+    summary = train(config, own, runs_dir)
+    lines = (Path(summary["folder"]) / "metrics.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    sizes = [event["publish_bytes"] for event in events if event.get("kind") == "step"]
+    setup = json.loads((Path(summary["folder"]) / "trainer.json").read_text())
+    full_bytes = setup["parameters"] * (2 if dtype == "bfloat16" else 4)
+    median = statistics.median(sizes)
+    return {
+        "dtype": dtype, "lr": float(rate), "steps": len(sizes), "full_bytes": full_bytes, "median_bytes": median,
+        "min_bytes": min(sizes), "max_bytes": max(sizes), "share": median / full_bytes, "sizes": sizes,
+        "audit": summary["audit"],
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

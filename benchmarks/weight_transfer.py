@@ -1,0 +1,365 @@
+"""How long does a new version take to reach an engine that generates, by each way, and what does generation feel of it?
+
+    python -m benchmarks.weight_transfer                            every way at 50, 200 and 500 MB
+    python -m benchmarks.weight_transfer --quick                    8 and 24 MB, one repeat
+    python -m benchmarks.weight_transfer --device cuda --shape 4B   a real size on a GPU, bfloat16
+
+The trainer's half (copy, store, sender) runs in a process of its own, the receiver and the real embedded engine with
+all slots busy in this one, on one machine: a stream goes over loopback, encrypted. Versions differ from each other in
+`--changed` of their items, by one step in the last place. Columns, medians of the repeats:
+
+    copy_ms    the trainer stands still      write_ms   its background work until the announcement
+    stage_ms   from the announcement until the version is complete, verified and in the spare weights
+    swap_ms    generation stands still, by the engine's own account (keep_kv: no cache is rebuilt)
+    seen_ms    longest time without a step seen from outside, less the usual one; allowed: 1.2 * swap_ms + 20
+    refill_ms  the same account with `recompute`: swap and rebuilt caches together
+    sent_mb    bytes that left the trainer (for shm and disk: bytes of the files it wrote)
+
+Beside them what the machine can do: copying memory, and plain TCP over loopback, for as many bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import secrets
+import shutil
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from areal_like.channel import Peer
+from areal_like.curve import make_run_keys
+from areal_like.messages import Heartbeat, Hello, Sampling
+from areal_like.trajectory import Segment
+from areal_like.weights import SHARED_MEMORY
+from benchmarks.gpu_suite.shapes import SHAPES, Shape, config_of, random_tensors
+from benchmarks.runs import write
+from rollout.config import EngineSettings
+from rollout.engine.port import GenerationRequest, Interruption
+from rollout.receiver import VersionReceiver
+from rollout.relay import Relay
+
+RUN = "weight-transfer"
+WAYS: dict[str, dict[str, Any]] = {
+    "shm": {"kind": "shm"},
+    "disk": {"kind": "disk"},
+    "disk, delta": {"kind": "disk", "delta": {"full_every": 1000}},
+    "stream": {"kind": "stream"},
+    "stream, delta": {"kind": "stream", "delta": {"full_every": 1000}},
+}
+DEADLINE_S = 300.0
+POLL_S = 0.002
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way at one size."""
+
+    way: str
+    shape: Shape
+    dtype: str
+    device: str
+    changed: float
+    repeats: int
+    slots: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Parameters times bytes an item."""
+        return self.shape.parameters * (4 if self.dtype == "float32" else 2)
+
+
+def shape_of(megabytes: float) -> Shape:
+    """A Qwen3 of about so many MB in float32: eight layers, the width that fits."""
+    for hidden in range(64, 4096, 32):
+        shape = Shape(f"{megabytes:g} MB", hidden, 8, hidden // 32, max(1, hidden // 64), 32, 3 * hidden, 2048)
+        if shape.parameters * 4 >= megabytes * 1e6:
+            return shape
+    raise SystemExit(f"no shape of {megabytes} MB")
+
+
+# ------------------------------------------------------------ the trainer's half
+
+
+def trainer(pipe: Connection, case: Case, folder: str) -> None:
+    """A process: makes versions when told, serves them if they are streamed, says what it did."""
+    asyncio.run(_trainer(pipe, case, Path(folder)))
+
+
+async def _trainer(pipe: Connection, case: Case, folder: Path) -> None:
+    import torch
+
+    from trainer.config import WeightStoreSettings
+    from trainer.publish import tensor_bytes
+    from trainer.publish_delta import VersionWriter
+    from trainer.weight_sender import WeightSender
+
+    settings = WeightStoreSettings(**WAYS[case.way])
+    tensors = random_tensors(config_of(case.shape), "cpu", getattr(torch, case.dtype))
+    views = [tensor.view(torch.int32 if case.dtype == "float32" else torch.int16) for tensor in tensors.values()]
+    root = (SHARED_MEMORY if settings.place == "shm" else folder) / f"areal_like-{RUN}-{os.getpid()}"
+    writer, dice = VersionWriter(root, settings), torch.Generator().manual_seed(1)
+    sender = WeightSender(
+        root, run_id=RUN, bind="tcp://127.0.0.1:*", curve_dir=folder / "keys",
+        chunk_bytes=settings.chunk_kb << 10, fan_out=settings.fan_out,
+    )  # fmt: skip
+    await sender.start()
+    serving = asyncio.create_task(sender.run())
+    try:
+        while (version := await asyncio.to_thread(pipe.recv)) is not None:
+            for view in views:
+                view += (torch.rand(view.shape, generator=dice) < case.changed).to(view.dtype)
+            started_s = time.perf_counter()
+            copies = {name: tensor_bytes(tensor.clone()) for name, tensor in tensors.items()}
+            copied_s = time.perf_counter()
+            written = await asyncio.to_thread(writer.write, version, "l0", copies)
+            ended_s = time.perf_counter()
+            place = sender.locator(version, "l0") if settings.kind == "stream" else str(written.path)
+            pipe.send((place, copied_s - started_s, ended_s - copied_s, written.num_bytes))
+    finally:
+        serving.cancel()
+        await sender.close()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+# ------------------------------------------------------------ the engine's half
+
+
+class Watch:
+    """Sees from outside how long generation goes without a step."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.gaps_s: list[float] = []
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        steps, since_s = self._engine.counters()["steps"], time.perf_counter()
+        while True:
+            await asyncio.sleep(POLL_S)
+            now, now_s = self._engine.counters()["steps"], time.perf_counter()
+            if now != steps:
+                self.gaps_s.append(now_s - since_s)
+                steps, since_s = now, now_s
+
+
+class Generation:
+    """Keeps every slot busy until left."""
+
+    def __init__(self, engine: Any, case: Case) -> None:
+        self._engine, self._case, self._tasks = engine, case, list[asyncio.Task[None]]()
+
+    async def __aenter__(self) -> None:
+        self._tasks = [asyncio.create_task(self._answers(slot)) for slot in range(self._case.slots)]
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _answers(self, slot: int) -> None:
+        number = slot
+        while True:
+            prompt = np.random.default_rng(number).integers(0, self._case.shape.vocabulary, 16).astype(np.int32)
+            await self._engine.generate(
+                GenerationRequest(
+                    request_id=number,
+                    prompt_P=prompt,
+                    prefix=Segment.empty(),
+                    seed=number,
+                    sampling=Sampling(max_new_tokens=400),
+                )
+            )
+            number += self._case.slots
+
+
+class Bench:
+    """One case: a trainer process, a receiver, an engine."""
+
+    def __init__(self, case: Case, folder: Path, pipe: Connection) -> None:
+        self._case, self._folder, self._pipe = case, folder, pipe
+        self._version = -1
+
+    async def run(self) -> dict[str, Any]:
+        """The row of this case."""
+        from rollout.engine.embedded import EmbeddedEngine
+
+        case = self._case
+        model = self._folder / "model"
+        config_of(case.shape, max_positions=512).save_pretrained(model)
+        settings = EngineSettings(num_slots=case.slots, max_context=512, device=case.device)
+        self._engine = EmbeddedEngine(model, settings, dtype=case.dtype, num_threads=1)
+        self._receiver = self._make_receiver()
+        await self._engine.start()
+        serving = asyncio.create_task(self._receiver.run())
+        try:
+            await self._bring("keep_kv")
+            async with Generation(self._engine, case):
+                watch = Watch(self._engine)
+                watching = asyncio.create_task(watch.run())
+                await asyncio.sleep(0.5)
+                swaps = [await self._measure(watch, "keep_kv") for _ in range(case.repeats)]
+                refills = [await self._measure(watch, "recompute") for _ in range(case.repeats)]
+                watching.cancel()
+        finally:
+            serving.cancel()
+            await self._engine.close()
+            await self._receiver.close()
+        row = {key: statistics.median(swap[key] for swap in swaps) for key in swaps[0]}
+        allowed_ms = 1.2 * row["swap_ms"] + 20
+        refill_ms = statistics.median(refill["swap_ms"] for refill in refills)
+        return {**row, "refill_ms": refill_ms, "allowed_ms": allowed_ms, "is_within": row["seen_ms"] <= allowed_ms}
+
+    def _make_receiver(self) -> VersionReceiver:
+        keys, incarnation = self._folder / "keys", secrets.token_hex(8)
+
+        def wire(address: str, accept: frozenset[type]) -> Peer:
+            hello = Hello(role="rollout", name="rollout-0", pid=os.getpid(), run_id=RUN, incarnation=incarnation)
+            return Peer(
+                address=address, hello=hello, curve_dir=keys, accept=accept, heartbeat_s=0.5, silence_s=15.0,
+                status=lambda: Heartbeat(state="fetch"),
+            )  # fmt: skip
+
+        root = SHARED_MEMORY if SHARED_MEMORY.is_dir() else self._folder
+        return VersionReceiver(
+            root / f"areal_like-{RUN}-{os.getpid()}",
+            make_wire=wire,
+            make_relay=lambda: Relay(run_id=RUN, bind="tcp://127.0.0.1:*", curve_dir=keys),
+        )
+
+    async def _bring(self, interruption: Interruption) -> dict[str, float]:
+        """The next version, from the trainer's tensors into the engine."""
+        self._version += 1
+        self._pipe.send(self._version)
+        place, copy_s, write_s, written_bytes = await asyncio.to_thread(self._pipe.recv)
+        before = self._receiver.counters().get("weights_fetched_bytes", 0.0)
+        started_s = time.perf_counter()
+        manifest = await self._receiver.receive(place, DEADLINE_S)
+        arrived_s = time.perf_counter()
+        report = await self._engine.load_version(manifest, interruption)
+        fetched = self._receiver.counters().get("weights_fetched_bytes", 0.0) - before
+        assert self._engine.version == self._version, "another version was loaded"
+        return {
+            "copy_ms": 1e3 * copy_s, "write_ms": 1e3 * write_s,
+            "stage_ms": 1e3 * (arrived_s - started_s + report.stage_s), "swap_ms": 1e3 * report.pause_s,
+            "sent_mb": (fetched or written_bytes) / 1e6,
+        }  # fmt: skip
+
+    async def _measure(self, watch: Watch, interruption: Interruption) -> dict[str, float]:
+        await asyncio.sleep(0.3)
+        usual_s = statistics.median(watch.gaps_s)
+        watch.gaps_s.clear()
+        row = await self._bring(interruption)
+        await asyncio.sleep(0.3 + 2 * usual_s)
+        return {**row, "seen_ms": 1e3 * max(0.0, max(watch.gaps_s) - usual_s), "usual_ms": 1e3 * usual_s}
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """One row."""
+    with tempfile.TemporaryDirectory(prefix="areal-like-transfer-") as folder:
+        make_run_keys(Path(folder) / "keys")
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=trainer, args=(theirs, case, folder), daemon=True)
+        process.start()
+        try:
+            row = asyncio.run(Bench(case, Path(folder), ours).run())
+        finally:
+            ours.send(None)
+            process.join(20)
+            process.terminate()
+    return {"way": case.way, "mb": case.num_bytes / 1e6, "dtype": case.dtype, "changed": case.changed, **row}
+
+
+# ------------------------------------------------------------ what the machine can do
+
+
+def limits(num_bytes: int) -> dict[str, float]:
+    """Milliseconds to copy so many bytes in memory, and to send them over plain loopback TCP; best of three."""
+    source, target = np.ones(num_bytes, np.uint8), np.empty(num_bytes, np.uint8)
+    copies, sends = [], []
+    for _ in range(3):
+        started_s = time.perf_counter()
+        np.copyto(target, source)
+        copies.append(time.perf_counter() - started_s)
+        sends.append(_loopback(source, target))
+    return {"memory_copy_ms": 1e3 * min(copies), "loopback_ms": 1e3 * min(sends)}
+
+
+def _loopback(source: np.ndarray, target: np.ndarray) -> float:
+    with _pair() as (one, other):
+        sending = threading.Thread(target=one.sendall, args=(source.data,))
+        started_s = time.perf_counter()
+        sending.start()
+        rest = target.data.cast("B")
+        while len(rest):
+            rest = rest[other.recv_into(rest) :]
+        sending.join()
+        return time.perf_counter() - started_s
+
+
+@contextlib.contextmanager
+def _pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+        other, _ = server.accept()
+        with other:
+            yield one, other
+
+
+# ------------------------------------------------------------ the table
+
+COLUMNS = ("copy_ms", "write_ms", "stage_ms", "swap_ms", "seen_ms", "allowed_ms", "refill_ms", "usual_ms", "sent_mb")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="instead of the sizes: a Qwen3 by name, bfloat16")
+    parser.add_argument("--ways", default=",".join(WAYS).replace(", ", "+"), help="comma-separated; + before delta")
+    parser.add_argument("--sizes", default="", help="MB, comma-separated")
+    parser.add_argument("--changed", type=float, default=0.01, help="share of items that differ between versions")
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    if options.shape:
+        shapes, dtype = [SHAPES[options.shape]], "bfloat16"
+    else:
+        sizes = options.sizes or ("8,24" if options.quick else "50,200,500")
+        shapes, dtype = [shape_of(float(size)) for size in sizes.split(",")], "float32"
+    ways = [way.replace("+", ", ") for way in options.ways.split(",")]
+    if unknown := set(ways) - set(WAYS):
+        raise SystemExit(f"no way {', '.join(unknown)}; there are {', '.join(WAYS)}")
+    repeats = 1 if options.quick else 5
+    rows, machine = [], []
+    print("  ".join([f"{'way':14}", f"{'MB':>7}", *(f"{name:>10}" for name in COLUMNS)]), flush=True)
+    for shape in shapes:
+        for way in ways:
+            case = Case(way, shape, dtype, options.device, options.changed, repeats, slots=4)
+            row = measure(case)
+            rows.append(row)
+            figures = "  ".join(f"{row[name]:10.1f}" for name in COLUMNS)
+            print(f"{way:14}  {row['mb']:7.1f}  {figures}{'' if row['is_within'] else '  over'}", flush=True)
+        machine.append({"mb": case.num_bytes / 1e6, **limits(case.num_bytes)})
+        print("  this machine: " + ", ".join(f"{key} {value:.1f}" for key, value in machine[-1].items()), flush=True)
+    if not options.quick or options.out:
+        command = "python -m benchmarks.weight_transfer " + " ".join(sys.argv[1:])
+        print("written to", write("weight_transfer", command, {"rows": rows, "limits": machine}, options.out))
+
+
+if __name__ == "__main__":
+    main()
