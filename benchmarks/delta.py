@@ -8,9 +8,8 @@ Each run is the whole job (generation, rewards, AdamW) with deltas on and a cons
 the sizes are those the trainer published (publish_bytes of metrics.jsonl). The trainer's own parameters are float32
 throughout: with bfloat16 the published copy changes only where a parameter has crossed a rounding border.
 
-A model of the quickstart's size has larger gradients relative to its weights than a large one and is trained by steps of
-few samples; AdamW's steps are about as long as the learning rate whatever the gradient. Read the figures as what this
-job does at that learning rate, not as a promise for another model.
+AdamW's steps are about as long as the learning rate whatever the gradient, but how large the weights are differs from
+model to model. Read the figures as what this job does at that learning rate, not as a promise for another model.
 """
 
 from __future__ import annotations
@@ -30,6 +29,8 @@ SETTINGS = (
     "metrics.report=false", "metrics.trace=false", "groups_per_step=12", "group_size=4",
 )  # fmt: skip
 
+COLUMNS = ("dtype", "lr", "full_bytes", "median_bytes", "min_bytes", "max_bytes", "share")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -45,18 +46,13 @@ def main() -> None:
     rates = ["1e-5"] if options.quick else options.lrs.split(",")
     steps = 6 if options.quick else options.steps
     rows = []
-    print(
-        f"{'dtype':10} {'lr':>8} {'full':>12} {'delta, median':>14} {'least':>12} {'most':>12} {'share':>8} {'times':>7}"
-    )
+    print("  ".join(f"{name:>12}" for name in COLUMNS))
     for dtype in options.dtypes.split(","):
         for rate in rates:
             row = measure(options.config, dtype, rate, steps, options.overrides, options.runs_dir)
             rows.append(row)
-            print(
-                f"{dtype:10} {rate:>8} {row['full_bytes']:12,.0f} {row['median_bytes']:14,.0f} {row['min_bytes']:12,.0f} "
-                f"{row['max_bytes']:12,.0f} {row['share']:8.2%} {1 / row['share']:7.1f}",
-                flush=True,
-            )
+            figures = (f"{row[name]:12,.0f}" for name in COLUMNS[2:6])
+            print("  ".join([f"{dtype:>12}", f"{rate:>12}", *figures, f"{row['share']:12.2%}"]), flush=True)
     if not options.quick or options.out:
         command = "python -m benchmarks.delta " + " ".join(sys.argv[1:])
         print("written to", write("delta", command, {"rows": rows}, options.out))

@@ -82,7 +82,9 @@ class WeightSender:
         self._asking: set[str] = set()
         self._opening = asyncio.Lock()
         self.address = ""
-        self.counters = {"sent_chunks": 0.0, "sent_bytes": 0.0, "sent_moved": 0.0, "sent_refused": 0.0}
+        self.counters = dict.fromkeys(
+            ("weights_sent_chunks", "weights_sent_bytes", "weights_moved_children", "weights_refused_chunks"), 0.0
+        )
 
     async def start(self) -> None:
         """Bind. Raises UserError."""
@@ -126,14 +128,14 @@ class WeightSender:
     def _send_chunk(self, peer: str, request: ChunkRequest) -> None:
         found = self._parcels.get(request.parcel)
         if found is None or not 0 <= request.index < found.parcel.num_chunks:
-            self.counters["sent_refused"] += 1
+            self.counters["weights_refused_chunks"] += 1
             self._hub.send(peer, NoChunk(parcel=request.parcel, index=request.index, reason="not to be had any more"))
             return
         found.asked_s = time.monotonic()
         data = np.frombuffer(found.data[found.parcel.span(request.index)], np.uint8)
         if self._hub.send(peer, Chunk(parcel=request.parcel, index=request.index, data=data)):
-            self.counters["sent_chunks"] += 1
-            self.counters["sent_bytes"] += data.nbytes
+            self.counters["weights_sent_chunks"] += 1
+            self.counters["weights_sent_bytes"] += data.nbytes
 
     def _parent(self, peer: str, request: ParentRequest) -> str:
         found = self._parcels.get(request.parcel)
@@ -142,7 +144,7 @@ class WeightSender:
         self._parcels.move_to_end(request.parcel)
         if not request.lost:
             return found.tree.join(peer, request.address)
-        self.counters["sent_moved"] += 1
+        self.counters["weights_moved_children"] += 1
         log.warning("%s lost %s while it fetched %s: it fetches from another", peer, request.lost, request.parcel)
         return found.tree.replace(peer, request.address, request.lost)
 

@@ -148,7 +148,7 @@ def test_the_trainer_sends_a_constant_number_of_copies(tmp_path):
         for path in await asyncio.gather(*(receiver.receive(place, PATIENCE_S) for receiver in receivers)):
             site.assert_whole(path, 0)
         num_bytes = receivers[0].counters()["weights_received_bytes"]
-        assert site.sender.counters["sent_bytes"] == 2 * num_bytes
+        assert site.sender.counters["weights_sent_bytes"] == 2 * num_bytes
         assert sum(one.counters()["weights_relayed_bytes"] for one in receivers) == 5 * num_bytes
         (tree,) = site.sender.trees().values()
         assert tree.max_root_children == 2
@@ -277,7 +277,7 @@ def test_a_child_is_served_while_its_parent_still_fetches(tmp_path):
         receivers = [site.worker(f"w{number}") for number in range(4)]
         paths = await asyncio.gather(*(receiver.receive(place, PATIENCE_S) for receiver in receivers))
         assert len(paths) == 4
-        assert site.sender.counters["sent_bytes"] == receivers[0].counters()["weights_received_bytes"]
+        assert site.sender.counters["weights_sent_bytes"] == receivers[0].counters()["weights_received_bytes"]
         assert not any(receiver.counters()["weights_lost_parents"] for receiver in receivers)
 
     run(scenario, tmp_path, fan_out=1)
@@ -312,7 +312,7 @@ def test_a_stranger_without_the_runs_key_gets_nothing(tmp_path):
         stranger = site.worker("w0")
         with pytest.raises(WeightError, match="did not arrive"):
             await stranger.receive(place, 1.0)
-        assert site.sender.counters["sent_bytes"] == 0
+        assert site.sender.counters["weights_sent_bytes"] == 0
 
     run(scenario, tmp_path)
 
