@@ -30,7 +30,9 @@ def read_manifest(path: Path) -> AnyManifest:
 def decode_manifest(data: bytes, *, is_delta: bool) -> AnyManifest:
     """A manifest from its JSON. Raises WeightError."""
     try:
-        return msgspec.json.decode(data, type=DeltaManifest if is_delta else WeightManifest)
+        if is_delta:
+            return msgspec.json.decode(data, type=DeltaManifest)
+        return msgspec.json.decode(data, type=WeightManifest)
     except (msgspec.MsgspecError, ValueError) as error:
         raise WeightError(f"damaged manifest: {error}") from error
 

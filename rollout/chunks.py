@@ -54,10 +54,13 @@ class ChunkFile:
         """Take a chunk in; False where its bytes are not what the trainer sent."""
         span = self.parcel.span(index)
         is_whole = data.dtype == np.uint8 and data.shape == (span.stop - span.start,)
-        if not is_whole or zlib.crc32(np.ascontiguousarray(data)) != int(self.parcel.chunk_crcs[index]):
+        if not is_whole:
+            return False
+        raw = np.ascontiguousarray(data).data
+        if zlib.crc32(raw) != int(self.parcel.chunk_crcs[index]):
             return False
         if not self._has_N[index]:
-            self._map[span] = np.ascontiguousarray(data).data
+            self._map[span] = raw
             self._has_N[index] = True
             self._num_missing -= 1
         return True

@@ -91,11 +91,11 @@ class Fetcher:
         version, held = base if base is not None else (-1, "")
         asked = WayRequest(version=locator.version, lineage=locator.lineage, base_version=version, base_digest=held)
         wanted = (locator.version, locator.lineage)
-        reply = await self._ask(
-            locator.address,
-            asked,
-            lambda message: message if isinstance(message, Way | NoWay) and _names(message) == wanted else None,
-        )
+
+        def pick(message: Message) -> Way | NoWay | None:
+            return message if isinstance(message, Way | NoWay) and _names(message) == wanted else None
+
+        reply: Way | NoWay = await self._ask(locator.address, asked, pick)
         if isinstance(reply, NoWay):
             raise WeightError(f"version {locator.version} is not to be had: {reply.reason}")
         return reply.parcels

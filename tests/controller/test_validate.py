@@ -132,6 +132,8 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
         ({"trainer.threads": 0}, "trainer.threads", "auto"),
         ({"rollout.workflow": "two turns"}, "rollout.workflow", "module:Class"),
         ({"rollout.prompt_template": "solve this"}, "rollout.prompt_template", "{prompt}"),
+        ({"trainer.weights.shared_dir": "/nfs"}, "trainer.weights.shared_dir", "means nothing beside kind shm"),
+        ({"trainer.weights.swap": "rolling", "rollout.interruption": "drain"}, "trainer.weights.swap", "drain"),
         ({"launch.curve": "off", "launch.host": "10.0.0.1"}, "launch.curve", "127.0.0.1"),
         ({"launch.silence_s": 1.0}, "launch.silence_s", "at least 2"),
         ({"name": "../x"}, "name", "folder"),
@@ -143,6 +145,24 @@ def test_contradiction_is_refused_with_its_key_and_a_remedy(changes: dict[str, A
     assert [problem.keys[0] for problem in problems] == [key]
     assert words in str(problems[0])
     assert problems[0].remedy or "finite" in words or "weight 0" in words
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ({"kind": "shm"}, "shared memory"),
+        ({"kind": "disk"}, "need a folder"),
+        ({"kind": "disk", "shared_dir": "/nfs/weights"}, None),
+        ({"kind": "stream"}, None),
+    ],
+)
+def test_workers_on_other_hosts_need_a_way_for_weights(weights: dict[str, Any], words: str | None) -> None:
+    config = make(trainer__weights=weights)
+    assert cross_check(config) == []
+    spread = config.model_copy(update={"launch": config.launch.model_copy(update={"kind": "elsewhere"})})
+    found = [str(problem) for problem in cross_check(spread) if "weights" in str(problem)]
+    assert len(found) == (words is not None)
+    assert words is None or words in found[0]
 
 
 def test_ordinary_ppo_and_unbounded_are_allowed_when_said_wholly() -> None:
