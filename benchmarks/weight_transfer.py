@@ -235,7 +235,7 @@ class Bench:
 
         root = SHARED_MEMORY if SHARED_MEMORY.is_dir() else self._folder
         return VersionReceiver(
-            root / f"areal_like-{RUN}-{os.getpid()}",
+            [root / f"areal_like-{RUN}-{os.getpid()}"],
             make_wire=wire,
             make_relay=lambda: Relay(run_id=RUN, bind="tcp://127.0.0.1:*", curve_dir=keys),
         )

@@ -26,7 +26,7 @@ from areal_like.trace import Tracer
 from rollout import reward_client, worker
 from rollout.config import RolloutSettings
 from rollout.engine.port import Engine
-from rollout.local_versions import local_root
+from rollout.local_versions import local_roots
 from rollout.receiver import VersionReceiver
 from rollout.relay import Relay
 from rollout.reward_client import RewardClient
@@ -122,7 +122,7 @@ class Connections:
         spec = self._spec
         curve_dir = Path(spec.curve_dir) if spec.curve_dir else None
         return VersionReceiver(
-            local_root(spec.run_id, spec.name),
+            local_roots(spec.run_id, spec.name),
             make_wire=lambda address, accept: self._peer(
                 address, self._hello(0), spec.curve_dir, accept, lambda: Heartbeat(state="fetch")
             ),

@@ -6,6 +6,7 @@ Owns: checksums of chunks, the place of each. Refuses: asking for chunks (fetchi
 from __future__ import annotations
 
 import mmap
+import os
 import zlib
 from pathlib import Path
 
@@ -25,7 +26,7 @@ class ChunkFile:
         self._num_missing = parcel.num_chunks
         try:
             with path.open("wb+") as file:
-                file.truncate(parcel.num_bytes)
+                os.posix_fallocate(file.fileno(), 0, parcel.num_bytes)  # else a full tmpfs kills us by SIGBUS later
                 self._map = memoryview(mmap.mmap(file.fileno(), parcel.num_bytes))
         except (OSError, ValueError) as error:
             path.unlink(missing_ok=True)

@@ -35,8 +35,8 @@ from areal_like.weights import (
 from areal_like.weights_delta import Base, DeltaManifest, apply_tensor, digest
 
 KEEP = 2
-MIN_FREE_BYTES = 256 << 20
-"""With less shared memory left, versions are put together among temporary files."""
+ROOM = 4
+"""Free space a folder needs, in versions: the base, the one being made, what it is made from, and one to spare."""
 
 
 class Held(NamedTuple):
@@ -53,36 +53,48 @@ class DeltaPart(NamedTuple):
     payload: memoryview
 
 
-def local_root(run_id: str, worker: str) -> Path:
-    """Folder for one worker's versions; the dead's are swept away first."""
-    name = re.sub(r"[^\w.-]", "_", f"{run_id}.{worker}")
-    if SHARED_MEMORY.is_dir():
-        sweep_dead()
-        if shutil.disk_usage(SHARED_MEMORY).free >= MIN_FREE_BYTES:
-            return SHARED_MEMORY / f"areal_like-{name}-{os.getuid()}"
-    return Path(tempfile.gettempdir()) / f"areal_like-{name}-{os.getuid()}"
+def local_roots(run_id: str, worker: str) -> tuple[Path, ...]:
+    """Where one worker's versions may lie, best first: shared memory, then temporary files."""
+    name = "areal_like-" + re.sub(r"[^\w.-]", "_", f"{run_id}.{worker}-{os.getuid()}")
+    folders = [SHARED_MEMORY] if SHARED_MEMORY.is_dir() else []
+    return tuple(folder / name for folder in (*folders, Path(tempfile.gettempdir())))
 
 
 class LocalVersions:
     """One worker's folder of versions. Methods block on files: call them from a thread, one at a time."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, roots: Sequence[Path]) -> None:
+        """`roots`: where they may lie, best first; nothing is made yet."""
+        self._roots = roots
+        self.root = roots[-1]
+        self._is_open = False
         self._held: Held | None = None
 
-    def open(self) -> None:
-        """Make the folder, empty and ours. Raises WeightError."""
+    def open(self, version_bytes: int) -> None:
+        """Make the folder, empty and ours, where there is room for versions of this size. Raises WeightError.
+
+        Open already: nothing happens.
+        """
+        if self._is_open:
+            return
         try:
-            shutil.rmtree(self.root, ignore_errors=True)
+            for root in self._roots:  # what a dead process of our name left, or one of a dead worker beside us
+                shutil.rmtree(root, ignore_errors=True)
+            sweep_dead()
+            roomy = (root for root in self._roots if _free_bytes(root.parent) >= ROOM * version_bytes)
+            self.root = next(roomy, self._roots[-1])
             self.root.mkdir(mode=0o700, parents=True)
             claim(self.root)
         except OSError as error:
             raise WeightError(f"cannot make {self.root}: {error.strerror}") from error
+        self._is_open = True
 
     def close(self) -> None:
         """Remove it all."""
         self._held = None
-        shutil.rmtree(self.root, ignore_errors=True)
+        if self._is_open:
+            shutil.rmtree(self.root, ignore_errors=True)
+            self._is_open = False
 
     @property
     def base(self) -> Base | None:
@@ -142,6 +154,12 @@ class LocalVersions:
         for path in self.root.glob("v*"):
             if not path.name.startswith(stems) or path.suffix == ".part":
                 path.unlink(missing_ok=True)
+
+
+def _free_bytes(folder: Path) -> int:
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
 
 
 def _copy(payload: memoryview, path: Path) -> memoryview:

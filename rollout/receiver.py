@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -60,10 +60,9 @@ class Receiver(Protocol):
 class VersionReceiver:
     """One worker's way to new versions. Used from one loop; `receive` is called for one version at a time."""
 
-    def __init__(self, root: Path, *, make_wire: MakeWire, make_relay: Callable[[], Relay]) -> None:
-        """`root`: folder for versions put together here. Nothing is opened yet."""
-        self._local, self._make_wire, self._make_relay = LocalVersions(root), make_wire, make_relay
-        self._is_open = False
+    def __init__(self, roots: Sequence[Path], *, make_wire: MakeWire, make_relay: Callable[[], Relay]) -> None:
+        """`roots`: folders for versions put together here, best first. Nothing is opened yet."""
+        self._local, self._make_wire, self._make_relay = LocalVersions(roots), make_wire, make_relay
         self._relay: Relay | None = None
         self._fetcher: Fetcher | None = None
         self._serving = asyncio.Event()
@@ -85,7 +84,6 @@ class VersionReceiver:
             return path
         try:
             async with asyncio.timeout(deadline_s):
-                await self._open()
                 if locator is None:
                     path = await self._on_files(self._from_folder, Path(place))
                 else:
@@ -120,14 +118,8 @@ class VersionReceiver:
             await self._fetcher.close()
         if self._relay is not None:
             await self._relay.close()
-        if self._is_open:
-            await self._on_files(self._local.close)
+        await self._on_files(self._local.close)
         self._files_thread.shutdown(wait=False)
-
-    async def _open(self) -> None:
-        if not self._is_open:
-            await self._on_files(self._local.open)
-            self._is_open = True
 
     async def _on_files(self, work: Callable[..., Result], *args: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._files_thread, work, *args)
@@ -137,6 +129,7 @@ class VersionReceiver:
     def _from_folder(self, path: Path) -> Path:
         newest = read_manifest(path)
         assert isinstance(newest, DeltaManifest), "told apart by its name"
+        self._local.open(newest.result.num_bytes)
         way = Catalog(path.parent).way(newest.result.version, newest.result.lineage, self._local.base)
         full: Held | None = None
         deltas: list[DeltaPart] = []
@@ -165,8 +158,9 @@ class VersionReceiver:
             parcels = await fetcher.way(locator, self._local.base)
             self._ways.append(frozenset(parcel.name for parcel in parcels))
             relay.keep_only(frozenset().union(*self._ways))
-            for parcel in parcels:
-                manifest = decode_manifest(parcel.manifest, is_delta=parcel.is_delta)
+            manifests = [decode_manifest(parcel.manifest, is_delta=parcel.is_delta) for parcel in parcels]
+            await self._on_files(self._local.open, _version_bytes(manifests))
+            for parcel, manifest in zip(parcels, manifests, strict=True):
                 if manifest.num_bytes != parcel.num_bytes:
                     raise WeightError(f"parcel {parcel.name} has another size than its manifest says")
                 file = await self._on_files(ChunkFile, self._local.part(parcel.name), parcel)
@@ -202,3 +196,8 @@ class VersionReceiver:
             self._fetcher = Fetcher(self._make_wire, relay.address, relay.arrived)
             self._serving.set()
         return self._fetcher
+
+
+def _version_bytes(manifests: list[AnyManifest]) -> int:
+    """Size of a whole version, from the manifests that lead to it."""
+    return max((one.result if isinstance(one, DeltaManifest) else one).num_bytes for one in manifests)

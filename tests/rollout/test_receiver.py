@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 import zlib
@@ -18,7 +19,7 @@ from areal_like.errors import WeightError
 from areal_like.messages import Heartbeat, Hello
 from areal_like.weights import TensorBytes, open_payload, verify
 from areal_like.weights_stream import Locator, Parcel
-from rollout import fetching
+from rollout import fetching, local_versions
 from rollout.chunks import ChunkFile
 from rollout.local_versions import LocalVersions
 from rollout.receiver import VersionReceiver
@@ -85,7 +86,7 @@ class Site:
             )  # fmt: skip
 
         made = VersionReceiver(
-            self.tmp_path / "local" / name,
+            [self.tmp_path / "local" / name],
             make_wire=wire,
             make_relay=lambda: Relay(run_id=RUN, bind="tcp://127.0.0.1:*", curve_dir=self.keys),
         )
@@ -205,7 +206,6 @@ async def until(condition) -> None:
 
 
 async def settled(receiver: VersionReceiver) -> None:
-    await receiver._open()
     await receiver._start_stream()
 
 
@@ -413,7 +413,25 @@ def test_a_locator_is_read_as_it_was_written():
 def test_a_folder_with_remains_of_a_dead_namesake_is_emptied(tmp_path):
     (tmp_path / "v").mkdir()
     (tmp_path / "v" / "v00000001-l0.safetensors").write_bytes(b"old")
-    versions = LocalVersions(tmp_path / "v")
-    versions.open()
+    versions = LocalVersions([tmp_path / "v"])
+    versions.open(1000)
     assert [path.name for path in (tmp_path / "v").iterdir()] == ["owner.json"]
     assert versions.base is None
+
+
+def test_versions_too_large_for_the_best_folder_go_to_the_next(tmp_path, monkeypatch):
+    free = {tmp_path / "small": 3999, tmp_path / "large": 4000}
+    monkeypatch.setattr(local_versions, "_free_bytes", free.get)
+    versions = LocalVersions([tmp_path / "small" / "v", tmp_path / "large" / "v"])
+    versions.open(1000)
+    assert versions.root == tmp_path / "large" / "v"
+
+
+def test_a_parcel_without_room_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(WeightError, match="no room for 10 bytes"):
+        ChunkFile(tmp_path / "f", parcel(10, 5, bytes(10)))
+    assert not list(tmp_path.iterdir())
