@@ -39,8 +39,6 @@ class ModelSettings(Settings):
     """`from_model`, a tokenizer folder, or `characters:running_sum` / `bytes` for the ones built in code."""
     dtype: DType = "float32"
     """Parameter dtype of the published weights and of the engine."""
-    attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"
-    """Attention kernel for packed training sequences."""
 
 
 class SamplingSettings(Settings):

@@ -273,12 +273,14 @@ class VersionPublished(Message, frozen=True, kw_only=True):
     """Version `version` lies in the weight store, complete. For version > 0 also: step `version` is done.
 
     metrics: what the step measured (loss, gradient norm, clip fraction, ...); empty for the starting version.
+    note: what the trainer chose by itself (its attention kernel), for the screen; with its first version only.
     """
 
     version: int
     lineage: str
     manifest_path: str
     metrics: dict[str, float] = {}
+    note: str = ""
 
 
 class CheckpointSaved(Message, frozen=True, kw_only=True):

@@ -284,4 +284,14 @@ Answers of evaluations are not stored.
 
 def parse(argv: Sequence[str] | None, complain: Callable[[str], int]) -> argparse.Namespace:
     """The command and its arguments. Exits with status 2 after a complaint, with 0 after --help."""
-    return make_parser(complain).parse_args(argv)
+    parser = make_parser(complain)
+    arguments, rest = parser.parse_known_args(argv)
+    if not rest:
+        return arguments
+    overrides = getattr(arguments, "overrides", None)
+    if overrides is None:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if strange := [word for word in rest if "=" not in word]:
+        parser.error(f"unrecognized arguments: {' '.join(strange)}; an override is written key.path=value")
+    overrides += rest  # --key.path=value, as other programs have it; overrides.py takes the dashes off
+    return arguments

@@ -187,7 +187,7 @@ class RunConfig(Settings):
 
     name: str = Field("run", min_length=1)
     """Name of the run folder in runs_dir; -2, -3, ... is appended when it is taken."""
-    seed: int = Field(1, ge=0)
+    seed: int = Field(1, ge=0, lt=2**63)
     """Everything random follows from it."""
     mode: Mode = "async"
     """`async`; `one_step_off`: batch n+1 is generated, whole, while batch n trains; `sync`: strict alternation."""

@@ -35,7 +35,7 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "eps_clip": ("trainer.loss.eps_low", "trainer.loss.eps_high"),
     "beta": ("trainer.loss.kl_coef",),
     "ppo_n_minibatches": ("trainer.mini_batches",),
-    "attn_implementation": ("model.attention",),
+    "attn_implementation": ("trainer.attention",),
     "output_dir": ("runs_dir", "out"),
     "dynamic_sampling": ("filter_zero_signal",),
     "gpus": ("rollout.num_workers",),

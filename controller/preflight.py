@@ -151,11 +151,11 @@ def _cannot_write(folder: Path) -> str:
 
 
 def _packages(config: RunConfig) -> Iterator[Problem]:
-    if config.model.attention == "flash_attn" and find_spec("flash_attn") is None:
+    if config.trainer.attention == "flash_attn" and find_spec("flash_attn") is None:
         yield Problem(
-            ("model.attention",),
+            ("trainer.attention",),
             "flash_attn is not installed",
-            "pip install 'areal-like[flash-attn]', or model.attention: auto (torch's own kernel)",
+            "pip install 'areal-like[flash-attn]', or trainer.attention: auto (torch's own kernel)",
         )
     for sink in sinks_of(config.metrics):
         if not is_installed(sink.package):
@@ -211,7 +211,7 @@ def _port(config: RunConfig) -> Iterator[Problem]:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, ValueError) as error:  # ValueError: a name that cannot be a host's
             reason = getattr(error, "strerror", None) or str(error)
             key = f"{section}.port" if "in use" in reason else f"{section}.host"
             remedy = f"{key}: 0 takes any free one" if key.endswith("port") else f"{key}: 127.0.0.1"

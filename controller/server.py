@@ -245,6 +245,8 @@ class Server:
                 )
             case m.VersionPublished():
                 self._tracer.instant("version_published", version=message.version)
+                if message.note:
+                    self._display.note(f"{peer}: {message.note}")
             case m.CheckpointSaved():
                 self._saved_version = max(self._saved_version, message.version)
         return translate(peer, message, is_eval=self._out.is_eval)

@@ -91,11 +91,12 @@ def _model(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("model.tokenizer",), f"no tokenizer `{model.tokenizer}` is built in", " or ".join(BUILT_IN_TOKENIZERS)
         )
-    if model.attention in ("flash_attn", "varlen") and not config.trainer.device.startswith("cuda"):
+    kernel = config.trainer.attention
+    if kernel in ("flash_attn", "varlen") and not config.trainer.device.startswith("cuda"):
         yield Problem(
-            ("model.attention", "trainer.device"),
-            f"`{model.attention}` runs on CUDA only, and trainer.device is {config.trainer.device}",
-            "model.attention: auto",
+            ("trainer.attention", "trainer.device"),
+            f"`{kernel}` runs on CUDA only, and trainer.device is {config.trainer.device}",
+            "trainer.attention: auto",
         )
 
 

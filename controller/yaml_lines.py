@@ -16,6 +16,8 @@ import yaml
 from areal_like.errors import UserError
 
 _MAX_DEPTH = 50
+_MAX_KEYS = 100_000
+"""Aliases of aliases can stand for billions."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -147,6 +149,8 @@ def _text_keys(value: Any, depth: int = 0) -> Any:
 def _note_lines(node: yaml.Node, prefix: str, document: Document, depth: int = 0) -> None:
     if depth > _MAX_DEPTH:
         raise RecursionError
+    if len(document.lines) > _MAX_KEYS:
+        raise UserError(f"holds more than {_MAX_KEYS:,} entries", where=document.source, remedy="rows belong into files")
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):

@@ -41,7 +41,7 @@ def check(model: PreTrainedModel, choice: AttentionChoice, dtype: torch.dtype, t
                 raise
             raise UserError(  # fault boundary: a kernel refuses shapes it does not know with a bare RuntimeError
                 f"{choice.name} attention refuses {type(model).__name__} ({first_line(error)})",
-                where="model.attention",
+                where="trainer.attention",
                 remedy="use sdpa",
             ) from error
         model.set_attn_implementation("eager")

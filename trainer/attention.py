@@ -71,7 +71,7 @@ def choose(setting: str, device: torch.device, precision: str = "float32") -> At
     """
     if setting not in ("auto", "flash_attn", "varlen", "sdpa"):
         raise UserError(
-            f"{setting!r} is no attention kernel", where="model.attention", remedy="auto, flash_attn, varlen or sdpa"
+            f"{setting!r} is no attention kernel", where="trainer.attention", remedy="auto, flash_attn, varlen or sdpa"
         )
     device = torch.device(device)
     if setting == "sdpa":
@@ -80,7 +80,7 @@ def choose(setting: str, device: torch.device, precision: str = "float32") -> At
         kernel: Kernel = "flash_attn" if setting == "flash_attn" else "varlen"
         obstacle = _obstacle(kernel, device, precision)
         if obstacle:
-            raise UserError(f"{setting} cannot be used: {obstacle}", where="model.attention", remedy="use auto or sdpa")
+            raise UserError(f"{setting} cannot be used: {obstacle}", where="trainer.attention", remedy="use auto or sdpa")
         return AttentionChoice(kernel, "named in the configuration")
     if device.type != "cuda":
         return AttentionChoice(
@@ -137,7 +137,7 @@ def attach(model: PreTrainedModel, choice: AttentionChoice) -> None:
     if choice.name != "sdpa" and head_dim > MAX_FLASH_HEAD_DIM:
         raise UserError(
             f"{choice.name} takes heads of at most {MAX_FLASH_HEAD_DIM} dimensions, {config.model_type} has {head_dim}",
-            where="model.attention",
+            where="trainer.attention",
             remedy="use sdpa",
         )
     if model.config._attn_implementation != choice.implementation:
@@ -251,8 +251,8 @@ def packed_attention(
     elif query.dtype == torch.float32:
         raise UserError(
             f"{kernel} attention computes in 16 bits and the model in float32",
-            where="model.attention",
-            remedy="set trainer.precision to bfloat16, or model.attention to sdpa",
+            where="trainer.attention",
+            remedy="set trainer.precision to bfloat16, or trainer.attention to sdpa",
         )
     elif kernel == "varlen":
         out_THD = _varlen(query_THD, key_TKD, value_TKD, scale, packed_segments)

@@ -96,7 +96,7 @@ class Training:
             state = checkpoint.read_state(resumed)
             self._source = resumed
         self.model = load_causal_lm(self._source, device=settings.device)
-        self.attention = choose(spec.model.attention, self.model.device, settings.precision)
+        self.attention = choose(settings.attention, self.model.device, settings.precision)
         self.optimizer = PolicyOptimizer(self.model, settings.optimizer, spec.num_steps)
         reference = None
         if settings.loss.kl_coef > 0:
@@ -185,6 +185,11 @@ class Training:
         version, lineage = self.version, self.spec.lineage
         tensors = snapshot(self.model, dtype=self.spec.model.dtype)
         return lambda: self._writer.write(version, lineage, tensors)
+
+    @property
+    def setup_words(self) -> str:
+        """What was chosen, for the screen."""
+        return f"attention {self.attention.name} ({self.attention.reason})"
 
     @property
     def is_saved(self) -> bool:

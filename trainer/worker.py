@@ -135,7 +135,7 @@ class TrainerWorker:
     async def _train(self) -> None:
         with self._activity.state("load"):
             await self._compute(self._training.open)
-        await self._publish({})
+        await self._publish({}, note=self._training.setup_words)
         await self._all_announced()
         await self._request(self._training.version + 1)
         while (prepared := await self._next_batch()) is not None:
@@ -188,7 +188,7 @@ class TrainerWorker:
                 await self._compute(self._training.export)
         await self._tell_saved()
 
-    async def _publish(self, metrics: dict[str, float]) -> None:
+    async def _publish(self, metrics: dict[str, float], note: str = "") -> None:
         """Copy the version; it is written and announced while the next step computes."""
         await self._all_announced()
         started_s = time.perf_counter()
@@ -196,9 +196,11 @@ class TrainerWorker:
             write = await self._compute(self._training.publish)
         if metrics:
             metrics["publish_s"] = time.perf_counter() - started_s
-        self._writing = self._group.create_task(self._write_out(self._training.version, write, metrics))
+        self._writing = self._group.create_task(self._write_out(self._training.version, write, metrics, note))
 
-    async def _write_out(self, version: int, write: Callable[[], Written], metrics: dict[str, float]) -> None:
+    async def _write_out(
+        self, version: int, write: Callable[[], Written], metrics: dict[str, float], note: str
+    ) -> None:
         started_s = time.perf_counter()
         written = await asyncio.to_thread(write)
         if metrics:
@@ -206,7 +208,9 @@ class TrainerWorker:
         place, lineage = str(written.path), self._spec.lineage
         if self._sender is not None:
             place = self._sender.locator(version, lineage)
-        self._published = VersionPublished(version=version, lineage=lineage, manifest_path=place, metrics=metrics)
+        self._published = VersionPublished(
+            version=version, lineage=lineage, manifest_path=place, metrics=metrics, note=note
+        )
         await self._link.send(self._published)
 
     async def _all_announced(self) -> None:

@@ -78,6 +78,12 @@ def test_train_hands_the_resolved_config_and_its_source_over(job: FakeJob) -> No
     assert (config.num_steps, config.trainer.optimizer.lr) == (3, 1e-3)
 
 
+def test_overrides_may_have_dashes_and_stand_anywhere(job: FakeJob) -> None:
+    assert main(["train", "tiny.yaml", "num_steps=3", "--group_size=4", "seed=7"]) == 0
+    config = job.calls[0][1][0]
+    assert (config.num_steps, config.group_size, config.seed) == (3, 4, 7)
+
+
 def test_the_jobs_status_is_the_exit_status(job: FakeJob) -> None:
     job.status = 1
     assert main(["train", "tiny.yaml"]) == 1

@@ -148,7 +148,7 @@ class TestProblems:
             ("learning_rate=1", "trainer.optimizer.lr"),
             ("max_new_token=5", "sampling.max_new_tokens"),
             ("data.train.file=x", "data.train."),
-            ("trainer.attention=sdpa", "model.attention"),
+            ("model.attention=sdpa", "trainer.attention"),
         ],
     )
     def test_unknown_key_names_the_nearest_right_one(self, wrong: str, right: str) -> None:

@@ -46,6 +46,16 @@ def test_every_step_row_carries_what_a_run_is_judged_by(tmp_path):
     bounded(test())
 
 
+def test_what_the_trainer_chose_is_shown_once(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            async with beside(Worker(run).work(), Trainer(run).work()):
+                await run.go()
+            assert run.shown.getvalue().count("trainer: attention sdpa (auto)") == 1
+
+    bounded(test())
+
+
 def test_sample_is_in_the_ledger_before_its_worker_is_told_so(tmp_path):
     async def test():
         async with small_run(tmp_path) as run:

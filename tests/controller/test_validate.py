@@ -104,7 +104,7 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
         ({"model.init": {"hidden_size": 3}}, "model.init", "model_type"),
         ({"model.tokenizer": "from_model"}, "model.tokenizer", "brings no tokenizer"),
         ({"model.tokenizer": "characters:poem"}, "model.tokenizer", "characters:running_sum"),
-        ({"model.attention": "flash_attn"}, "model.attention", "CUDA only"),
+        ({"trainer.attention": "flash_attn"}, "trainer.attention", "CUDA only"),
         ({"sampling.max_new_tokens": 2048}, "sampling.max_new_tokens", "at most 2047"),
         ({"eval.max_new_tokens": 9999}, "eval.max_new_tokens", "no room"),
         ({"trainer.micro_batch_tokens": 2000}, "trainer.micro_batch_tokens", "at least 2048"),
@@ -320,7 +320,7 @@ class TestMachine:
 
     def test_a_named_kernel_that_is_not_installed_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(preflight, "find_spec", lambda name: None)
-        config = make(model__attention="flash_attn", trainer__device="cuda")
+        config = make(trainer__attention="flash_attn", trainer__device="cuda")
         assert "flash-attn" in str(preflight.look(config, "validate").problems[0])
 
     def test_cuda_without_a_gpu_is_absent(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,7 @@ class FakeTraining:
     version: int = -1
     start: int = 0
     is_saved: bool = False
+    setup_words: str = ""
     gate: threading.Event | None = None
     error: Exception | None = None
     counters: dict[str, float] = field(default_factory=dict)
@@ -226,6 +227,18 @@ def test_run_goes_version_by_version_and_ends_with_checkpoint_and_export(tmp_pat
             assert told == [published(1), published(2), saved(2)]  # the first while step 2 computes, or before
         done = [line for line in stage.training.log if not line.startswith("pack")]
         assert done == ["publish 0", "train 1", "publish 1", "train 2", "publish 2", "save 2", "export 2"]
+
+    asyncio.run(scene())
+
+
+def test_what_was_chosen_is_told_once_with_the_first_version(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining(setup_words="attention sdpa (auto)")) as stage:
+            seen = await stage.first_batch()
+            stage.link.tell(no_more(1))
+            await stage.ended()
+            versions = [one for one in [*seen, *stage.link.rest()] if isinstance(one, m.VersionPublished)]
+            assert [one.note for one in versions] == ["attention sdpa (auto)", ""]
 
     asyncio.run(scene())
 
@@ -558,6 +571,7 @@ def test_real_process_trains_over_a_real_hub(run_dir: Path, make_samples: MakeSa
         versions = [one for one in seen if isinstance(one, m.VersionPublished)]
         assert [one.version for one in versions] == [0, 1, 2, 3]
         assert all(one.metrics["grad_norm"] > 0 for one in versions[1:])
+        assert [one.note.partition(" (")[0] for one in versions] == ["attention sdpa", "", "", ""]
         newest, payload = open_payload(Path(versions[-1].manifest_path))
         verify(newest, payload)
         assert [one.version for one in seen if isinstance(one, m.CheckpointSaved)] == [2, 3]
