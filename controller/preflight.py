@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 from areal_like.errors import UserError
 from controller import model_folder
 from controller.config import RunConfig, missing
@@ -28,6 +30,8 @@ from controller.reward_services import problems_of
 from controller.telemetry.sink_kinds import is_installed, sinks_of
 from controller.validate import positions_of
 
+MIN_WORKER_BYTES = 100_000_000
+"""Memory of its own that a rollout worker takes at least, whatever the model: torch and transformers alone."""
 Purpose = Literal["train", "sft", "eval", "validate"]
 
 
@@ -65,6 +69,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
     found.absent += _devices(config)
     found.absent += problems_of(config) if purpose != "sft" else []
     found.absent += _port(config)
+    found.absent += _room_for_workers(config)
     return found
 
 
@@ -192,6 +197,15 @@ def _devices(config: RunConfig) -> Iterator[Problem]:
         if index >= num_gpus:
             what = f"{device} is asked for, and this machine has {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
             yield Problem(tuple(wanted), what, f"rollout.num_workers: {max(1, num_gpus - 1)}, or device: cuda:N")
+
+
+def _room_for_workers(config: RunConfig) -> Iterator[Problem]:
+    """A slip of the hand (1000 workers) must not bring the machine down."""
+    num_workers, total_bytes = config.rollout.num_workers, psutil.virtual_memory().total
+    most = total_bytes // MIN_WORKER_BYTES
+    if num_workers > most:
+        what = f"{num_workers:,} rollout workers do not fit into the {total_bytes / 1e9:.0f} GB of this machine"
+        yield Problem(("rollout.num_workers",), what, f"at most {most}; more than there are cores or GPUs gain nothing")
 
 
 def _num_gpus() -> int:

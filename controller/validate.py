@@ -21,7 +21,10 @@ from controller.config import (
     RunConfig,
     contradictions,
 )
-from controller.config_problems import Problem, nearest
+from controller.config_problems import Problem, nearest, show
+
+MAX_NAME_BYTES = 200
+"""File systems take 255; -eval, -2 and the like are appended."""
 from controller.row_templates import fault_of_template
 
 
@@ -341,8 +344,10 @@ def _launch(config: RunConfig) -> Iterator[Problem]:
             f"plain sockets on {launch.host}, which others can reach, are refused",
             "curve: auto, or host: 127.0.0.1",
         )
-    if "/" in config.name or config.name in (".", "..") or "\x00" in config.name:
-        yield Problem(("name",), f"`{config.name}` cannot be the name of a folder", "letters, digits, - and _")
+    name = config.name
+    is_odd = name != name.strip() or not name.isprintable() or name.startswith(".") or "/" in name
+    if is_odd or len(name.encode()) > MAX_NAME_BYTES:
+        yield Problem(("name",), f"{show(name)} cannot be the name of a folder", "letters, digits, - and _, not too many")
 
 
 def _weights(config: RunConfig) -> Iterator[Problem]:

@@ -143,6 +143,8 @@ def _text_keys(value: Any, depth: int = 0) -> Any:
         raise RecursionError
     if isinstance(value, dict):
         return {str(key): _text_keys(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, str) and "\0" in value:  # no file, host or name can have one; the system's calls raise
+        raise ValueError("a text holds the character NUL")
     return [_text_keys(item, depth + 1) for item in value] if isinstance(value, list) else value
 
 

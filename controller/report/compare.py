@@ -160,6 +160,12 @@ def _mean(key: str, rows: slice = slice(None)) -> Callable[[RunData], Number]:
     return read
 
 
+def _trainer_waited(data: RunData) -> Number:
+    """As the run's own summary says; a run without one has the mean of its steps."""
+    told = _of_summary("trainer_wait_share")(data)
+    return _mean("trainer_wait_share")(data) if told is None else told
+
+
 def _highest(key: str) -> Callable[[RunData], Number]:
     return lambda data: max((value for value in column(data.steps, key) if value is not None), default=None)
 
@@ -189,7 +195,7 @@ _NUMBERS: Sequence[tuple[str, str, Callable[[RunData], Number], bool]] = (
     ("samples/s", "{:,.2f}", _rate("num_samples"), True),
     ("sampled tokens/s", "{:,.0f}", _rate("num_sampled_tokens"), True),
     ("time from first lease to last step, s", "{:,.1f}", _train_s, True),
-    ("trainer waited, share", "{:.1%}", _mean("trainer_wait_share"), False),
+    ("trainer waited, share", "{:.1%}", _trainer_waited, False),
     ("rollout idle, share", "{:.1%}", _of_summary("rollout_idle_share"), False),
     ("rollout paused, share", "{:.1%}", _of_summary("rollout_paused_share"), False),
     ("staleness, mean", "{:.2f}", _mean("staleness_mean"), False),
@@ -295,7 +301,7 @@ def _waits(sides: Sequence[Side]) -> Chart:
     series = [
         Series(label, names, [read(side.data) for side in sides], "bars", colour)
         for label, read, colour in (
-            ("trainer waited", _mean("trainer_wait_share"), "c1"),
+            ("trainer waited", _trainer_waited, "c1"),
             ("rollout idle", _of_summary("rollout_idle_share"), "c0"),
             ("rollout paused", _of_summary("rollout_paused_share"), "c3"),
         )

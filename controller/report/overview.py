@@ -186,8 +186,9 @@ def events(data: RunData) -> tuple[list[Event], int]:
 
     for row in data.notes:
         kind, words = text(row.get("note", "note"), 60), str(row.get("text", ""))
-        is_end = "the run is over" in words
-        put(row, kind.replace("_", " "), words, "info" if is_end or kind == "advice" else "warning")
+        if "the run is over" in words:  # every worker leaves then: no news, and it reads like an accident
+            continue
+        put(row, kind.replace("_", " "), words, "info" if kind == "advice" else "warning")
     for row in data.processes:
         words = f"{row.get('name')} is {row.get('event')}" + (f": {row['reason']}" if row.get("reason") else "")
         put(row, "process", words, "bad" if row.get("event") == "lost" else "info")

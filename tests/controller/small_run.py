@@ -297,7 +297,7 @@ class Trainer:
 
     async def work(self) -> None:
         self.peer = await self.run.connect("trainer", "trainer", set(self.ACCEPT))
-        await self.publish({}, note="attention sdpa (auto)")
+        await self.publish({})
         await self.peer.send(m.BatchRequest(step=self.version + 1))
         while self.last_step is None or self.version < self.last_step:
             match await self.peer.receive(1.0):
@@ -315,8 +315,9 @@ class Trainer:
         await self.publish({"reward_mean": 0.5, "loss": 0.1, "grad_norm": 1.0, "step": -1.0})
         await self.peer.send(m.BatchRequest(step=batch.step + 1))
 
-    async def publish(self, metrics: dict[str, float], note: str = "") -> None:
+    async def publish(self, metrics: dict[str, float]) -> None:
         lineage, manifest = self.run.lineage, f"v{self.version}"
+        note = "" if metrics else "attention sdpa (auto)"
         await self.peer.send(
             m.VersionPublished(
                 version=self.version, lineage=lineage, manifest_path=manifest, metrics=metrics, note=note

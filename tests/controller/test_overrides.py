@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,16 @@ class TestOverrides:
 
     def test_without_a_value_or_a_key_are_refused(self) -> None:
         assert len(problems("foo", "=3", "a..b=1", "seed={")) == 4
+
+    def test_a_text_with_a_nul_is_refused(self) -> None:
+        assert "NUL" in problems('runs_dir="a\\0b"')[0]
+
+    def test_aliases_of_aliases_end_before_they_fill_the_memory(self) -> None:
+        lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
+        lines += [f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]" for old, new in pairwise("abcdefghi")]
+        Path("job.yaml").write_text("\n".join(lines))
+        with pytest.raises(UserError, match="more than 100,000 entries"):
+            load()
 
     def test_of_an_entry_that_is_not_there_are_refused(self) -> None:
         assert "1 entries" in problems("reward.scorers=[{kind: math}]", "reward.scorers.3.weight=1")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import pytest
@@ -34,6 +35,14 @@ def test_the_table_says_what_came_out_and_by_how_much_it_differs(runs, tmp_path)
     assert line(text, "steps") == ["30", "40"]
     assert line(text, "accuracy, last") == ["0.900", "0.900"]
     assert line(text, "time from first lease to last step, s") == ["120.0", "80.0", "0.67"]
+
+
+def test_the_trainers_wait_is_the_one_the_run_told_and_without_a_summary_that_of_its_steps(runs):
+    told = json.loads(runs[0].summary.read_text()) | {"trainer_wait_share": 0.31}
+    runs[0].summary.write_text(json.dumps(told))
+    runs[1].summary.unlink()
+    row = next(row for row in summary_rows(sides(runs)) if row.label == "trainer waited, share")
+    assert list(row.cells) == ["31.0%", "20.0%"]
 
 
 def test_only_what_was_set_differently_is_listed(runs):

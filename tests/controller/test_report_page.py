@@ -176,6 +176,13 @@ def test_the_clock_of_events_starts_with_the_first_of_them(tmp_path):
     assert "0:00:00 metrics sink tensorboard is closed" in read(write_report(folder)).text
 
 
+def test_workers_leaving_at_the_end_are_no_event(tmp_path):
+    folder = report_run(tmp_path, num_steps=0, has_pulses=False, has_traces=False, has_ledger=False)
+    words = "rollout-0 is lost (the run is over); 0 samples go back to the queue"
+    write_metrics(folder, [{"kind": "note", "time_s": 1.79e9, "note": "worker_lost", "text": words}])
+    assert "no lost process, no dropped group, no note" in read(write_report(folder)).text
+
+
 def test_a_folder_with_nothing_but_its_state_gives_a_page(tmp_path):
     folder = RunFolder.create(tmp_path, "new")
     write_state(folder, "running")

@@ -137,6 +137,8 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
         ({"launch.curve": "off", "launch.host": "10.0.0.1"}, "launch.curve", "127.0.0.1"),
         ({"launch.silence_s": 1.0}, "launch.silence_s", "at least 2"),
         ({"name": "../x"}, "name", "folder"),
+        ({"name": "two\nlines"}, "name", "folder"),
+        ({"name": "n" * 300}, "name", "folder"),
     ],
 )
 def test_contradiction_is_refused_with_its_key_and_a_remedy(changes: dict[str, Any], key: str, words: str) -> None:
@@ -313,6 +315,15 @@ class TestMachine:
             found = preflight.look(make(launch__port=taken.getsockname()[1]), "validate")
         assert found.problems == []
         assert [problem.keys[0] for problem in found.absent] == ["launch.port"]
+
+    @pytest.mark.parametrize("host", ["a" * 70, "a..b"])
+    def test_what_cannot_be_a_host_is_named(self, host: str) -> None:
+        found = preflight.look(make(launch__host=host), "validate")
+        assert [problem.keys[0] for problem in found.absent] == ["launch.host"]
+
+    def test_more_workers_than_memory_can_hold_are_refused_before_they_start(self) -> None:
+        found = preflight.look(make(rollout__num_workers=1_000_000), "train")
+        assert [problem.keys[0] for problem in found.absent] == ["rollout.num_workers"]
 
     def test_a_host_that_is_not_this_machines_is_named(self) -> None:
         found = preflight.look(make(launch__host="192.0.2.77"), "validate")
