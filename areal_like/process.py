@@ -28,7 +28,7 @@ import psutil
 
 from areal_like.config import ProcessSpec, StartSpec
 from areal_like.errors import UserError
-from areal_like.shadow import check_not_shadowed
+from areal_like.shadow import append_user_path, check_not_shadowed
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ def run_blocking(kind: type[AnySpec], main: Callable[[AnySpec], None], argv: Seq
         limit_threads(spec.num_threads)
         start_logging(spec.name)
         check_not_shadowed()
+        append_user_path()
         main(spec)
         status = ORDERLY
     except BaseException as error:  # the fault boundary of the process

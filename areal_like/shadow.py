@@ -1,6 +1,7 @@
 """Says which file stands in the way when one of our five packages is not the one that Python would import.
 
-Owns: the check. Refuses: mending it. Our package names are generic (`trainer` exists on PyPI, and a user's own
+Owns: the check, and where a user's own modules are looked for: after everything installed, so that a `random.py` or
+`numpy.py` beside them replaces nothing. Refuses: mending it. Our package names are generic (`trainer` exists on PyPI, and a user's own
 `trainer.py` in the current folder is likely), and `python -m trainer` looks into the current folder first: there our
 code would never run, so whoever starts processes must call this before, from the folder they will start in.
 """
@@ -8,6 +9,7 @@ code would never run, so whoever starts processes must call this before, from th
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -15,7 +17,16 @@ from pathlib import Path
 
 from areal_like.errors import UserError
 
+USER_PATH = "AREAL_LIKE_USER_PATH"
+"""Environment variable that tells a process the folder of the user's own modules (PYTHONPATH would put it in front)."""
 PACKAGES = ("areal_like", "services", "trainer", "rollout", "controller")
+
+
+def append_user_path() -> None:
+    """Look for modules in the user's folder as well, last of all."""
+    folder = os.environ.get(USER_PATH)
+    if folder and folder not in sys.path:
+        sys.path.append(folder)
 
 
 def check_not_shadowed(folder: Path | None = None) -> None:

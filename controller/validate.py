@@ -22,10 +22,10 @@ from controller.config import (
     contradictions,
 )
 from controller.config_problems import Problem, nearest, show
+from controller.row_templates import fault_of_template
 
 MAX_NAME_BYTES = 200
 """File systems take 255; -eval, -2 and the like are appended."""
-from controller.row_templates import fault_of_template
 
 
 def cross_check(config: RunConfig) -> list[Problem]:
@@ -347,7 +347,7 @@ def _launch(config: RunConfig) -> Iterator[Problem]:
     name = config.name
     is_odd = name != name.strip() or not name.isprintable() or name.startswith(".") or "/" in name
     if is_odd or len(name.encode()) > MAX_NAME_BYTES:
-        yield Problem(("name",), f"{show(name)} cannot be the name of a folder", "letters, digits, - and _, not too many")
+        yield Problem(("name",), f"{show(name)} cannot be the name of a folder", "use some letters, digits, - and _")
 
 
 def _weights(config: RunConfig) -> Iterator[Problem]:

@@ -152,7 +152,8 @@ def _note_lines(node: yaml.Node, prefix: str, document: Document, depth: int = 0
     if depth > _MAX_DEPTH:
         raise RecursionError
     if len(document.lines) > _MAX_KEYS:
-        raise UserError(f"holds more than {_MAX_KEYS:,} entries", where=document.source, remedy="rows belong into files")
+        what = f"holds more than {_MAX_KEYS:,} entries"
+        raise UserError(what, where=document.source, remedy="rows belong into files")
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):

@@ -80,7 +80,8 @@ def choose(setting: str, device: torch.device, precision: str = "float32") -> At
         kernel: Kernel = "flash_attn" if setting == "flash_attn" else "varlen"
         obstacle = _obstacle(kernel, device, precision)
         if obstacle:
-            raise UserError(f"{setting} cannot be used: {obstacle}", where="trainer.attention", remedy="use auto or sdpa")
+            what = f"{setting} cannot be used: {obstacle}"
+            raise UserError(what, where="trainer.attention", remedy="use auto or sdpa")
         return AttentionChoice(kernel, "named in the configuration")
     if device.type != "cuda":
         return AttentionChoice(

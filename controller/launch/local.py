@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from areal_like.errors import OperationError
+from areal_like.shadow import USER_PATH
 
 TAIL_BYTES = 64_000
 """How much of a log's end is looked at for its tail."""
@@ -71,7 +72,8 @@ def child_environment(num_threads: int, *, user_path: Path) -> dict[str, str]:
     installation = Path(areal_like.__file__).resolve().parent.parent
     environment = dict(os.environ)
     inherited = [part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part]
-    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(installation), *inherited, str(user_path)]))
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(installation), *inherited]))
+    environment[USER_PATH] = str(user_path)
     environment["PYTHONUNBUFFERED"] = "1"
     environment["TOKENIZERS_PARALLELISM"] = "false"
     for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):

@@ -21,6 +21,7 @@ import msgspec
 
 from areal_like.errors import UserError
 from areal_like.process import die_with_parent
+from areal_like.shadow import append_user_path
 from services.config import ClipSettings, ScorerSettings
 from services.reward.composition import WeightedSum
 from services.reward.job import PREFIX, Began, Job, Ready, Refusal, Setup, decode_for_process, frame
@@ -108,6 +109,7 @@ def main() -> None:
     stream = Stream(parser.parse_args().fd)
     become_subreaper()
     faulthandler.enable()
+    append_user_path()
     try:
         status = serve(stream)
     except (ConnectionError, msgspec.MsgspecError):  # the service is gone

@@ -116,11 +116,13 @@ def test_process_that_cannot_be_started_is_an_error_in_words(tmp_path, monkeypat
 
 def test_users_module_does_not_become_ours_but_can_be_imported(tmp_path):
     (tmp_path / "trainer.py").write_text("raise SystemExit('shadow')")
+    (tmp_path / "random.py").write_text("raise SystemExit('shadow of an installed one')")
     (tmp_path / "my_reward.py").write_text("WORD = 'mine'")
 
     async def test():
         launcher = LocalLauncher(tmp_path)
-        code = "import trainer.config, my_reward, os; print(my_reward.WORD, os.environ['OMP_NUM_THREADS'])"
+        code = "from areal_like.shadow import append_user_path; append_user_path()\n"
+        code += "import trainer.config, random, my_reward, os; print(my_reward.WORD, os.environ['OMP_NUM_THREADS'])"
         await launcher.start("one", ["-c", code], child_environment(3, user_path=tmp_path))
         await until(lambda: not launcher.is_running("one"))
         assert tail_of(launcher.log_of("one")) == "mine 3"
