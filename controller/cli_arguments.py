@@ -10,7 +10,9 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-RUN_COMMANDS = ("status", "logs", "stop", "ps", "samples", "report", "compare", "doctor")
+from controller.simulate.arguments import add_simulate
+
+RUN_COMMANDS = ("status", "logs", "stop", "ps", "samples", "report", "compare", "doctor", "simulate")
 """Commands that look at runs or at the machine; the others run something."""
 
 _CONFIG_EPILOG = """\
@@ -20,7 +22,7 @@ key.path=value overrides one key, with a YAML value: num_steps=40 trainer.optimi
 """
 _RUN_HELP = "a run's folder, its name in runs/, or the name of a run you started anywhere"
 _TOP_EPILOG = """\
-  a job         train, resume, validate, sft, eval
+  a job         train, resume, validate, sft, eval, simulate
   its runs      ps, status, logs, stop, samples, report, compare
   this machine  doctor
 
@@ -91,6 +93,7 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
     _add_steering(commands)
     _add_samples(commands)
     _add_reports(commands)
+    add_simulate(commands, _command, _positive)
     _command(commands, "reference", "print the reference page of every key")
     return top
 

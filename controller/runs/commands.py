@@ -99,7 +99,14 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return doctor(bench=arguments.bench, as_json=arguments.json)
 
 
+def _simulate(arguments: argparse.Namespace) -> int:
+    from controller.simulate.command import simulate_command
+
+    return simulate_command(arguments)
+
+
 _COMMANDS = {
     "status": _status, "logs": _logs, "stop": _stop, "ps": _ps,
     "samples": _samples, "report": _report, "compare": _compare, "doctor": _doctor,
+    "simulate": _simulate,
 }  # fmt: skip

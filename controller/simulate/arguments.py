@@ -1,0 +1,82 @@
+"""The arguments of `areal-like simulate`.
+
+Owns: their names and words. Refuses: meaning (command.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_EPILOG = """\
+examples:
+  areal-like simulate configs/math.yaml --gpu h800 --gpus 128 --lengths 6000:0.9
+  areal-like simulate configs/math.yaml --gpus 64 --model 7b --sweep rollout_share=0.5,0.625,0.75,0.875
+        --sweep staleness.max_staleness=1,2,4,8 --plot plan.png
+  areal-like simulate configs/math.yaml --gpus 64 --sweep mode=sync,one_step_off,async
+  areal-like simulate configs/quickstart.yaml --calibrate quickstart --sweep rollout.num_workers=1,2
+
+In `mode: sync` every phase has all GPUs, one after the other; otherwise --rollout-share of them generate.
+
+What is real: admission, leases, staleness, batching, packing. What is a model: how long a GPU takes. The defaults of
+--efficiency are fitted on published runs (docs/benchmarks.md says how well they predict others); your own machines are
+better described by --calibrate.
+"""
+
+
+def add_simulate(commands: Any, command: Callable[..., Any], positive: Callable[[str], float]) -> None:
+    """Add the command to the parser."""
+    simulate = command(
+        commands, "simulate", "a job on machines you need not have: step time, waits, the best split", _EPILOG,
+        "Run a job under a virtual clock: the real coordinator and packing, with GPUs on paper or costs measured in a "
+        "run of yours. Predicts step time, waits and staleness, and finds the best split of machines.",
+    )  # fmt: skip
+    simulate.add_argument("config", metavar="CONFIG", help="YAML file or shipped config")
+    simulate.add_argument("overrides", nargs="*", default=[], metavar="key.path=value", help="override one key")
+    simulate.add_argument("--gpu", default="h800", metavar="KIND", help="h800 (if not given), h100, h200, a100, ...")
+    simulate.add_argument("--gpus", type=_number, default=8, metavar="N", help="GPUs of the whole job (8)")
+    simulate.add_argument("--rollout-share", type=_share, default=0.75, metavar="X", help="of them for rollout (0.75)")
+    simulate.add_argument("--tp", type=_number, metavar="N", help="GPUs of one rollout worker (as the weights need)")
+    simulate.add_argument(
+        "--model", default="", metavar="M", help="1.5b, 7b, qwen3-8b, ..., or a folder with config.json"
+    )
+    simulate.add_argument(
+        "--lengths", default="", metavar="L",
+        help="answers: MEAN, MEAN:CV (log-normal), a run's folder, or a JSON file with lists of lengths by group; "
+        "FILE@MEAN scales it",
+    )  # fmt: skip
+    simulate.add_argument("--prompt-tokens", type=_number, metavar="N", help="tokens of a prompt (200, or the run's)")
+    simulate.add_argument("--reward-s", type=positive, default=0.0, metavar="S", help="seconds a verdict takes (0)")
+    simulate.add_argument("--steps", type=_number, metavar="N", help="steps to simulate (num_steps, at most 100)")
+    simulate.add_argument(
+        "--sweep", action="append", default=[], metavar="key=a,b,c",
+        help="try these values of a config key, or of gpus, rollout_share, tp; may be given several times",
+    )  # fmt: skip
+    simulate.add_argument(
+        "--efficiency", action="append", default=[], metavar="key=X", help="what is reached of the data sheet"
+    )
+    simulate.add_argument("--calibrate", default="", metavar="RUN", help="costs as this run measured them")
+    simulate.add_argument("--plot", default="", metavar="FILE", help="draw the sweep (.png, .svg, .pdf)")
+    simulate.add_argument("--json", action="store_true", help="a JSON list, one object a variant")
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 0 < int(text) <= 10_000_000:
+        raise _error(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise _error(f"{text!r} is not between 0 and 1")
+    return value
+
+
+def _error(words: str) -> Exception:
+    import argparse
+
+    return argparse.ArgumentTypeError(words)

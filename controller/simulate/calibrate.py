@@ -1,0 +1,95 @@
+"""Costs of a machine from a run made on it: straight lines through what its processes counted.
+
+Owns: the fits. Refuses: reading files (report/data.py does), simulating.
+
+Between two pulses a worker was busy for  a x decode steps + b x tokens + c x prefilled tokens;  a step of the trainer
+took  d + e x tokens.  Least squares with no negative coefficient.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from areal_like.errors import UserError
+from controller.report.data import RunData
+from controller.run_folder import RunFolder
+from controller.simulate.costs import Measured
+
+FEWEST_PULSES = 5
+FEWEST_STEPS = 5
+NEEDED = {"tokens", "step_s", "num_sampled_tokens", "num_samples"}
+WORK = ("steps", "tokens", "prefill_tokens")
+FIRST_STEP = 2
+"""Earlier steps pay for the start of everything."""
+
+
+def calibrate(folder: RunFolder, *, slots: int) -> tuple[Measured, int]:
+    """The costs that a run's own figures show, and its mean prompt in tokens. Raises UserError for too short a run."""
+    data = RunData.load(folder, max_samples=1)
+    work, busy_s = _rollout(data)
+    if len(busy_s) < FEWEST_PULSES:
+        raise _too_short(folder, f"its rollout workers were counted {len(busy_s)} times")
+    per_step, per_token, per_prefill = _fit(work, busy_s)
+    steps = [step for step in data.steps if step["step"] > FIRST_STEP and step.keys() >= NEEDED]
+    if len(steps) < FEWEST_STEPS:
+        raise _too_short(folder, f"it has {len(data.steps)} steps")
+    tokens = np.asarray([[1.0, step["tokens"]] for step in steps])
+    fixed_s, per_trained = _fit(tokens, np.asarray([step["step_s"] for step in steps]))
+    swaps = [swap for swap in data.swaps if swap.get("version", 0) > 0]
+    measured = Measured(
+        decode_step_s=per_step, decode_sequence_s=per_token, prefill_token_s=per_prefill,
+        pause_s=_median(swap["pause_s"] for swap in swaps), staging_s=_median(swap["stage_s"] for swap in swaps),
+        train_token_s=per_trained, train_step_s=fixed_s, slots=slots,
+    )  # fmt: skip
+    return measured, max(1, round(statistics.fmean(map(_prompt, steps))))
+
+
+def _rollout(data: RunData) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, tokens, prefilled tokens) of every worker between two pulses, and the seconds it was busy."""
+    rows: list[list[float]] = []
+    busy: list[float] = []
+    last: dict[tuple[str, str], dict[str, Any]] = {}
+    for pulse in data.pulses:
+        for name, process in pulse["processes"].items():
+            counters = process["counters"]
+            if process["role"] != "rollout" or not counters.keys() >= {*WORK, "busy_s"}:
+                continue
+            key = name, process["incarnation"]
+            if (before := last.get(key)) is not None and counters["busy_s"] > before["busy_s"]:
+                rows.append([counters[k] - before[k] for k in WORK])
+                busy.append(counters["busy_s"] - before["busy_s"])
+            last[key] = counters
+    return np.asarray(rows).reshape(-1, 3), np.asarray(busy)
+
+
+def _fit(inputs: np.ndarray, outputs: np.ndarray) -> tuple[float, ...]:
+    """Least squares without negative coefficients: the best of all subsets of columns, the others 0."""
+    best, best_error = np.zeros(inputs.shape[1]), float((outputs**2).sum())
+    for count in range(1, inputs.shape[1] + 1):
+        for columns in itertools.combinations(range(inputs.shape[1]), count):
+            found, *_ = np.linalg.lstsq(inputs[:, columns], outputs, rcond=None)
+            error = float(((inputs[:, columns] @ found - outputs) ** 2).sum())
+            if (found >= 0).all() and error < best_error:
+                best_error, best = error, np.zeros(inputs.shape[1])
+                best[list(columns)] = found
+    return tuple(float(value) for value in best)
+
+
+def _prompt(step: Mapping[str, Any]) -> float:
+    return float((step["tokens"] - step["num_sampled_tokens"]) / max(1, step["num_samples"]))
+
+
+def _median(values: Iterable[float]) -> float:
+    found = list(values)
+    return statistics.median(found) if found else 0.0
+
+
+def _too_short(folder: RunFolder, why: str) -> UserError:
+    return UserError(
+        f"too little was measured to calibrate with: {why}", where=str(folder.root), remedy="give a run of 20 steps"
+    )

@@ -1,0 +1,172 @@
+"""`areal-like simulate`: a config on machines that need not exist.
+
+Owns: from arguments to a setup, and what is printed. Refuses: simulating (plan.py), the arguments (cli_arguments.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from areal_like.errors import UserError
+from controller.config import RunConfig
+from controller.overrides import load_config
+from controller.run_folder import RunFolder
+from controller.runs.locate import find_run
+from controller.simulate import plan
+from controller.simulate.calibrate import calibrate
+from controller.simulate.costs import Efficiencies
+from controller.simulate.lengths import Lengths, parse_lengths
+from controller.simulate.machines import gpu_named, model_named
+from controller.simulate.picture import draw
+
+DEFAULT_STEPS = 100
+DEFAULT_PROMPT = 200
+
+
+def simulate_command(arguments: argparse.Namespace) -> int:
+    """Simulate what was asked for, print it, and return the exit status. Raises UserError."""
+
+    def reconfigure(overrides: Iterable[str]) -> RunConfig:
+        return load_config(arguments.config, [*arguments.overrides, *overrides]).config
+
+    setup = setup_of(arguments, reconfigure(()))
+    variants = [plan.parse_sweep(text) for text in arguments.sweep]
+    console = Console(stderr=True, highlight=False)
+    total = 1
+    for _, choices in variants:
+        total *= len(choices)
+    if not arguments.json:
+        _describe(setup)
+
+    def tell(trial: plan.Trial) -> None:
+        if total > 1 and console.is_terminal:
+            console.print(f"{_varied(trial)}: {trial.outcome.step_s:.1f} s a step", end="\r")
+
+    trials = plan.sweep(setup, variants, reconfigure, tell)
+    if arguments.json:
+        sys.stdout.write(json.dumps([facts(trial) for trial in trials], indent=1) + "\n")
+    else:
+        _print(trials)
+    if arguments.plot:
+        draw(trials, Path(arguments.plot))
+        if not arguments.json:
+            print(f"drawn: {arguments.plot}")
+    return 0
+
+
+def setup_of(arguments: argparse.Namespace, config: RunConfig) -> plan.Setup:
+    """What the arguments describe. Raises UserError."""
+    cap = config.sampling.max_new_tokens
+    run = RunFolder(find_run(arguments.calibrate).root) if arguments.calibrate else None
+    lengths = arguments.lengths or (str(run.root) if run else "")
+    setup = plan.Setup(
+        config=config,
+        lengths=parse_lengths(lengths, cap) if lengths else Lengths(f"log-normal {cap // 3}", mean=cap / 3, cap=cap),
+        num_steps=arguments.steps or min(config.num_steps, DEFAULT_STEPS),
+        prompt_tokens=arguments.prompt_tokens or DEFAULT_PROMPT,
+        reward_s=arguments.reward_s,
+    )
+    if run is not None:
+        measured, prompt = calibrate(run, slots=config.rollout.engine.num_slots)
+        return replace(setup, measured=measured, prompt_tokens=arguments.prompt_tokens or prompt)
+    reached = Efficiencies()
+    for text in arguments.efficiency:
+        reached = _with_efficiency(reached, text)
+    name = arguments.model or config.model.path
+    if name is None:
+        raise UserError(
+            "the config makes its model itself, which no GPU's data sheet says much about",
+            where="--model",
+            remedy="name one, such as --model 7b, or take the costs of a run of yours: --calibrate RUN",
+        )
+    return replace(
+        setup, gpu=gpu_named(arguments.gpu), model=model_named(name), gpus=arguments.gpus,
+        rollout_share=arguments.rollout_share, tp=arguments.tp, reached=reached,
+    )  # fmt: skip
+
+
+def _with_efficiency(reached: Efficiencies, text: str) -> Efficiencies:
+    key, _, value = text.partition("=")
+    known = asdict(reached)
+    try:
+        number = float(value)
+        if key not in known or number < 0:
+            raise ValueError
+    except ValueError as error:
+        remedy = ", ".join(f"{name}={value:g}" for name, value in known.items())
+        raise UserError(f"{text!r} will not do", where="--efficiency", remedy=f"one of {remedy}") from error
+    return replace(reached, **{key: number})
+
+
+# ------------------------------------------------------------ what is printed
+
+
+def _describe(setup: plan.Setup) -> None:
+    config = setup.config
+    print(f"{config.groups_per_step:,} groups x {config.group_size} samples a step, {setup.num_steps:,} steps")
+    mean = replace(setup.lengths, cap=config.sampling.max_new_tokens).mean_length()
+    print(f"answers: {setup.lengths.name}, {mean:,.0f} tokens on average, at most {config.sampling.max_new_tokens:,}")
+    if setup.measured is not None:
+        m = setup.measured
+        print(
+            f"costs as measured: decode {m.decode_step_s * 1e3:.3g} ms + {m.decode_sequence_s * 1e6:.3g} us/sequence; "
+            f"train {m.train_step_s * 1e3:.3g} ms + {m.train_token_s * 1e6:.3g} us a token"
+        )
+    elif setup.gpu is not None and setup.model is not None:
+        reached = ", ".join(f"{key} {value:g}" for key, value in asdict(setup.reached).items())
+        print(f"{setup.gpus:,} {setup.gpu.name} for {setup.model.name}; reached: {reached}")
+    print("the coordinator and the packing are the real ones; machines are models, so check a plan with a short run")
+
+
+def _varied(trial: plan.Trial) -> str:
+    return "  ".join(f"{key}={value}" for key, value in trial.varied.items())
+
+
+def _print(trials: Sequence[plan.Trial]) -> None:
+    keys = list(trials[0].varied)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = [*keys, "workers", "step s", "samples/s", "tokens/s", "trainer waits", "rollout idle", "prefill",
+               "batch", "staleness", "hours"]  # fmt: skip
+    for name in columns:
+        table.add_column(name, justify="right", overflow="fold")
+    for trial in trials:
+        o = trial.outcome
+        table.add_row(
+            *trial.varied.values(), f"{trial.num_workers:,}", f"{o.step_s:.3g}", f"{o.samples_per_s:,.3g}",
+            f"{o.tokens_per_s:,.0f}", f"{o.trainer_wait_share:.1%}", f"{o.rollout_idle_share:.1%}",
+            f"{o.rollout_prefill_share:.1%}", f"{o.mean_batch:.0f}", f"{o.staleness_mean:.2f}",
+            f"{o.step_s * trial.setup.config.num_steps / 3600:.2f}",
+        )  # fmt: skip
+    Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
+    if len(trials) > 1:
+        chosen = plan.best(trials)
+        slowest = min(trial.outcome.samples_per_s for trial in trials)
+        print(
+            f"best: {_varied(chosen)}: {chosen.outcome.samples_per_s / slowest:.2f}x the slowest; "
+            "of those within 2 % of the fastest the freshest"
+        )
+    if trials[0].outcome.steps and plan.job_of(trials[0].setup).is_by_group:
+        print("a job of this size is simulated with whole groups as the unit of work")
+
+
+def facts(trial: plan.Trial) -> dict[str, Any]:
+    """One trial as plain data."""
+    o = trial.outcome
+    return {
+        "varied": dict(trial.varied), "workers": trial.num_workers, "trainer_gpus": trial.trainer_gpus,
+        "step_s": o.step_s, "samples_per_s": o.samples_per_s, "tokens_per_s": o.tokens_per_s, "train_s": o.train_s,
+        "trainer_wait_share": o.trainer_wait_share, "rollout_idle_share": o.rollout_idle_share,
+        "rollout_paused_share": o.rollout_paused_share, "rollout_prefill_share": o.rollout_prefill_share,
+        "mean_batch": o.mean_batch, "imbalance": o.imbalance, "staleness_mean": o.staleness_mean,
+        "staleness": {str(key): count for key, count in sorted(o.staleness.items())},
+        "steps": o.steps, "first_step": o.first_step, "simulated_s": o.total_s, "wall_s": trial.wall_s,
+    }  # fmt: skip

@@ -1,0 +1,187 @@
+"""How long machines take: a roofline of GPU and model, or what a run measured.
+
+Owns: `Costs` (the port), `Roofline`, `Measured`. Refuses: events, lengths, who waits (world.py).
+
+Roofline. A decode step of a worker reads all weights and the keys and values of all its sequences, or is bound by
+arithmetic, and never takes less than a floor (launches, scheduling, sampling, detokenising):
+
+    decode_s = max(floor, (weights + kv_bytes) / (tp * bandwidth * e_b), 2 N batch / (tp * flops * e_p)) + tp reductions
+
+Training costs 6 N FLOPs a token (8 with activations recomputed), 2 N more where proximal log-probs are recomputed, and
+attention 2 x layers x hidden x length^2 forward (causal), three or four times that with the backward pass, over
+flops * mfu (arXiv 2205.05198, section 4.1, counts the same way).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from controller.simulate.machines import Gpu, Model
+
+REDUCTION_S = 8e-6
+"""One all-reduce of a decode step between the GPUs of one node; two a layer."""
+CACHE_SHARE = 0.85
+"""Share of a GPU's memory an engine fills."""
+
+
+class Costs(Protocol):
+    """Seconds of everything a simulated machine does."""
+
+    def decode_s(self, batch: int, context_tokens: float) -> float:
+        """One decode step of one worker: a token for each of `batch` sequences that hold `context_tokens` in all."""
+        ...
+
+    def prefill_s(self, tokens: float) -> float:
+        """Prefill of so many tokens on one worker."""
+        ...
+
+    def stage_s(self) -> float:
+        """Bringing a version next to a worker's engine, while it generates."""
+        ...
+
+    def swap_s(self) -> float:
+        """The pause in which weights change, without the prefill after it."""
+        ...
+
+    def train_s(self, lengths: Sequence[int], imbalance: float, updates: int) -> float:
+        """One step on these sequences. imbalance: heaviest rank and micro-batch padding over the mean, at least 1."""
+        ...
+
+    def max_sequences(self, mean_context: float) -> int:
+        """Sequences that fit the cache of one worker at this mean number of tokens each."""
+        ...
+
+    @property
+    def trainer_ranks(self) -> int:
+        """Shares a batch is dealt into."""
+        ...
+
+
+@dataclass(frozen=True)
+class Efficiencies:
+    """What is reached of a data sheet. Defaults: fitted on the four synchronous rows of Table 1, arXiv 2505.24298
+    (`python -m benchmarks.simulator`)."""
+
+    decode_floor_s: float = 3e-3
+    """Shortest decode step."""
+    bandwidth: float = 0.6
+    """Share of the memory bandwidth in decoding."""
+    train_mfu: float = 0.35
+    """Share of the FLOP/s in training."""
+    step_overhead_s: float = 10.0
+    """Per trainer step: collecting, dealing out, optimizer, resharding and publishing weights."""
+    prefill_mfu: float = 0.5
+    """Share of the FLOP/s in prefill; not fitted."""
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """GPUs that reach a share of their data sheet."""
+
+    gpu: Gpu
+    model: Model
+    tp: int
+    """GPUs of one rollout worker."""
+    trainer_gpus: int
+    reached: Efficiencies = Efficiencies()
+    is_recomputing_logprobs: bool = True
+    is_recomputing_activations: bool = True
+    slots: int = 1024
+    """Sequences a worker takes at most, whatever its memory holds."""
+
+    def decode_s(self, batch: int, context_tokens: float) -> float:
+        """See the module."""
+        read = self.model.weight_bytes + context_tokens * self.model.kv_bytes_per_token
+        memory_s = read / (self.tp * self.gpu.bandwidth * self.reached.bandwidth)
+        arithmetic_s = 2 * self.model.parameters * batch / (self.tp * self.gpu.flops * self.reached.prefill_mfu)
+        reductions_s = 2 * self.model.layers * REDUCTION_S if self.tp > 1 else 0.0
+        return max(self.reached.decode_floor_s, memory_s, arithmetic_s) + reductions_s
+
+    def prefill_s(self, tokens: float) -> float:
+        """2 N FLOPs a token."""
+        return 2 * self.model.parameters * tokens / (self.tp * self.gpu.flops * self.reached.prefill_mfu)
+
+    def stage_s(self) -> float:
+        """Each GPU of a worker receives its share over its own network card."""
+        return self.model.weight_bytes / self.tp / self.gpu.network
+
+    def swap_s(self) -> float:
+        """From host memory into the GPU."""
+        return self.model.weight_bytes / self.tp / self.gpu.host_link
+
+    def train_s(self, lengths: Sequence[int], imbalance: float, updates: int) -> float:
+        """See the module; mini-batches divide the same work."""
+        tokens = float(sum(lengths))
+        squares = float(sum(length * length for length in lengths))
+        passes = 3.0 + self.is_recomputing_activations + self.is_recomputing_logprobs
+        flops = passes * (2 * self.model.parameters * tokens + 2 * self.model.layers * self.model.hidden * squares)
+        return (
+            flops * imbalance / (self.trainer_gpus * self.gpu.flops * self.reached.train_mfu)
+            + self.reached.step_overhead_s
+        )
+
+    def max_sequences(self, mean_context: float) -> int:
+        """What the memory left by the weights holds; at least one."""
+        room = CACHE_SHARE * self.gpu.memory * self.tp - self.model.weight_bytes
+        return max(1, min(self.slots, int(room / (self.model.kv_bytes_per_token * mean_context))))
+
+    @property
+    def trainer_ranks(self) -> int:
+        """One per GPU."""
+        return self.trainer_gpus
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run of this machine showed: straight lines through its own figures (calibrate.py)."""
+
+    decode_step_s: float
+    """A decode step without sequences."""
+    decode_sequence_s: float
+    """Each sequence of a step adds this."""
+    prefill_token_s: float
+    pause_s: float
+    staging_s: float
+    train_token_s: float
+    train_step_s: float
+    """Per step, whatever its tokens."""
+    slots: int
+
+    def decode_s(self, batch: int, context_tokens: float) -> float:
+        """A straight line in the batch: short contexts."""
+        return self.decode_step_s + batch * self.decode_sequence_s
+
+    def prefill_s(self, tokens: float) -> float:
+        """A straight line."""
+        return tokens * self.prefill_token_s
+
+    def stage_s(self) -> float:
+        """As measured."""
+        return self.staging_s
+
+    def swap_s(self) -> float:
+        """As measured."""
+        return self.pause_s
+
+    def train_s(self, lengths: Sequence[int], imbalance: float, updates: int) -> float:
+        """A straight line; imbalance is in the measurement."""
+        return self.train_step_s + sum(lengths) * self.train_token_s
+
+    def max_sequences(self, mean_context: float) -> int:
+        """The engine's slots."""
+        return self.slots
+
+    @property
+    def trainer_ranks(self) -> int:
+        """One process."""
+        return 1
+
+
+def smallest_tp(gpu: Gpu, model: Model) -> int:
+    """GPUs a worker needs so that weights take at most a quarter of their memory: a power of two."""
+    tp = 1
+    while model.weight_bytes / tp > 0.25 * gpu.memory:
+        tp *= 2
+    return tp

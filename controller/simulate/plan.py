@@ -1,0 +1,180 @@
+"""One simulated job or many: a config laid over machines on paper, varied, and compared.
+
+Owns: `Setup` (config and machines), the sweep, the choice of the best. Refuses: events (world.py), drawing (page.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from areal_like.errors import UserError
+from controller.config import RunConfig
+from controller.simulate.costs import Costs, Efficiencies, Measured, Roofline, smallest_tp
+from controller.simulate.lengths import Lengths
+from controller.simulate.machines import Gpu, Model
+from controller.simulate.world import Job, Outcome, World
+
+MACHINE_KEYS = ("gpus", "rollout_share", "tp")
+"""What a sweep varies beside keys of the config."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is simulated."""
+
+    config: RunConfig
+    lengths: Lengths
+    num_steps: int
+    gpu: Gpu | None = None
+    """None: `measured` costs, on the config's own workers."""
+    model: Model | None = None
+    gpus: int = 8
+    rollout_share: float = 0.75
+    """Of the GPUs, in modes where rollout and trainer have their own; in `sync` each phase has all."""
+    tp: int | None = None
+    """GPUs of one rollout worker; None: as many as the weights need."""
+    reached: Efficiencies = field(default_factory=Efficiencies)
+    measured: Measured | None = None
+    prompt_tokens: int = 200
+    reward_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One simulated variant."""
+
+    varied: Mapping[str, str]
+    setup: Setup
+    outcome: Outcome
+    num_workers: int
+    trainer_gpus: int
+    wall_s: float
+    """Time the simulation took."""
+
+
+def simulate(setup: Setup, varied: Mapping[str, str] | None = None) -> Trial:
+    """Run one. Raises UserError where the machines cannot hold the job."""
+    job = job_of(setup)
+    costs, num_workers, trainer_gpus = machines_of(setup)
+    held = setup.config.worker_capacity
+    began_s = time.monotonic()
+    outcome = World(job, costs, num_workers, held=held).run()
+    return Trial(varied or {}, setup, outcome, num_workers, trainer_gpus, time.monotonic() - began_s)
+
+
+def job_of(setup: Setup) -> Job:
+    """The job that the config describes."""
+    config = setup.config
+    bound = config.staleness.max_staleness
+    return Job(
+        groups_per_step=config.groups_per_step,
+        group_size=config.group_size,
+        num_steps=setup.num_steps,
+        lengths=replace(setup.lengths, cap=config.sampling.max_new_tokens),
+        prompt_tokens=setup.prompt_tokens,
+        mode=config.mode,
+        max_staleness=None if bound == "unbounded" else bound,
+        on_stale=config.staleness.on_stale,
+        interruption=config.rollout.interruption,
+        updates_per_step=config.trainer.mini_batches,
+        micro_batch_tokens=config.trainer.micro_batch_tokens,
+        reward_s=setup.reward_s,
+        seed=config.seed,
+    )
+
+
+def machines_of(setup: Setup) -> tuple[Costs, int, int]:
+    """Costs, number of rollout workers, GPUs of the trainer. Raises UserError."""
+    config = setup.config
+    if setup.measured is not None:
+        return setup.measured, config.rollout.num_workers, 1
+    assert setup.gpu is not None
+    assert setup.model is not None
+    tp = setup.tp or smallest_tp(setup.gpu, setup.model)
+    rollout_gpus, trainer_gpus = _split(setup, tp)
+    if setup.model.weight_bytes / tp > 0.8 * setup.gpu.memory:
+        raise UserError(
+            f"{setup.model.name} has {setup.model.weight_bytes / 1e9:.0f} GB of weights, {tp} {setup.gpu.name} hold "
+            f"{tp * setup.gpu.memory / 1e9:.0f} GB with everything else",
+            where="--tp",
+            remedy="more GPUs a worker, or a larger GPU",
+        )
+    costs = Roofline(
+        setup.gpu, setup.model, tp, trainer_gpus, setup.reached,
+        is_recomputing_logprobs=config.trainer.loss.proximal == "recompute",
+        is_recomputing_activations=config.trainer.gradient_checkpointing,
+        slots=config.rollout.engine.num_slots,
+    )  # fmt: skip
+    return costs, rollout_gpus // tp, trainer_gpus
+
+
+def _split(setup: Setup, tp: int) -> tuple[int, int]:
+    if setup.config.mode == "sync":
+        rollout, trainer = setup.gpus // tp * tp, setup.gpus
+    else:
+        rollout = round(setup.gpus * setup.rollout_share / tp) * tp
+        trainer = setup.gpus - rollout
+    if rollout < tp or trainer < 1:
+        raise UserError(
+            f"of {setup.gpus} GPUs {rollout} are left for rollout (workers of {tp}) and {trainer} for the trainer",
+            where="--gpus",
+            remedy="more GPUs, another --rollout-share, or a smaller --tp",
+        )
+    return rollout, trainer
+
+
+# ------------------------------------------------------------ sweeps
+
+
+def sweep(
+    setup: Setup, variants: Sequence[tuple[str, Sequence[str]]], reconfigure: Callable[[Iterable[str]], RunConfig],
+    tell: Callable[[Trial], None] = lambda trial: None,
+) -> list[Trial]:  # fmt: skip
+    """Every combination of the values. reconfigure: the config with further `key=value` overrides. Raises UserError."""
+    trials = []
+    for values in itertools.product(*(choices for _, choices in variants)):
+        varied = dict(zip((key for key, _ in variants), values, strict=True))
+        overrides = [f"{key}={value}" for key, value in varied.items() if key not in MACHINE_KEYS]
+        changed = replace(setup, config=reconfigure(overrides) if overrides else setup.config)
+        for key in MACHINE_KEYS:
+            if key in varied:
+                changed = _with_machine(changed, key, varied[key])
+        trials.append(simulate(changed, varied))
+        tell(trials[-1])
+    return trials
+
+
+def _with_machine(setup: Setup, key: str, text: str) -> Setup:
+    try:
+        if key == "rollout_share":
+            share = float(text)
+            if not 0 < share < 1:
+                raise ValueError
+            return replace(setup, rollout_share=share)
+        number = int(text)
+        if number < 1:
+            raise ValueError
+    except ValueError as error:
+        raise UserError(
+            f"{text!r} will not do", where=f"--sweep {key}", remedy="numbers with commas between"
+        ) from error
+    return replace(setup, gpus=number) if key == "gpus" else replace(setup, tp=number)
+
+
+def parse_sweep(text: str) -> tuple[str, list[str]]:
+    """`key=a,b,c`. Raises UserError."""
+    key, _, values = text.partition("=")
+    found = [value.strip() for value in values.split(",") if value.strip()]
+    if not key or not found:
+        raise UserError(f"{text!r} names no values", where="--sweep", remedy="--sweep staleness.max_staleness=0,2,8")
+    return key.strip(), found
+
+
+def best(trials: Sequence[Trial]) -> Trial:
+    """The one with most samples a second; of those within 2 % of it the freshest (lowest mean staleness)."""
+    top = max(trial.outcome.samples_per_s for trial in trials)
+    near = [trial for trial in trials if trial.outcome.samples_per_s >= 0.98 * top]
+    return min(near, key=lambda trial: (trial.outcome.staleness_mean, -trial.outcome.samples_per_s))

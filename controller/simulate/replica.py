@@ -1,0 +1,127 @@
+"""One simulated rollout worker: sequences that advance together at the rate their number allows.
+
+Owns: the worker's own time: decoding, prefill, pauses; which answers end when. Refuses: leases and versions' meaning
+(world.py), how long a decode step takes (costs.py).
+
+All active sequences gain one token a decode step, so one count of tokens serves them all: a sequence that started at
+count a and has n tokens to go ends at count a + n. The rate changes when the batch does, and with the cache's growth at
+least every MAX_STRIDE_TOKENS.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from controller.simulate.costs import Costs
+
+MAX_STRIDE_TOKENS = 512.0
+EPSILON = 1e-6
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One answer being generated."""
+
+    lease_id: int
+    prompt: int
+    length: int
+    """Tokens it will have."""
+    ready: int = 0
+    """Tokens it has already, from another worker: they are prefilled."""
+
+
+class Replica:
+    """Moves only when told to (`advance`); `wake_s` says when that is next due."""
+
+    def __init__(self, name: str, costs: Costs, max_sequences: int) -> None:
+        self.name, self._costs, self._max_sequences = name, costs, max_sequences
+        self.now_s = 0.0
+        self.version = -1
+        self.busy_s = self.paused_s = self.prefill_s = self.idle_s = 0.0
+        self.tokens = self.steps = 0.0
+        self._count = 0.0
+        """Tokens every active sequence gained since the worker's start."""
+        self._step_s = math.inf
+        self._debt_s = 0.0
+        """Prefill that decoding has to wait for."""
+        self._paused_until_s = -1.0
+        self._context = 0.0
+        """Tokens in the cache, less active x count."""
+        self._active: list[tuple[float, int, Sequence]] = []
+        """Heap by the count at which each ends."""
+        self._waiting: deque[Sequence] = deque()
+        self._serial = 0
+        self.is_admitting = True
+
+    @property
+    def num_active(self) -> int:
+        """Sequences in the batch."""
+        return len(self._active)
+
+    @property
+    def context_tokens(self) -> float:
+        """Tokens in the cache."""
+        return self._context + len(self._active) * self._count
+
+    def add(self, sequence: Sequence) -> None:
+        """Take a sequence; it starts when a slot is free. `advance` to now first."""
+        self._waiting.append(sequence)
+
+    def advance(self, now_s: float) -> None:
+        """Let time pass up to `now_s`; nothing ends before `wake_s`."""
+        elapsed_s, self.now_s = now_s - self.now_s, now_s
+        paused_s = min(elapsed_s, max(0.0, self._paused_until_s - (now_s - elapsed_s)))
+        self.paused_s += paused_s
+        elapsed_s -= paused_s
+        if not self._active:
+            self.idle_s += elapsed_s
+            return
+        prefill_s = min(elapsed_s, self._debt_s)
+        self._debt_s -= prefill_s
+        self.prefill_s += prefill_s
+        decode_s = elapsed_s - prefill_s
+        self.busy_s += decode_s
+        steps = decode_s / self._step_s
+        self._count += steps
+        self.steps += steps
+        self.tokens += steps * len(self._active)
+
+    def take_ended(self) -> list[Sequence]:
+        """Sequences whose last token is out."""
+        ended = []
+        while self._active and self._active[0][0] <= self._count + EPSILON:
+            end, _, sequence = heapq.heappop(self._active)
+            self._context -= sequence.prompt + sequence.length - end
+            ended.append(sequence)
+        return ended
+
+    def refill(self) -> list[Sequence]:
+        """Start what waits, as far as slots go; returns what started. Reprices the decode step."""
+        started = []
+        while self.is_admitting and self._waiting and len(self._active) < self._max_sequences:
+            sequence = self._waiting.popleft()
+            self._serial += 1
+            end = self._count + sequence.length - sequence.ready
+            heapq.heappush(self._active, (end, self._serial, sequence))
+            self._context += sequence.prompt + sequence.ready - self._count
+            self._debt_s += self._costs.prefill_s(sequence.prompt + sequence.ready)
+            started.append(sequence)
+        self._step_s = self._costs.decode_s(len(self._active), self.context_tokens) if self._active else math.inf
+        return started
+
+    def swap(self, pause_s: float, *, is_recomputing: bool) -> None:
+        """New weights: stand still so long, then prefill every running sequence anew."""
+        self._paused_until_s = self.now_s + pause_s
+        if is_recomputing and self._active:
+            self._debt_s += self._costs.prefill_s(self.context_tokens)
+
+    @property
+    def wake_s(self) -> float:
+        """When something ends, or the rate must be looked at again; infinite while nothing runs."""
+        if not self._active:
+            return math.inf
+        steps = min(self._active[0][0] - self._count, MAX_STRIDE_TOKENS)
+        return max(self.now_s, self._paused_until_s) + self._debt_s + max(0.0, steps) * self._step_s

@@ -1,0 +1,392 @@
+"""A whole job under a virtual clock: simulated workers and trainer around the real coordinator.
+
+Owns: the queue of events, what each effect of the coordinator does to the machines, and the figures of the outcome.
+Refuses: how long things take (costs.py), how long answers are (lengths.py), sweeping (plan.py).
+
+The trainer asks one batch ahead, as the real one does. Rewards take `reward_s` each, in parallel. Messages take no
+time. A lease is one sample, or in jobs above MAX_LEASES one group (docs/decisions/0025-simulator.md).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from areal_like.packing import pack, partition
+from controller import protocol as p
+from controller.coordinator import Coordinator
+from controller.settings import CoordinatorSettings
+from controller.simulate.costs import Costs
+from controller.simulate.lengths import Lengths
+from controller.simulate.replica import Replica, Sequence
+
+MAX_LEASES = 1_000_000
+"""Samples above which a lease is a whole group."""
+PACKED_STEPS = 8
+"""Steps whose batch is really dealt and packed; later ones take their mean imbalance."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained."""
+
+    groups_per_step: int
+    group_size: int
+    num_steps: int
+    lengths: Lengths
+    prompt_tokens: int = 200
+    mode: p.Mode = "async"
+    max_staleness: int | None = 4
+    on_stale: p.OnStale = "wait"
+    interruption: str = "recompute"
+    updates_per_step: int = 1
+    micro_batch_tokens: int = 32768
+    reward_s: float = 0.0
+    seed: int = 1
+
+    @property
+    def is_by_group(self) -> bool:
+        """A lease is a whole group."""
+        return self.groups_per_step * self.group_size * self.num_steps > MAX_LEASES
+
+
+@dataclass
+class Outcome:
+    """What happened. Times in seconds, after the warm-up (`first_step`)."""
+
+    steps: int
+    wall_s: float
+    """From the end of step `first_step` to the end of the last."""
+    first_step: int
+    total_s: float
+    """The whole job, from its start."""
+    tokens: float
+    """Sampled tokens of the steps counted in wall_s."""
+    samples: int
+    trainer_wait_share: float
+    rollout_idle_share: float
+    rollout_paused_share: float
+    rollout_prefill_share: float
+    train_s: float
+    """Mean time the trainer computes a step."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Groups by staleness."""
+    imbalance: float = 1.0
+    mean_batch: float = 0.0
+    """Mean sequences in a worker's batch while it decodes."""
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds a step."""
+        return self.wall_s / max(1, self.steps - self.first_step)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Consumed tokens a second."""
+        return self.tokens / self.wall_s if self.wall_s > 0 else math.nan
+
+    @property
+    def samples_per_s(self) -> float:
+        """Consumed samples a second."""
+        return self.samples / self.wall_s if self.wall_s > 0 else math.nan
+
+    @property
+    def staleness_mean(self) -> float:
+        """Over groups."""
+        total = self.staleness.total()
+        return sum(value * count for value, count in self.staleness.items()) / total if total else math.nan
+
+
+@dataclass(slots=True)
+class _Lease:
+    group_id: int
+    index: int
+    worker: int
+    left: int
+    first_version: int = -1
+
+
+class World:
+    """`run()` once."""
+
+    def __init__(self, job: Job, costs: Costs, num_workers: int, *, held: int | None = None) -> None:
+        """held: samples a worker holds at most, waiting ones included; None: twice what it decodes at once."""
+        self.job, self.costs = job, costs
+        per_lease = job.group_size if job.is_by_group else 1
+        self._group_size = job.group_size // per_lease
+        self.slots = slots = costs.max_sequences(job.prompt_tokens + job.lengths.mean_length(job.seed))
+        self._capacity = max(1, (held or 2 * slots) // per_lease)
+        self._replicas = [Replica(f"rollout-{i}", costs, slots) for i in range(num_workers)]
+        self._index = {replica.name: i for i, replica in enumerate(self._replicas)}
+        self._announced = [-1] * num_workers
+        self._staging = [False] * num_workers
+        self._leases: dict[int, _Lease] = {}
+        self._lengths: dict[int, list[int]] = {}
+        self._rng = np.random.default_rng(job.seed)
+        self._coordinator = Coordinator(
+            CoordinatorSettings(
+                groups_per_step=job.groups_per_step, group_size=self._group_size, num_steps=job.num_steps,
+                mode=job.mode, max_staleness=job.max_staleness, on_stale=job.on_stale, group_timeout_s=1e18,
+                num_workers=num_workers,
+            )
+        )  # fmt: skip
+        self._now_s = 0.0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = 0
+        self._wake_at = [math.inf] * num_workers
+        self._batches: dict[int, p.SendBatch] = {}
+        self._trained = 0
+        self._asked = 0
+        self._is_training = False
+        self._free_since_s = 0.0
+        self._waits: list[float] = []
+        self._train_s: list[float] = []
+        self._imbalances: list[float] = []
+        self._step_ends: list[float] = []
+        self._step_tokens: list[int] = []
+        self._step_samples: list[int] = []
+        self._marks: list[list[tuple[float, ...]]] = []
+        self._staleness: list[Counter[int]] = []
+        self._is_over = False
+
+    # ------------------------------------------------------------ the clock
+
+    def run(self, should_stop: Callable[[], bool] = lambda: False) -> Outcome:
+        """Simulate to the end. should_stop: asked now and then; True ends early with what there is."""
+        self._handle(p.RunStarted(lineage="l0"))
+        for replica in self._replicas:
+            self._handle(p.WorkerJoined(worker=replica.name, incarnation="0", capacity=self._capacity))
+        self._handle(p.Published(version=0, lineage="l0", manifest_path="v0"))
+        self._ask()
+        number = 0
+        while self._queue and not self._is_over:
+            self._now_s, _, action = heapq.heappop(self._queue)
+            action()
+            number += 1
+            if number % 4096 == 0 and should_stop():
+                break
+        assert self._is_over or self._trained or number % 4096 == 0, "the simulated job stands still"
+        return self._outcome()
+
+    def _at(self, time_s: float, action: Callable[[], None]) -> None:
+        self._serial += 1
+        heapq.heappush(self._queue, (time_s, self._serial, action))
+
+    # ------------------------------------------------------------ the coordinator
+
+    def _handle(self, event: p.Event) -> None:
+        for effect in self._coordinator.handle(event, self._now_s):
+            match effect:
+                case p.SendLeases():
+                    self._take_leases(self._index[effect.worker], effect.leases)
+                case p.SendVersion():
+                    self._announce(self._index[effect.worker], effect.version)
+                case p.SendBatch():
+                    self._batches[effect.step] = effect
+                    self._at(self._now_s, self._train)
+                case p.EndRun():
+                    self._is_over = True
+                case p.SendNoMoreBatches():
+                    self._at(self._now_s, self._save)
+                case _:
+                    pass
+
+    def _save(self) -> None:
+        if not self._is_training:
+            self._handle(p.CheckpointTaken(version=self._trained, path="c"))
+
+    # ------------------------------------------------------------ rollout
+
+    def _take_leases(self, worker: int, orders: tuple[p.LeaseOrder, ...]) -> None:
+        replica = self._replicas[worker]
+        self._catch_up(worker)
+        for order in orders:
+            lengths = self._lengths.get(order.group_id)
+            if lengths is None:
+                lengths = self._lengths[order.group_id] = self.job.lengths.draw(self._rng, self.job.group_size)
+            share = lengths if self._group_size == 1 else lengths[order.sample_index : order.sample_index + 1]
+            self._leases[order.lease_id] = _Lease(order.group_id, order.sample_index, worker, len(share))
+            for length in share:
+                replica.add(Sequence(order.lease_id, self.job.prompt_tokens, length))
+        self._refill(worker)
+
+    def _catch_up(self, worker: int) -> None:
+        """Bring the worker to now, and report what ended."""
+        replica = self._replicas[worker]
+        replica.advance(self._now_s)
+        for sequence in replica.take_ended():
+            lease = self._leases[sequence.lease_id]
+            lease.left -= 1
+            if lease.left == 0:
+                self._at(self._now_s + self.job.reward_s, lambda i=sequence.lease_id: self._finish(i))  # type: ignore[misc]
+
+    def _finish(self, lease_id: int) -> None:
+        lease = self._leases.pop(lease_id)
+        replica = self._replicas[lease.worker]
+        lengths = self._lengths[lease.group_id]
+        num_tokens = sum(lengths) if self._group_size == 1 else lengths[lease.index]
+        self._handle(
+            p.SampleReported(
+                worker=replica.name, lease_id=lease_id, group_id=lease.group_id, sample_index=lease.index,
+                num_tokens=num_tokens, first_version=lease.first_version, last_version=replica.version,
+                verdict_kind="scored", value=float(lease_id % 2),
+            )
+        )  # fmt: skip
+
+    def _refill(self, worker: int) -> None:
+        replica = self._replicas[worker]
+        for sequence in replica.refill():
+            lease = self._leases[sequence.lease_id]
+            if lease.first_version < 0:
+                lease.first_version = replica.version
+        wake_s = replica.wake_s
+        if wake_s < math.inf and wake_s != self._wake_at[worker]:
+            self._wake_at[worker] = wake_s
+            self._at(wake_s, lambda: self._wake(worker, wake_s))
+
+    def _wake(self, worker: int, time_s: float) -> None:
+        if self._wake_at[worker] != time_s:
+            return  # repriced since
+        self._wake_at[worker] = math.inf
+        self._catch_up(worker)
+        self._refill(worker)
+        self._drained(worker)
+
+    # ------------------------------------------------------------ versions
+
+    def _announce(self, worker: int, version: int) -> None:
+        self._announced[worker] = version
+        if self._replicas[worker].version < 0:
+            self._replicas[worker].version = version
+            self._at(self._now_s, lambda: self._loaded(worker, version))
+        elif not self._staging[worker]:
+            self._staging[worker] = True
+            self._at(self._now_s + self.costs.stage_s(), lambda: self._staged(worker))
+
+    def _staged(self, worker: int) -> None:
+        replica = self._replicas[worker]
+        if self.job.interruption == "drain":
+            replica.is_admitting = False
+            self._catch_up(worker)
+            self._drained(worker)
+        else:
+            self._swap(worker)
+
+    def _drained(self, worker: int) -> None:
+        replica = self._replicas[worker]
+        if not replica.is_admitting and replica.num_active == 0:
+            replica.is_admitting = True
+            self._swap(worker)
+
+    def _swap(self, worker: int) -> None:
+        replica, version = self._replicas[worker], self._announced[worker]
+        self._catch_up(worker)
+        replica.swap(self.costs.swap_s(), is_recomputing=self.job.interruption == "recompute")
+        self._refill(worker)
+        self._at(self._now_s + self.costs.swap_s(), lambda: self._swapped(worker, version))
+
+    def _swapped(self, worker: int, version: int) -> None:
+        self._replicas[worker].version = version
+        self._staging[worker] = False
+        self._loaded(worker, version)
+        if self._announced[worker] > version:
+            self._announce(worker, self._announced[worker])
+
+    def _loaded(self, worker: int, version: int) -> None:
+        name = self._replicas[worker].name
+        self._handle(p.WorkerVersionLoaded(worker=name, version=version, lineage="l0"))
+
+    # ------------------------------------------------------------ trainer
+
+    def _ask(self) -> None:
+        if self._asked < min(self._trained + 2, self.job.num_steps) and self._asked not in self._batches_missing():
+            self._asked += 1
+            self._handle(p.BatchRequested(step=self._asked))
+
+    def _batches_missing(self) -> tuple[int, ...]:
+        """The step asked for and not answered, if any."""
+        answered = self._asked <= self._trained + self._is_training or self._asked in self._batches
+        return () if answered or not self._asked else (self._asked,)
+
+    def _train(self) -> None:
+        step = self._trained + 1
+        if self._is_training or step not in self._batches:
+            return
+        batch = self._batches.pop(step)
+        lengths: list[int] = []
+        staleness: Counter[int] = Counter()
+        for group in batch.groups:
+            lengths += [self.job.prompt_tokens + length for length in self._lengths.pop(group.group_id)]
+            staleness[step - 1 - group.first_version] += 1
+        self._staleness.append(staleness)
+        self._step_tokens.append(sum(lengths) - self.job.prompt_tokens * len(lengths))
+        self._step_samples.append(len(lengths))
+        self._waits.append(self._now_s - self._free_since_s)
+        self._is_training = True
+        seconds = self.costs.train_s(lengths, self._imbalance(lengths), self.job.updates_per_step)
+        self._train_s.append(seconds)
+        self._at(self._now_s + seconds, lambda: self._publish(step))
+        self._ask()
+
+    def _imbalance(self, lengths: list[int]) -> float:
+        """Heaviest rank's tokens over the mean, by the packing that runs in production."""
+        if len(self._imbalances) < PACKED_STEPS:
+            ranks = self.costs.trainer_ranks
+            shares = partition(lengths, ranks)
+            loads = [sum(lengths[i] for i in share) for share in shares]
+            heaviest = max(range(ranks), key=loads.__getitem__)
+            budget = max(self.job.micro_batch_tokens, max(lengths))
+            bins = pack([lengths[i] for i in shares[heaviest]], budget)
+            assert bins, "the heaviest share has a sequence"
+            self._imbalances.append(loads[heaviest] * ranks / sum(loads))
+        return float(np.mean(self._imbalances))
+
+    def _publish(self, step: int) -> None:
+        self._is_training = False
+        self._trained = step
+        self._free_since_s = self._now_s
+        self._step_ends.append(self._now_s)
+        for worker in range(len(self._replicas)):
+            self._catch_up(worker)
+            self._refill(worker)
+        self._marks.append([(r.busy_s, r.prefill_s, r.paused_s, r.idle_s, r.tokens, r.steps) for r in self._replicas])
+        self._handle(p.Published(version=step, lineage="l0", manifest_path=f"v{step}"))
+        if step == self.job.num_steps:
+            self._at(self._now_s, self._save)
+        self._ask()
+        self._train()
+
+    # ------------------------------------------------------------ the outcome
+
+    def _outcome(self) -> Outcome:
+        done = len(self._step_ends)
+        first = min(done - 1, max(1, done // 5)) if done > 1 else 0
+        start_s = self._step_ends[first - 1] if first else 0.0
+        wall_s = self._step_ends[-1] - start_s
+        before = self._marks[first - 1] if first else [(0.0,) * 6] * len(self._replicas)
+        spent = np.asarray(self._marks[-1]).sum(axis=0) - np.asarray(before).sum(axis=0)
+        worker_s = wall_s * len(self._replicas)
+        staleness: Counter[int] = Counter()
+        for counts in self._staleness[first:done]:
+            staleness.update(counts)
+        return Outcome(
+            steps=done,
+            wall_s=wall_s,
+            first_step=first,
+            total_s=self._step_ends[-1],
+            tokens=float(sum(self._step_tokens[first:done])),
+            samples=sum(self._step_samples[first:done]),
+            trainer_wait_share=sum(self._waits[first:done]) / wall_s,
+            rollout_idle_share=float(spent[3] / worker_s),
+            rollout_paused_share=float(spent[2] / worker_s),
+            rollout_prefill_share=float(spent[1] / worker_s),
+            train_s=float(np.mean(self._train_s[first:done])),
+            staleness=staleness,
+            imbalance=float(np.mean(self._imbalances)) if self._imbalances else 1.0,
+            mean_batch=float(spent[4] / spent[5]) if spent[5] > 0 else 0.0,
+        )
