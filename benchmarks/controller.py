@@ -1,0 +1,355 @@
+"""How many trajectories can one controller take in? The real hub, coordinator, ledger and server; simulated peers.
+
+    python -m benchmarks.controller                 1 to 512 workers, trajectories of 2,000 tokens: some minutes
+    python -m benchmarks.controller --quick         two sizes, few steps; writes nothing
+
+Rollout workers and trainer are simulated by a second process that generates nothing: each lease is answered at once
+with a trajectory of --tokens tokens, each batch at once with the next version. Every trajectory crosses a real socket,
+is checked, written to the ledger, acknowledged, and sent to the trainer in a batch.
+
+Counted from step FIRST_STEP on: trajectories a second of wall clock, and processor milliseconds of the controller's
+process for each. `durable`: kill -9 loses nothing that was acknowledged (the default). `fsync`: nor does power loss
+(group commit: one fsync for each burst of messages). `bare`: a ZeroMQ ROUTER that receives the same frames and answers
+each with an empty one, the limit of the sockets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zmq
+from rich.console import Console
+
+from areal_like import messages as m
+from areal_like.channel import Hub, Peer
+from areal_like.trace import Tracer
+from areal_like.trajectory import Segment, Trajectory
+from areal_like.verdict import Verdict
+from areal_like.wire import encode
+from benchmarks.runs import write
+from controller import protocol as p
+from controller.audit import audit
+from controller.coordinator import Coordinator
+from controller.display import Display
+from controller.ledger import Ledger
+from controller.outgoing import TaskSettings
+from controller.server import Server, ServerSettings
+from controller.settings import CoordinatorSettings
+from controller.summary import Tally
+from controller.supervision import Loss
+from controller.telemetry.journal import Journal
+from controller.telemetry.pulse import ProcessNow
+from controller.telemetry.sinks import Sinks
+from controller.telemetry.status import StatusFile
+from controller.translate import ACCEPTED
+
+GROUPS, GROUP_SIZE, BOUND = 64, 16, 2
+"""A step has 1,024 trajectories."""
+FIRST_STEP = 1
+RUN = "benchmark"
+PROMPT_TOKENS = 200
+WORKER_ACCEPTS = frozenset({m.Lease, m.SampleAck, m.CancelLeases, m.AnnounceVersion})
+TRAINER_ACCEPTS = frozenset({m.Batch, m.NoMoreBatches, m.SaveCheckpoint})
+DEADLINE_S = 600.0
+
+
+class NoProcesses:
+    """A supervisor of nothing: peers come by themselves."""
+
+    restarts = 0
+
+    async def tick(self, now_s: float) -> list[Loss]:
+        """Nobody is lost."""
+        return []
+
+    def reported(self, name: str) -> None:
+        """Nothing to note."""
+
+    def release(self, name: str) -> None:
+        """Nothing to let go."""
+
+    def lost_touch(self, name: str, now_s: float) -> None:
+        """A peer that cannot be reached would spoil the figures."""
+        raise SystemExit(f"{name} cannot be reached")
+
+    def watches(self, name: str) -> bool:
+        """All of them."""
+        return True
+
+    def watches_role(self, role: str) -> bool:
+        """All of them."""
+        return True
+
+    def is_running(self, name: str) -> bool:
+        """All of them."""
+        return True
+
+    def states(self) -> dict[str, str]:
+        """Nothing to show."""
+        return {}
+
+    def processes(self) -> dict[str, ProcessNow]:
+        """Nothing to show."""
+        return {}
+
+
+class AnyRows:
+    """Rows that name their draw."""
+
+    def train(self, group_id: int) -> dict[str, Any]:
+        """The row of a group."""
+        return {"prompt": f"draw {group_id}", "answer": "0"}
+
+    def eval(self, index: int) -> dict[str, Any]:
+        """There is no evaluation."""
+        raise AssertionError(index)
+
+
+# ------------------------------------------------------------ the controller
+
+
+class Marks:
+    """Wall and processor time of this process whenever a step is done."""
+
+    def __init__(self) -> None:
+        self.wall_s: list[float] = []
+        self.cpu_s: list[float] = []
+
+    def offer(self, record: Mapping[str, Any]) -> None:
+        """A row of the journal; those of steps count."""
+        if record["kind"] == "step":
+            self.wall_s.append(time.perf_counter())
+            self.cpu_s.append(time.process_time())
+
+
+async def serve(folder: Path, *, workers: int, steps: int, tokens: int, fsync: bool) -> dict[str, float]:
+    """Run one job and return its figures."""
+    marks = Marks()
+    async with _server(folder, workers=workers, steps=steps, fsync=fsync, marks=marks) as (server, address):
+        peers = multiprocessing.get_context("spawn").Process(target=simulate, args=(address, workers, tokens))
+        peers.start()
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                outcome = await server.run([p.RunStarted(lineage="l0", checkpoint_version=0)])
+                await server.farewell(10.0)
+        finally:
+            peers.join(20)
+            if peers.is_alive():
+                peers.kill()
+    assert outcome.status == "completed", outcome
+    report = audit(folder)
+    assert report.is_clean, report.lines()
+    count = (steps - FIRST_STEP) * GROUPS * GROUP_SIZE
+    return {
+        "workers": workers,
+        "trajectories_per_s": count / (marks.wall_s[-1] - marks.wall_s[FIRST_STEP - 1]),
+        "cpu_ms_per_trajectory": 1e3 * (marks.cpu_s[-1] - marks.cpu_s[FIRST_STEP - 1]) / count,
+    }
+
+
+@contextlib.asynccontextmanager
+async def _server(
+    folder: Path, *, workers: int, steps: int, fsync: bool, marks: Marks
+) -> AsyncIterator[tuple[Server, str]]:
+    ledger = Ledger(folder, run_id=RUN, fsync=fsync)
+    settings = CoordinatorSettings(
+        groups_per_step=GROUPS, group_size=GROUP_SIZE, num_steps=steps, max_staleness=BOUND, num_workers=workers
+    )
+    coordinator = Coordinator.restore(settings, ledger.load())
+    hub = Hub(run_id=RUN, role="controller", bind="tcp://127.0.0.1:0", curve_dir=None, accept=ACCEPTED)
+    address = await hub.start()
+    journal, tally = Journal(folder / "metrics.jsonl"), Tally()
+    journal.listen(marks)
+    tracer = Tracer(folder / "controller.trace.jsonl", "controller")
+    tasks = TaskSettings(seed=1, train_sampling=m.Sampling(), eval_sampling=m.Sampling(), segment_tokens=0)
+    server = Server(
+        ServerSettings(tasks=tasks, num_steps=steps, stop_on_long_prompt=False, stall_after_s=60.0, stop_grace_s=30.0),
+        coordinator=coordinator, ledger=ledger, hub=hub, supervisor=NoProcesses(),  # type: ignore[arg-type]
+        rows=AnyRows(), display=Display("plain", Console(file=StringIO())), tally=tally, journal=journal,
+        sinks=Sinks([]), tracer=tracer, status=StatusFile(folder / "status.json", run=RUN, num_steps=steps),
+    )  # fmt: skip
+    try:
+        yield server, address
+    finally:
+        await hub.close()
+        ledger.close()
+        journal.close()
+        tracer.close()
+
+
+# ------------------------------------------------------------ the peers, in a process of their own
+
+
+def simulate(address: str, workers: int, tokens: int) -> None:
+    """All rollout workers and the trainer, until they are told to end."""
+    asyncio.run(_simulate(address, workers, tokens))
+
+
+async def _simulate(address: str, workers: int, tokens: int) -> None:
+    capacity = max(GROUP_SIZE, 2 * GROUPS * GROUP_SIZE // workers)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_trainer(address))
+        for index in range(workers):
+            group.create_task(_worker(address, f"rollout-{index}", capacity, tokens))
+
+
+async def _connect(address: str, name: str, role: m.Role, accept: frozenset[type], capacity: int = 0) -> Peer:
+    hello = m.Hello(
+        role=role, name=name, pid=os.getpid(), run_id=RUN, incarnation=secrets.token_hex(4), capacity=capacity
+    )
+    peer = Peer(
+        address=address, hello=hello, curve_dir=None, accept=accept, heartbeat_s=1.0, silence_s=60.0,
+        status=lambda: m.Heartbeat(state="busy"),
+    )  # fmt: skip
+    await peer.connect(60.0)
+    return peer
+
+
+def trajectory(tokens: int, version: int) -> Trajectory:
+    """An answer of `tokens` tokens, all sampled at one version."""
+    answer = Segment(
+        np.arange(tokens, dtype=np.int32), np.full(tokens, -0.5, np.float32), np.full(tokens, version, np.int32)
+    )
+    return Trajectory.from_prompt(np.arange(PROMPT_TOKENS, dtype=np.int32), answer, "stop")
+
+
+def finished(task: m.SampleTask, whole: Trajectory) -> m.SampleFinished:
+    """The answer to a lease."""
+    return m.SampleFinished(
+        lease_id=task.lease_id, group_id=task.group_id, sample_index=task.sample_index, trajectory=whole,
+        verdict=Verdict(kind="scored", value=float(task.sample_index % 2), components={"correct": 1.0}),
+        timings={"generate_s": 1.0, "score_s": 0.1},
+    )  # fmt: skip
+
+
+async def _worker(address: str, name: str, capacity: int, tokens: int) -> None:
+    peer = await _connect(address, name, "rollout", WORKER_ACCEPTS, capacity)
+    whole, version = trajectory(tokens, 0), 0
+    while True:
+        match await peer.receive(60.0):
+            case m.AnnounceVersion() as news:
+                version = max(version, news.version)
+                whole = trajectory(tokens, version)
+                loaded = m.VersionLoaded(version=news.version, lineage=news.lineage, stage_s=0.0, pause_s=0.0)
+                await peer.send(loaded)
+            case m.Lease() as lease:
+                for task in lease.tasks:
+                    await peer.send(finished(task, whole))
+            case m.Shutdown():
+                await peer.close("told to")
+                return
+
+
+async def _trainer(address: str) -> None:
+    peer = await _connect(address, "trainer", "trainer", TRAINER_ACCEPTS)
+    version, last = 0, None
+    await peer.send(m.VersionPublished(version=0, lineage="l0", manifest_path="v0"))
+    await peer.send(m.BatchRequest(step=1))
+    while last is None or version < last:
+        match await peer.receive(60.0):
+            case m.Batch() as batch:
+                version = batch.step
+                await peer.send(m.BatchRequest(step=version + 1))
+                await peer.send(
+                    m.VersionPublished(
+                        version=version, lineage="l0", manifest_path=f"v{version}", metrics={"reward_mean": 0.5}
+                    )
+                )
+            case m.NoMoreBatches() as news:
+                last = news.last_step
+            case m.Shutdown():
+                break
+    await peer.send(m.CheckpointSaved(version=version, path=f"c{version}"))
+    await peer.close("done")
+
+
+# ------------------------------------------------------------ the limit
+
+
+def bare(tokens: int, count: int) -> dict[str, float]:
+    """A ROUTER that does nothing but receive the frames of a finished sample and answer."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        sender = multiprocessing.get_context("spawn").Process(target=_send_bare, args=(port, tokens, count))
+        sender.start()
+        router.poll(30_000)
+        began_s, cpu_s = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            frames = router.recv_multipart(copy=False)
+            router.send_multipart([frames[0], b""])
+        wall_s, spent_s = time.perf_counter() - began_s, time.process_time() - cpu_s
+        sender.join(30)
+    return {"trajectories_per_s": count / wall_s, "cpu_ms_per_trajectory": 1e3 * spent_s / count}
+
+
+def _send_bare(port: int, tokens: int, count: int) -> None:
+    task = m.SampleTask(
+        lease_id=1, group_id=1, sample_index=1, purpose="train", min_version=0, row={}, sampling=m.Sampling(), seed=1,
+        prefix=Segment(*(np.zeros(0, kind) for kind in (np.int32, np.float32, np.int32))),
+    )  # fmt: skip
+    frames = encode(finished(task, trajectory(tokens, 0)))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.connect(f"tcp://127.0.0.1:{port}")
+        in_flight = 0
+        for _ in range(count):
+            dealer.send_multipart(frames, copy=False)
+            in_flight += 1
+            while in_flight >= GROUPS or (in_flight and dealer.poll(0)):
+                dealer.recv_multipart()
+                in_flight -= 1
+        while in_flight:
+            dealer.recv_multipart()
+            in_flight -= 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", default="1,8,64,512")
+    parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    sizes = [1, 8] if options.quick else [int(size) for size in options.workers.split(",")]
+    steps, repeats = (3, 1) if options.quick else (options.steps, options.repeats)
+    rows: list[dict[str, Any]] = []
+    print(f"{'':10} {'workers':>8} {'trajectories/s':>15} {'CPU ms each':>12}")
+    for _ in range(repeats):
+        cases = [("durable", size) for size in sizes] + [("fsync", sizes[len(sizes) // 2])]
+        for kind, workers in cases:
+            with tempfile.TemporaryDirectory(prefix="areal-controller-") as folder:
+                job = serve(Path(folder), workers=workers, steps=steps, tokens=options.tokens, fsync=kind == "fsync")
+                rows.append({"kind": kind, **asyncio.run(job)})
+            _print(rows[-1])
+        rows.append({"kind": "bare", "workers": 1, **bare(options.tokens, 1000 if options.quick else 20_000)})
+        _print(rows[-1])
+    if options.quick:
+        print("too short to mean anything: it ran")
+        return
+    facts = {"tokens": options.tokens, "steps": steps, "trajectories_per_step": GROUPS * GROUP_SIZE}
+    command = " ".join(["python -m benchmarks.controller", *sys.argv[1:]])
+    print(f"written to {write('controller', command, {**facts, 'rows': rows})}")
+
+
+def _print(row: dict[str, Any]) -> None:
+    print(
+        f"{row['kind']:10} {row['workers']:8} {row['trajectories_per_s']:15,.0f} {row['cpu_ms_per_trajectory']:12.3f}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
