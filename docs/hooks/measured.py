@@ -153,6 +153,50 @@ def _share_lost(cost: Result) -> str:
     return f"{cost['mean']:+.2%}" + ("" if half is None else f" ± {half:.2%}")
 
 
+def simulator(result: Result) -> str:
+    """Predicted beside reported: the paper's two tables, then runs of this machine."""
+    one = [
+        (row["model"], f"{row['predicted_sync_h']:.1f}", f"{row['sync_h']:.1f}", f"{row['predicted_async_h']:.1f}",
+         f"{row['async_h']:.1f}", f"{row['predicted_ratio']:.2f}", f"{row['reported_ratio']:.2f}",
+         f"{row['ratio_error']:+.0%}")
+        for row in result["table_1"]
+    ]  # fmt: skip
+    two = [
+        ("unbounded" if row["eta"] is None else str(row["eta"]), f"{row['predicted_k_tokens_per_s']:,.0f}",
+         f"{row['reported']:,.0f}", f"{row['predicted_to_sync']:.2f}", f"{row['reported_to_sync']:.2f}",
+         f"{row['predicted_to_sync'] / row['reported_to_sync'] - 1:+.0%}")
+        for row in result["table_2"]
+    ]  # fmt: skip
+    own = [
+        (row["calibrated_on"], f"{row['predicted_run']} (`{row['mode']}`)", f"{row['predicted']:,.0f}",
+         f"{row['measured']:,.0f}", f"{row['predicted'] / row['measured'] - 1:+.1%}")
+        for row in result["runs"]
+        if row["is_unseen"]
+    ]  # fmt: skip
+    reached = ", ".join(f"{key} {value:g}" for key, value in result["efficiencies"].items())
+    parts = [
+        f"Efficiencies: {reached}.",
+        _table(("Table 1", "sync, h", "reported", "async, h", "reported", "ratio", "reported", "error"), one),
+        _table(("max_staleness", "k tokens/s", "reported", "over sync", "reported", "error"), two),
+        _table(("calibrated on", "predicted", "samples/s", "measured", "error"), own),
+    ]
+    return "\n\n".join(parts)
+
+
+def controller(result: Result) -> str:
+    """Median and range over repeats, by kind and number of workers."""
+    cases: dict[tuple[str, int], list[Result]] = {}
+    for row in result["rows"]:
+        cases.setdefault((row["kind"], row["workers"]), []).append(row)
+    rows = []
+    for (kind, workers), found in cases.items():
+        speeds, costs = (sorted(row[key] for row in found) for key in ("trajectories_per_s", "cpu_ms_per_trajectory"))
+        middle = len(found) // 2
+        rows.append((kind, str(workers), f"{speeds[middle]:,.0f} ({speeds[0]:,.0f} to {speeds[-1]:,.0f})",
+                     f"{costs[middle]:.3f} ({costs[0]:.3f} to {costs[-1]:.3f})"))  # fmt: skip
+    return _table(("", "workers", "trajectories/s", "CPU ms for each"), rows)
+
+
 def gpu_suite(result: Result) -> str:
     """One table per kind of case, its columns as the suite names them; what was skipped or failed says why."""
     rows = [row for part in result["parts"].values() for row in part["rows"]]
