@@ -1,9 +1,10 @@
 """Says which file stands in the way when one of our five packages is not the one that Python would import.
 
 Owns: the check, and where a user's own modules are looked for: after everything installed, so that a `random.py` or
-`numpy.py` beside them replaces nothing. Refuses: mending it. Our package names are generic (`trainer` exists on PyPI, and a user's own
-`trainer.py` in the current folder is likely), and `python -m trainer` looks into the current folder first: there our
-code would never run, so whoever starts processes must call this before, from the folder they will start in.
+`numpy.py` beside them replaces nothing. Refuses: mending it. Our package names are generic (`trainer` exists on PyPI,
+and a user's own `trainer.py` in the current folder is likely), and `python -m trainer` looks into the current folder
+first: there our code would never run, so whoever starts processes must call this before, from the folder they will
+start in.
 """
 
 from __future__ import annotations

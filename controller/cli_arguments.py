@@ -296,5 +296,8 @@ def parse(argv: Sequence[str] | None, complain: Callable[[str], int]) -> argpars
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if strange := [word for word in rest if "=" not in word]:
         parser.error(f"unrecognized arguments: {' '.join(strange)}; an override is written key.path=value")
-    overrides += rest  # --key.path=value, as other programs have it; overrides.py takes the dashes off
+    arguments.overrides = [
+        *overrides,
+        *rest,
+    ]  # --key.path=value, as other programs have it; overrides.py takes the dashes off
     return arguments

@@ -143,8 +143,8 @@ class TrainerSettings(Settings):
     """Compute precision; parameters and optimizer state stay float32."""
     attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"
     """Kernel for packed sequences; on a CPU SDPA, sequence by sequence. `auto` on CUDA with bfloat16: `varlen` (torch's
-    own), else `flash_attn`, else `sdpa`. A named one that is not there is an error. The choice is shown at the start and
-    stands in trainer.json."""
+    own), else `flash_attn`, else `sdpa`. A named one that is not there is an error. The choice is shown at the start
+    and stands in trainer.json."""
     mini_batches: int = Field(1, gt=0)
     """Optimizer updates per step."""
     micro_batch_tokens: int = Field(16384, gt=0)
