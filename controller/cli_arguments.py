@@ -291,13 +291,10 @@ def parse(argv: Sequence[str] | None, complain: Callable[[str], int]) -> argpars
     arguments, rest = parser.parse_known_args(argv)
     if not rest:
         return arguments
-    overrides = getattr(arguments, "overrides", None)
-    if overrides is None:
+    if not hasattr(arguments, "overrides"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if strange := [word for word in rest if "=" not in word]:
         parser.error(f"unrecognized arguments: {' '.join(strange)}; an override is written key.path=value")
-    arguments.overrides = [
-        *overrides,
-        *rest,
-    ]  # --key.path=value, as other programs have it; overrides.py takes the dashes off
+    # --key.path=value, as other programs have it: overrides.py takes the dashes off
+    arguments.overrides = [*arguments.overrides, *rest]
     return arguments
