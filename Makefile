@@ -49,8 +49,9 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock requirements-optional.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-optional.lock || echo "not all of requirements-optional.lock could be installed: the tests that need it are skipped"
 	touch $@
 
 clean:
