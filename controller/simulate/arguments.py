@@ -10,11 +10,10 @@ from typing import Any
 
 _EPILOG = """\
 examples:
-  areal-like simulate configs/math.yaml --gpu h800 --gpus 128 --lengths 6000:0.9
-  areal-like simulate configs/math.yaml --gpus 64 --model 7b --sweep rollout_share=0.5,0.625,0.75,0.875
-        --sweep staleness.max_staleness=1,2,4,8 --plot plan.png
-  areal-like simulate configs/math.yaml --gpus 64 --sweep mode=sync,one_step_off,async
-  areal-like simulate configs/quickstart.yaml --calibrate quickstart --sweep rollout.num_workers=1,2
+  areal-like simulate math --gpus 128 --model 7b --lengths 6000:0.9
+  areal-like simulate math --gpus 64 --sweep rollout_share=0.5,0.75 --plot a.png
+  areal-like simulate math --gpus 64 --sweep mode=sync,one_step_off,async
+  areal-like simulate quickstart --calibrate quickstart --sweep mode=sync,async
 
 In `mode: sync` every phase has all GPUs, one after the other; otherwise --rollout-share of them generate.
 

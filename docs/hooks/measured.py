@@ -222,10 +222,12 @@ def _cell(value: Any) -> str:
 
 
 TABLES: dict[str, Callable[[Result], str]] = {
+    "controller": controller,
     "engine": engine,
     "gpu_suite": gpu_suite,
     "modes": modes,
     "quickstart": quickstart,
+    "simulator": simulator,
     "soak": soak,
     "staleness": staleness,
     "telemetry": telemetry,
