@@ -1,36 +1,41 @@
 """How many verdicts a second does the reward service give, and what does a sandbox cost?
 
-    python -m benchmarks.reward --code             about 90 seconds
-    python -m benchmarks.reward --code --quick     about 20 seconds
+    python -m benchmarks.reward              about 4 minutes
+    python -m benchmarks.reward --quick      about 45 seconds
 
-`throughput`: programs a second through the service's desk and pool with as many scoring processes as cores, at a steady
-state, for three kinds of rows: functions with asserts, whole programs with two inputs, and the published references of
-HumanEval and MBPP where they are found (folder AREAL_LIKE_TEST_DATA, else `shared/data` beside the checkout); half of
-the programs are wrong. `overhead`: on one core, one program after the other, alternating: the scorer on a small program
-against a bare `python -I` (and `-I -S`) with the same program and asserts in one file; medians and their difference.
+`throughput`: verdicts a second of the service's pool with as many scoring processes as cores, warm, its lanes never
+without work; median over windows of equal length, with the lowest and the highest. Kinds: `maths` (answers to GSM8K
+questions in words, and expressions of MATH), `code` (functions with asserts, whole programs with two inputs, the
+published references of HumanEval and MBPP); half of all answers are wrong. Data sets are looked for in the folder
+AREAL_LIKE_TEST_DATA, else in `shared/data` beside the checkout; without them GSM8K-like answers are made up and the
+kinds that need them are left out.
+
+`overhead`: on one core, one program after the other, in turns: the scorer on a small program against a bare `python -I`
+with the same program and asserts in one file. Differences are taken within a turn; median, and the middle 80 % of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gzip
+import itertools
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from itertools import cycle, islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from areal_like.messages import ScoreRequest
-from areal_like.verdict import Verdict
 from benchmarks.runs import write
 from services.config import CodeOptions, RewardSettings
-from services.reward.desk import Desk, Entry
+from services.reward.job import Job, Outcome, frame
 from services.reward.pool import Pool
 from services.reward.scorers.port import ScorerInput
 from services.reward.scorers.programs import CodeScorer
@@ -40,64 +45,112 @@ ADD, WRONG_ADD = "def add(a, b):\n    return a + b\n", "def add(a, b):\n    retu
 SUM_TESTS = [{"input": "1 2\n", "output": "3\n"}, {"input": "10 20\n", "output": "30\n"}]
 SUM, WRONG_SUM = "print(sum(map(int, input().split())))\n", "print(7)\n"
 DATA = Path(os.environ.get("AREAL_LIKE_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+TARGETS = {"maths, GSM8K": 200.0, "code, asserts": 25.0, "code, inputs": 25.0, "code, published": 25.0}
+"""Verdicts a second that are asked for on two cores."""
+TARGET_OVERHEAD_MS = 40.0
+WARM_UP_SHARE = 0.5
+"""Of one window, before the first."""
+NUM_WINDOWS = 5
 
 Work = list[tuple[dict[str, Any], str]]
 
 
-def published() -> Work:
-    """References of HumanEval and MBPP, every second one broken; empty where the files are not found."""
+def rows_of(name: str) -> list[dict[str, Any]]:
+    """Rows of a published file; none where it is not found."""
+    file = DATA / name
+    if not file.is_file():
+        return []
+    content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    return [json.loads(line) for line in content.splitlines()]
+
+
+def word_problems() -> Work:
+    """Solutions of GSM8K, every second one with a wrong final answer."""
+    rows = rows_of("gsm8k/test.jsonl")
+    if not rows:
+        numbers = random.Random(1).sample(range(10, 100_000), 500)
+        rows = [{"answer": f"{a} and 3 more: {a} + 3 = {a + 3}\n#### {a + 3}"} for a in numbers]
     work: Work = []
-    for name, column in (("humaneval.jsonl", "canonical_solution"), ("mbpp_nontest.jsonl", "code")):
-        file = DATA / "code" / name
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
-        work += [(row, row[column].replace("return", "return 7 or", number % 2)) for number, row in enumerate(rows)]
+    for number, row in enumerate(rows):
+        words, _, answer = row["answer"].partition("####")
+        told = answer.strip() if number % 2 else f"{number}7"
+        ending = (f"The answer is {told}.", f"#### {told}", f"So it is $\\boxed{{{told}}}$.")[number % 3]
+        work.append(({"answer": row["answer"]}, f"{words}{ending}"))
     return work
 
 
-async def programs_per_s(work: Work, num_workers: int, seconds: float) -> dict[str, float]:
-    """Score for so long, with a queue that is never empty, after a warm-up of a tenth."""
+def expressions() -> Work:
+    """Solutions of MATH, every second one against the next one's answer."""
+    rows = rows_of("math/math_test.jsonl.gz")[::10]
+    gold = [row["answer"] for row in rows]
+    return [({"answer": gold[(number + number % 2) % len(gold)]}, row["solution"]) for number, row in enumerate(rows)]
+
+
+def published() -> Work:
+    """References of HumanEval and MBPP, every second one broken."""
+    work: Work = []
+    for name, column in (("code/humaneval.jsonl", "canonical_solution"), ("code/mbpp_nontest.jsonl", "code")):
+        work += [(row, row[column].replace("return", "return 7 or", n % 2)) for n, row in enumerate(rows_of(name))]
+    return work
+
+
+async def verdicts_per_s(kind: str, work: Work, num_workers: int, window_s: float) -> dict[str, Any]:
+    """Score for NUM_WINDOWS windows after a warm-up, the same work over and over."""
     settings = RewardSettings.model_validate(
-        {"scorers": [{"kind": "code"}], "num_workers": num_workers, "num_spares": 0, "retries": 0, "max_queue": 16}
+        {"scorers": [{"kind": kind}], "num_workers": num_workers, "num_spares": 0, "retries": 0}
     )
     pool = Pool(settings)
-    await pool.start()
-    desk = Desk(pool, settings, lambda peer, reply: True)
     ends: list[float] = []
     kinds: list[str] = []
+    jobs = _jobs(work)
 
-    def on_scored(entry: Entry, verdict: Verdict, began_s: float) -> None:
-        ends.append(time.monotonic())
-        kinds.append(verdict.kind)
+    async def lane() -> None:
+        while True:
+            job_id, job = next(jobs)
+            outcome: Outcome = await pool.attempt(job, job_id, settings.timeout_s)
+            ends.append(time.monotonic())
+            kinds.append(outcome.kind)
 
-    async def feed() -> None:
-        for number, (row, response) in enumerate(cycle(work)):
-            request = ScoreRequest(
-                request_id=str(number), scorer="", row=row, response=response, finish_reason="stop", num_tokens=1,
-                deadline_s=60.0,
-            )  # fmt: skip
-            await desk.take("benchmark", request)
-
-    tasks = [asyncio.create_task(pool.run()), *(asyncio.create_task(desk.work(on_scored)) for _ in range(num_workers))]
-    while pool.num_ready < num_workers:  # noqa: ASYNC110  (a benchmark's start-up)
-        await asyncio.sleep(0.05)
-    tasks.append(asyncio.create_task(feed()))
-    began_s = time.monotonic() + 0.1 * seconds
-    await asyncio.sleep(1.1 * seconds)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await pool.close()
-    counted = [end for end in ends if end >= began_s]
+    try:
+        await pool.start()
+        tasks = [asyncio.create_task(pool.run())]
+        while pool.num_ready < num_workers:  # noqa: ASYNC110  (a benchmark's start-up)
+            await asyncio.sleep(0.05)
+        tasks += [asyncio.create_task(lane()) for _ in range(num_workers)]
+        await asyncio.sleep(WARM_UP_SHARE * window_s)
+        began_s, num_before = time.monotonic(), len(ends)
+        await asyncio.sleep(NUM_WINDOWS * window_s)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        await pool.close()
+    counts = [0] * NUM_WINDOWS
+    for end in ends[num_before:]:
+        counts[min(int((end - began_s) / window_s), NUM_WINDOWS - 1)] += 1
     return {
-        "programs_per_s": len(counted) / (counted[-1] - began_s),
-        "programs": len(counted),
+        **spread([count / window_s for count in counts]),
+        "verdicts": len(ends) - num_before,
+        "different_answers": len(work),
         "not_scored": sum(kind != "scored" for kind in kinds),
     }
 
 
-def overhead(num_rounds: int) -> dict[str, float]:
-    """Milliseconds on one core; medians."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+def _jobs(work: Work) -> Iterator[tuple[int, bytes]]:
+    for job_id, (row, response) in zip(itertools.count(1), cycle(work), strict=False):
+        job = Job(job_id=job_id, scorer="", row=row, response=response, finish_reason="stop", num_tokens=1)
+        yield job_id, frame(job)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, lowest, highest."""
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def overhead(num_turns: int) -> dict[str, dict[str, float]]:
+    """Milliseconds on one core. `..._beside_bare`: what a sandboxed program takes longer than a bare `python -I`."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
     scorer = CodeScorer(CodeOptions())
     row, stream_row = {"program": ADD, "tests": ADD_TESTS}, {"program": SUM, "tests": SUM_TESTS[:1]}
     python = getattr(sys, "_base_executable", sys.executable)
@@ -114,49 +167,60 @@ def overhead(num_rounds: int) -> dict[str, float]:
             subprocess.run([python, *flags, file.name], check=True)
 
         sides: dict[str, Callable[[], None]] = {
-            "bare_python_I_ms": lambda: bare("-I"),
-            "bare_python_I_S_ms": lambda: bare("-I", "-S"),
-            "asserts_ms": lambda: score(row),
-            "streams_ms": lambda: score(stream_row),
+            "bare": lambda: bare("-I"),
+            "bare_without_site": lambda: bare("-I", "-S"),
+            "asserts": lambda: score(row),
+            "inputs": lambda: score(stream_row),
         }
         spent: dict[str, list[float]] = {name: [] for name in sides}
-        for _ in range(num_rounds):
+        for _ in range(num_turns + 2):
             for name, run in sides.items():
                 started_s = time.perf_counter()
                 run()
                 spent[name].append(1000 * (time.perf_counter() - started_s))
-    medians = {name: statistics.median(times[2:]) for name, times in spent.items()}
-    for kind in ("asserts", "streams"):
-        medians[f"{kind}_beside_python_I_ms"] = medians[f"{kind}_ms"] - medians["bare_python_I_ms"]
-        medians[f"{kind}_beside_python_I_S_ms"] = medians[f"{kind}_ms"] - medians["bare_python_I_S_ms"]
-    return medians
+    os.sched_setaffinity(0, cores)
+    measured = {name: times[2:] for name, times in spent.items()}
+    for kind in ("asserts", "inputs"):
+        pairs = zip(measured[kind], measured["bare"], strict=True)
+        measured[f"{kind}_beside_bare"] = [sandboxed - bare_ms for sandboxed, bare_ms in pairs]
+    return {name: _middle(times) for name, times in measured.items()}
+
+
+def _middle(times: Sequence[float]) -> dict[str, float]:
+    tenths = statistics.quantiles(times, n=10)
+    return {"median": statistics.median(times), "low": tenths[0], "high": tenths[-1]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--code", action="store_true", required=True, help="the scorer `code`")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="shorter, and no result file")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
-    seconds, num_rounds = (4.0, 20) if options.quick else (20.0, 100)
-    kinds: dict[str, Work] = {
-        "asserts": [({"tests": ADD_TESTS}, ADD), ({"tests": ADD_TESTS}, WRONG_ADD)],
-        "streams": [({"tests": SUM_TESTS}, SUM), ({"tests": SUM_TESTS}, WRONG_SUM)],
-        "published": published(),
+    window_s, num_turns = (1.0, 20) if options.quick else (6.0, 150)
+    kinds: dict[str, tuple[str, Work]] = {
+        "maths, GSM8K": ("math", word_problems()),
+        "maths, MATH": ("math", expressions()),
+        "code, asserts": ("code", [({"tests": ADD_TESTS}, ADD), ({"tests": ADD_TESTS}, WRONG_ADD)]),
+        "code, inputs": ("code", [({"tests": SUM_TESTS}, SUM), ({"tests": SUM_TESTS}, WRONG_SUM)]),
+        "code, published": ("code", published()),
     }
     results: dict[str, Any] = {"workers": options.workers, "throughput": {}}
-    for kind, work in kinds.items():
+    for name, (kind, work) in kinds.items():
         if not work:
-            print(f"{kind}: skipped, no files in {DATA / 'code'}")
+            print(f"{name}: left out, no files in {DATA}")
             continue
-        told = asyncio.run(programs_per_s(list(islice(cycle(work), max(len(work), 2))), options.workers, seconds))
-        results["throughput"][kind] = told
-        print(f"{kind:10} {told['programs_per_s']:7.1f} programs/s   {told['not_scored']} without a score", flush=True)
-    results["overhead"] = overhead(num_rounds)
-    for name, value in results["overhead"].items():
-        print(f"{name:32} {value:7.1f}")
+        told = asyncio.run(verdicts_per_s(kind, work, options.workers, window_s))
+        results["throughput"][name] = told | ({"target": TARGETS[name]} if name in TARGETS else {})
+        aim = f"  asked for {TARGETS[name]:.0f}" if name in TARGETS else ""
+        told_range = f"({told['low']:.1f} to {told['high']:.1f})"
+        print(f"{name:18} {told['median']:7.1f} verdicts/s {told_range:20}{aim}  {told['not_scored']} without a score")
+    results["overhead_ms"] = overhead(num_turns)
+    results["target_overhead_ms"] = TARGET_OVERHEAD_MS
+    for name, told in results["overhead_ms"].items():
+        aim = f"  at most {TARGET_OVERHEAD_MS:.0f}" if name.endswith("beside_bare") else ""
+        print(f"{name:22} {told['median']:7.1f} ms ({told['low']:.1f} to {told['high']:.1f}){aim}")
     if not options.quick:
-        write("reward_code", "python -m benchmarks.reward --code", results)
+        write("reward", "python -m benchmarks.reward", results)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from controller.runs.commands import run_command
 
             return run_command(arguments)
+        if arguments.command == "score":
+            from controller.score import score
+
+            return score(arguments)
         if fault := torch_fault(_installed("torch")):
             return _complain(fault)
         return _run(arguments)

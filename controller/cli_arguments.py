@@ -24,6 +24,7 @@ _RUN_HELP = "a run's folder, its name in runs/, or the name of a run you started
 _TOP_EPILOG = """\
   a job         train, resume, validate, sft, eval, simulate
   its runs      ps, status, logs, stop, samples, report, compare
+  no run        score
   this machine  doctor
 
 Every command explains itself: areal-like COMMAND --help
@@ -94,6 +95,7 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
     _add_samples(commands)
     _add_reports(commands)
     add_simulate(commands, _command, _positive)
+    _add_score(commands)
     _command(commands, "reference", "print the reference page of every key")
     return top
 
@@ -220,6 +222,33 @@ def _add_reports(commands: Any) -> None:
     doctor.add_argument("--json", action="store_true", help="one JSON object")
 
 
+def _add_score(commands: Any) -> None:
+    score = _command(
+        commands, "score", "verdicts for a file of answers, without a run", _SCORE_EPILOG,
+        "Score every row of a JSONL file with a reward scorer, in processes that can be killed: one verdict a line, in "
+        "the order of the rows. Interrupted, the same command goes on where it was.",
+    )  # fmt: skip
+    score.add_argument("--scorer", required=True, metavar="S", help="math, code, or module:function of your own")
+    score.add_argument("--input", required=True, metavar="FILE", help="rows: JSON Lines, UTF-8")
+    score.add_argument("--output", required=True, metavar="FILE", help="verdicts: line k judges line k of the input")
+    score.add_argument(
+        "--workers", type=_number, default=0, metavar="N", help="scoring processes (as many as there are cores)"
+    )
+    score.add_argument(
+        "--timeout", type=_positive, metavar="S",
+        help="seconds for one row; then it is `timed_out` (10; code: 61.5, and rows have limits of their own)",
+    )  # fmt: skip
+    score.add_argument("--overwrite", action="store_true", help="begin anew, whatever the output holds")
+    score.add_argument("options", nargs="*", default=[], metavar="key=value", help="options of the scorer")
+
+
+def _number(text: str) -> int:
+    number = _whole(text)
+    if not 0 < number <= 1024:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1024")
+    return number
+
+
 def _positive(text: str) -> float:
     try:
         value = float(text)
@@ -282,6 +311,34 @@ Without --out the page lies in the run's folder: samples.html.
 
 Tokens are kept until a checkpoint covers them and ledger.keep_mb is full; older samples have their facts, and say so.
 Answers of evaluations are not stored.
+"""
+
+
+_SCORE_EPILOG = """\
+examples:
+  areal-like score --scorer math --input answers.jsonl --output verdicts.jsonl
+  areal-like score --scorer math --input answers.jsonl --output verdicts.jsonl gold_field=answer float_digits=3
+  areal-like score --scorer code --input programs.jsonl --output verdicts.jsonl --workers 4 partial_credit=true
+  areal-like score --scorer my_rewards:score --input answers.jsonl --output verdicts.jsonl --timeout 2
+
+rows:
+  math             {"response": "so \\\\boxed{42}", "gold": "42"}
+  code             {"program": "def f(x): return x + 1", "tests": ["assert f(1) == 2"]}
+                   {"program": "print(input())", "tests": [{"input": "3\\n", "output": "3\\n"}],
+                    "time_limit_s": 2, "memory_limit_mb": 256}
+  module:function  {"response": "...", whatever the function reads}
+
+Rows may have an `id` (else it is the line's number) and other fields. code takes data sets' own columns of tests as
+well, and with `response` instead of `program` the last block of Python in it.
+
+verdicts:
+  {"id": 1, "verdict": "scored", "value": 1.0, "reason": "", "wall_s": 0.003, ...}
+
+`verdict` is scored, timed_out, crashed or invalid; `value` is null unless it is scored. A line that is no JSON, has no
+text to score or is too long is `invalid`, and says why. Nothing stops at a bad row.
+
+exit status: 0 every row has its verdict; 2 a mistake in what was typed, or an output that belongs to another input or
+scorer; 130 interrupted (143 by SIGTERM): the same command goes on.
 """
 
 

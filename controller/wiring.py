@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from areal_like.config import ModelSettings, ProcessSpec, TraceSettings
 from areal_like.errors import WeightError
@@ -18,6 +19,7 @@ from areal_like.trace import DETAIL_SHARE
 from controller.config import RunConfig
 from controller.run_folder import RunFolder
 from controller.settings import CoordinatorSettings
+from services.reward.score_file import Order, Standing, score_file
 from trainer.checkpoint import all_checkpoints, verify
 from trainer.prepare_spec import PrepareSpec
 
@@ -222,3 +224,27 @@ def pinned_facts(config: RunConfig) -> dict[str, object]:
         else None,
         "prompt": [config.rollout.prompt_template, config.rollout.add_bos] if config.warm_start else None,
     }
+
+
+def score_rows(
+    scorer: str,
+    options: Mapping[str, Any],
+    source: Path,
+    target: Path,
+    *,
+    num_workers: int,
+    timeout_s: float | None,
+    overwrite: bool,
+    show: Callable[[Standing], None],
+) -> Standing:
+    """Score a file of rows in this process, its pool of scoring processes below it. Raises as `score_file`."""
+    order = Order(
+        kind=scorer,
+        source=source,
+        target=target,
+        num_workers=num_workers,
+        options=dict(options),
+        timeout_s=timeout_s,
+        overwrite=overwrite,
+    )
+    return score_file(order, show)

@@ -196,6 +196,27 @@ def controller(result: Result) -> str:
                      f"{costs[middle]:.3f} ({costs[0]:.3f} to {costs[-1]:.3f})"))  # fmt: skip
     return _table(("", "workers", "trajectories/s", "CPU ms for each"), rows)
 
+def reward(result: Result) -> str:
+    """Verdicts per second, then what a sandboxed program costs."""
+    rows = [
+        (name, _range(told), f"{told['target']:.0f}" if "target" in told else "", f"{told['verdicts']:,}")
+        for name, told in result["throughput"].items()
+    ]
+    head = (f"{result['workers']} scoring processes", "verdicts/s", "asked for", "verdicts")
+    costs = [(name.replace("_", " "), _range(told, 1)) for name, told in result["overhead_ms"].items()]
+    return f"{_table(head, rows)}\n\n{_table(('one program on one core', 'ms'), costs)}"
+
+
+def reward_rates(result: Result) -> str:
+    """How many verdicts are what they must be, and which are not."""
+    measured = {name: told for name, told in result.items() if isinstance(told, dict) and "as_they_must_be" in told}
+    rows = [
+        (name, f"{told['rows']:,}", f"{told['as_they_must_be']:,}", f"{told['as_they_must_be'] / told['rows']:.2%}")
+        for name, told in measured.items()
+    ]
+    others = [f"- {name}: `{other}`" for name, told in measured.items() for other in told["others"]]
+    return "\n".join([_table(("", "rows", "as they must be", "rate"), rows), "", *others])
+
 
 def gpu_suite(result: Result) -> str:
     """One table per kind of case, its columns as the suite names them; what was skipped or failed says why."""
@@ -227,6 +248,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "gpu_suite": gpu_suite,
     "modes": modes,
     "quickstart": quickstart,
+    "reward": reward,
+    "reward_rates": reward_rates,
     "simulator": simulator,
     "soak": soak,
     "staleness": staleness,

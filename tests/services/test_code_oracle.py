@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from code_harness import CodeBench
-from mutants import bare_verdict, mutants_of
+
+from benchmarks.program_mutants import bare_verdict, mutants_of
 
 TASKS = [
     (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_a_number_is_a_score(service: Service) -> None:
     verdict = service.ask("length", "four")
     assert (verdict.kind, verdict.value, verdict.attempts) == ("scored", 4.0, 1)
     assert verdict.components == {"scorer_zoo:score": 4.0}
-    assert verdict.scorer == "scorer_zoo:score@user"
+    assert re.fullmatch("scorer_zoo:score@user-[0-9a-f]{12}", verdict.scorer)
 
 
 def test_a_scorer_is_told_how_the_answer_ended(service: Service) -> None:

@@ -10,9 +10,11 @@ Processes that a sample leaves behind are killed after it; helpers that should l
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from areal_like.errors import UserError
@@ -23,9 +25,7 @@ _INFO = ("finish_reason", "num_tokens")
 
 
 class UserFunctionScorer:
-    """Calls the user's function."""
-
-    version = "user"
+    """Calls the user's function. `version` changes with the file it is written in."""
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self._name = name
@@ -35,6 +35,7 @@ class UserFunctionScorer:
         self._function = find_function(name, self._options)
         self.is_deterministic = bool(getattr(self._function, "is_deterministic", True))
         """The author may write `score.is_deterministic = False` below the function."""
+        self.version = _version_of(self._function)
         self._runner: asyncio.Runner | None = None
 
     def warm_up(self) -> None:
@@ -94,6 +95,15 @@ def find_function(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
         raise UserError(f"{function_name} of module {module_name} cannot be called", where=where, remedy=EXPECTED)
     _check_signature(function, where, options)
     return function
+
+
+def _version_of(function: Callable[..., Any]) -> str:
+    """A digest of the source file, so that verdicts of two versions of it are told apart; `user` without a file."""
+    try:
+        content = Path(inspect.getsourcefile(inspect.unwrap(function)) or "").read_bytes()
+    except (OSError, TypeError, ValueError):
+        return "user"
+    return f"user-{hashlib.blake2b(content, digest_size=6).hexdigest()}"
 
 
 def _check_signature(function: Callable[..., Any], where: str, options: Mapping[str, Any]) -> None:

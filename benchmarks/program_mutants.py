@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import copy
 import random
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
+ORACLE_MEMORY_BYTES = 2 << 30
 ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
 
 
@@ -69,14 +71,19 @@ def mutants_of(source: str, num_wanted: int, seed: int) -> list[str]:
     return list(found)
 
 
+def _bound_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (ORACLE_MEMORY_BYTES, ORACLE_MEMORY_BYTES))
+
+
 def bare_verdict(program: str, tests: str, folder: Path, timeout_s: float) -> bool:
-    """Does the file of program and tests run to its end? Nothing protects this process."""
+    """Does the file of program and tests run to its end? Nothing but this machine's memory is protected from it."""
     file = folder / "oracle.py"
     file.write_text(f"{program}\n\n{tests}\nprint('\\nthe last line was reached')\n")
     try:
         done = subprocess.run(
             [getattr(sys, "_base_executable", sys.executable), "-I", "-S", str(file)],
             capture_output=True, text=True, timeout=timeout_s, cwd=folder, stdin=subprocess.DEVNULL,
+            preexec_fn=_bound_memory,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return False

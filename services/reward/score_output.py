@@ -1,0 +1,176 @@
+"""The file of verdicts that `areal-like score` writes: its own record of how far it came.
+
+Owns: the form of a verdict line, what is there already, a half-written last line, one writer at a time. Refuses: rows
+(score_rows), scoring (score_file).
+
+Line k judges line k of the input. `scorer` names scorer, version and options; `key` is a digest of that and of the
+judged line. Both must still hold when a file is gone on with, so a changed input or scorer is noticed at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from areal_like.errors import UserError
+from areal_like.verdict import Verdict
+from services.reward.score_rows import Row
+
+BEGINNING = b'{"id":'
+START_ANEW = "give another --output, or --overwrite to begin anew"
+_KINDS = ("scored", "timed_out", "crashed", "invalid")
+
+
+@dataclass
+class Totals:
+    """What the verdicts of a file add up to. first_fault: the first that is no score, as `line 3: why`."""
+
+    counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_KINDS, 0)))
+    sum_value: float = 0.0
+    first_fault: str = ""
+
+    def add(self, number: int, verdict: str, value: float | None, reason: str) -> None:
+        """One verdict."""
+        self.counts[verdict] += 1
+        if value is not None:
+            self.sum_value += value
+        elif not self.first_fault:
+            self.first_fault = f"line {number}: {reason}"
+
+    @property
+    def num_rows(self) -> int:
+        """Rows with a verdict."""
+        return self.counts.total()
+
+    @property
+    def mean_value(self) -> float | None:
+        """Mean over the rows that were scored; None where none was."""
+        return self.sum_value / self.counts["scored"] if self.counts["scored"] else None
+
+
+def key_of(scorer: str, row: Row) -> str:
+    """Digest of what a verdict depends on."""
+    return hashlib.blake2b(f"{scorer}\n{row.digest}".encode(), digest_size=8).hexdigest()
+
+
+def verdict_line(row: Row, verdict: Verdict, scorer: str) -> bytes:
+    """One line of the output."""
+    fields: dict[str, Any] = {
+        "id": row.id,
+        "verdict": verdict.kind,
+        "value": verdict.value,
+        "reason": verdict.reason,
+        "wall_s": round(verdict.wall_s, 6),
+        "components": verdict.components,
+        "scorer": scorer,
+        "key": key_of(scorer, row),
+    }
+    return json.dumps(fields).encode() + b"\n"
+
+
+class VerdictFile:
+    """The output, locked while it is open. `go_on` first, then `append` in the order of rows."""
+
+    def __init__(self, path: Path, *, overwrite: bool) -> None:
+        """Raises UserError where it cannot be written, or another process writes it."""
+        self._path = path
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            remedy = "make its folder first" if isinstance(error, FileNotFoundError) else ""
+            raise UserError(f"cannot be written ({error.strerror})", where=str(path), remedy=remedy) from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if overwrite:
+                os.ftruncate(self._fd, 0)
+        except OSError as error:
+            os.close(self._fd)
+            what = "another process is writing it" if isinstance(error, BlockingIOError) else str(error.strerror)
+            raise UserError(what, where=str(path)) from error
+
+    def __enter__(self) -> VerdictFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+    def go_on(self, scorer: str, rows: Iterator[Row]) -> Totals:
+        """Check the verdicts that are there against the rows, taking as many of those as there are verdicts.
+
+        A half-written last line is taken off. Raises UserError where a verdict is not about its row.
+        """
+        totals, end_bytes = Totals(), 0
+        with open(self._path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    if not line.startswith(BEGINNING[: len(line)]):
+                        raise self._foreign(number)
+                    break
+                told = self._read(number, line)
+                row = next(rows, None)
+                if row is None:
+                    raise UserError(
+                        f"has a verdict for line {number}, and the input has only {number - 1}",
+                        where=str(self._path), remedy=START_ANEW,
+                    )  # fmt: skip
+                self._check(number, told, scorer, row)
+                totals.add(number, told["verdict"], told["value"], told["reason"])
+                end_bytes += len(line)
+        if os.fstat(self._fd).st_size != end_bytes:
+            os.ftruncate(self._fd, end_bytes)
+        return totals
+
+    def append(self, line: bytes) -> None:
+        """Write one whole line. Raises OSError; what is half there then is mended by the next `go_on`."""
+        rest = memoryview(line)
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+
+    def _read(self, number: int, line: bytes) -> dict[str, Any]:
+        told = None
+        with contextlib.suppress(ValueError, RecursionError):
+            told = json.loads(line)
+        is_verdict = (
+            isinstance(told, dict)
+            and all(isinstance(told.get(name), str) for name in ("verdict", "reason", "scorer", "key"))
+            and told["verdict"] in _KINDS
+            and _is_value(told["verdict"], told.get("value"))
+        )
+        if not is_verdict:
+            raise self._foreign(number)
+        assert isinstance(told, dict)
+        return told
+
+    def _check(self, number: int, told: dict[str, Any], scorer: str, row: Row) -> None:
+        if told["scorer"] != scorer:
+            raise UserError(
+                f"line {number} was judged by {told['scorer']}, and this is {scorer}",
+                where=str(self._path), remedy=f"use the same scorer and options, or {START_ANEW}",
+            )  # fmt: skip
+        if told["key"] != key_of(scorer, row):
+            raise UserError(
+                f"line {number} is not about line {number} of the input: the input has changed",
+                where=str(self._path), remedy=START_ANEW,
+            )  # fmt: skip
+
+    def _foreign(self, number: int) -> UserError:
+        what = f"is there already, and line {number} is no verdict of this command"
+        return UserError(what, where=str(self._path), remedy=START_ANEW)
+
+
+def _is_value(verdict: str, value: Any) -> bool:
+    if verdict != "scored":
+        return value is None
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
