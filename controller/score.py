@@ -7,6 +7,7 @@ Owns: the command's arguments as the scorer's options, the progress bar, the sum
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from areal_like.errors import OperationError, UserError
+from controller.launch.local import child_environment
 from controller.wiring import Standing, num_cores, score_rows
 from controller.yaml_lines import parse_value
 
@@ -27,12 +29,14 @@ LINE_EVERY_S = 5.0
 
 def score(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit status. Raises UserError, OperationError."""
+    options = options_of(arguments.options)
+    set_environment()
     progress = ScoreProgress()
     with progress:
         try:
             standing = score_rows(
                 arguments.scorer,
-                options_of(arguments.options),
+                options,
                 Path(arguments.input).expanduser(),
                 target := Path(arguments.output).expanduser(),
                 num_workers=arguments.workers or num_cores(),
@@ -45,6 +49,11 @@ def score(arguments: argparse.Namespace) -> int:
             raise OperationError(f"{where}: {error.strerror or error}; the same command goes on") from error
     sys.stdout.write(summary(standing, target))
     return 128 + standing.stopped_by if standing.stopped_by else 0
+
+
+def set_environment() -> None:
+    """For the scoring processes: a module of the current folder can be a scorer, but stands in for no module of ours."""
+    os.environ.update(child_environment(1, user_path=Path.cwd()), PYTHONSAFEPATH="1")
 
 
 def options_of(pairs: Sequence[str]) -> dict[str, Any]:

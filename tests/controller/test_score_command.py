@@ -40,6 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return told["result"]
 
     monkeypatch.setattr(controller.score, "score_rows", score_rows)
+    monkeypatch.setattr(controller.score, "set_environment", lambda: None)
     return told
 
 
