@@ -52,7 +52,7 @@ def score(arguments: argparse.Namespace) -> int:
 
 
 def set_environment() -> None:
-    """For the scoring processes: a module of the current folder can be a scorer, but stands in for no module of ours."""
+    """For the scoring processes: a module of the current folder can be a scorer, and stands in for none of ours."""
     os.environ.update(child_environment(1, user_path=Path.cwd()), PYTHONSAFEPATH="1")
 
 
