@@ -20,10 +20,23 @@ ALL_RULES: tuple[Rule, ...] = ("boxed", "marker", "last_number")
 GOLD_FIELDS = ("answer", "final_answer", "gold", "solution")
 """Columns looked at for the gold answer, in this order."""
 
-_MARKER = re.compile(r"####|answer\s*(?:is|:|=)\s*:?", re.IGNORECASE)
+_MARKER = re.compile(
+    r"####|answer\s*(?:is|:|=)\s*:?|(?:option|choice)\s+is\s*:?(?=[\s*\\$({]*[A-J](?![a-zA-Z]))", re.IGNORECASE
+)
+_FILLER = re.compile(
+    r"(?:(?:therefore|thus|hence|indeed|simply|just|exactly|clearly|then|now|equal to|given by|option|choice)[\s,:]+)+",
+    re.I,
+)
+_ASIDE = re.compile(r"(?<=[\w$])\s*\([a-zA-Z][^()\d]*\)$")
+"""Words in brackets behind an answer: `42 (forty-two)`."""
+_MORE = re.compile(
+    r"[\s$]*[,;]\s*[$-]*\d|[\s$]*,?\s*(?:(?:x?or|maybe|perhaps|possibly|to|vs)\b|and\s+\$?\d|\?)", re.IGNORECASE
+)
+"""Behind a number: it is not the only candidate."""
+_DENIED = re.compile(r"(?:\bnot|n't|\bnever|\brather than|\binstead of|\bunlike|\bexcept)[\w\s$]{0,12}$", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s*/\s*\d+)?|(?<![\w.])-?\.\d+")
-_FORMULA = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)")
-_LEADING_NUMBER = re.compile(rf"[$€£]?\s*({_NUMBER.pattern})(?=\s|$)")
+_FORMULA = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
+_LEADING_NUMBER = re.compile(rf"[$€£]?\s*({_NUMBER.pattern})(?=[\s,;]|$)")
 _ALTERNATIVE = re.compile(
     rf"(?:{_NUMBER.pattern})[\w\s$]{{0,20}}?,?\s*(?:\bor\b|\|\|?|\?)\s*(?:maybe|perhaps|possibly|even)?[\s$]*$",
     re.IGNORECASE,
@@ -42,10 +55,13 @@ def after_marker(text: str) -> str | None:
     line = rest.splitlines()[0].strip() if rest else ""
     formula = _FORMULA.search(line)
     if formula is not None:
-        return (formula.group(1) or formula.group(2)).strip() or None
+        return next(filter(None, formula.groups())).strip() or None
     if "\\" not in line:  # a full stop inside a formula ends nothing
-        line = _END_OF_SENTENCE.split(line, maxsplit=1)[0].strip(" .*:_`,")
+        line = _END_OF_SENTENCE.split(line, maxsplit=1)[0].strip(" .*:_`,!")
+        line = _ASIDE.sub("", _FILLER.sub("", line, count=1) if _FILLER.match(line) else line)
         number = _LEADING_NUMBER.match(line)
+        if number is not None and _MORE.match(line, number.end()):
+            return line
         if number is not None and "percent" not in line and not re.match(r"\s*[-+*/^=]", line[number.end() :]):
             return line if len(line.split()) <= 3 else number.group(1)
     return line.strip(" .*:_`") or None
@@ -54,12 +70,13 @@ def after_marker(text: str) -> str | None:
 def last_number(text: str) -> str | None:
     """The last number of the text (thousands commas, decimals and simple fractions included), or None.
 
-    None also where it is one of several candidates (`41 or 42`).
+    None also where it is one of several candidates (`41 or 42`), or denied (`not 42`).
     """
     found = None
     for found in _NUMBER.finditer(text):  # noqa: B007  (the last one is wanted)
         pass
-    if found is None or _ALTERNATIVE.search(text[max(0, found.start() - 60) : found.start()]):
+    before = text[max(0, found.start() - 60) : found.start()] if found is not None else ""
+    if found is None or _ALTERNATIVE.search(before) or _DENIED.search(before):
         return None
     return found.group()
 
@@ -68,6 +85,12 @@ def boxed(text: str) -> str | None:
     """What is in the final box; of several side by side, all of it as a list. None where there is none."""
     contents = list(dict.fromkeys(final_boxes(text)))
     return ", ".join(contents) if contents else None
+
+
+def boxes_side_by_side(text: str) -> list[str]:
+    """The contents of the final boxes where there are several, each once."""
+    contents = list(dict.fromkeys(final_boxes(text)))
+    return contents if len(contents) > 1 else []
 
 
 _RULES = {"boxed": boxed, "marker": after_marker, "last_number": last_number}
@@ -94,7 +117,8 @@ def of_response(
 def of_row(row: Mapping[str, Any], field: str | None = None) -> str | None:
     r"""The gold answer of a data row: GSM8K's `answer` with `####`, MATH's `answer` or `solution` with `\boxed`.
 
-    None where no field has one. field: look at this one only.
+    A solution that ends with several boxes side by side has them all for an answer. None where no field has one. field:
+    look at this one only.
     """
     for name in (field,) if field else GOLD_FIELDS:
         value = row.get(name)
@@ -106,9 +130,8 @@ def of_row(row: Mapping[str, Any], field: str | None = None) -> str | None:
             continue
         if "####" in value:
             return after_marker(value)
-        boxed = last_boxed(value)
-        if boxed:
-            return boxed
+        if last_boxed(value):
+            return boxed(value)
         if name != "solution":
             return value.strip()
     return None

@@ -1,16 +1,16 @@
 """Scorer `math`: is the final answer of a response equivalent to the gold answer of the row?
 
-Owns: its options, the short cut for plain numbers, what is too large to be evaluated, the call of math-verify.
-Refuses: where the answer stands (final_answer), time limits: math-verify's own use SIGALRM and are off here; slow
-symbolic work is ended from outside by killing the process.
+Owns: its options, the order in which two answers are compared, what is too large to be evaluated, the call of
+math-verify. Refuses: where the answer stands (final_answer), how it is written (notation, quantities, regions), time
+limits: math-verify's own use SIGALRM and are off here; slow symbolic work is ended from outside by killing the process.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Mapping
-from fractions import Fraction
 from functools import lru_cache
 from importlib.metadata import version as installed_version
 from typing import Any
@@ -19,7 +19,7 @@ from pydantic import Field
 
 from areal_like.config import Settings
 from areal_like.errors import UserError
-from services.reward.scorers import final_answer, notation
+from services.reward.scorers import final_answer, notation, quantities, regions
 from services.reward.scorers.port import CannotJudge, ScorerInput
 
 
@@ -48,7 +48,7 @@ class MathScorer:
     def __init__(self, options: MathOptions) -> None:
         self._options = options
         self._pattern = _compiled(options)
-        self.version = f"2/math-verify-{installed_version('math-verify')}"
+        self.version = f"3/math-verify-{installed_version('math-verify')}"
 
     def warm_up(self) -> None:
         """Import sympy and build the parser's tables."""
@@ -61,13 +61,18 @@ class MathScorer:
         if gold is None:
             fields = options.gold_field or ", ".join(final_answer.GOLD_FIELDS)
             raise CannotJudge(f"the row has no gold answer (looked for {fields})")
-        answer = final_answer.of_response(sample.response[-options.max_response_chars :], options.rules, self._pattern)
-        is_right = (
-            answer is not None
-            and (not options.must_stop or sample.finish_reason == "stop")
-            and self._is_equivalent(gold, answer)
-        )
+        is_right = (not options.must_stop or sample.finish_reason == "stop") and self._is_right(gold, sample.response)
         return {"value": float(is_right), "correct": float(is_right)}
+
+    def _is_right(self, gold: str, response: str) -> bool:
+        text = response[-self._options.max_response_chars :]
+        answer = final_answer.of_response(text, self._options.rules, self._pattern)
+        if answer is None:
+            return False
+        if self._is_equivalent(gold, answer):
+            return True
+        several = final_answer.boxes_side_by_side(text) if self._options.rules[0] == "boxed" else []
+        return bool(several) and all(self._is_equivalent(gold, one) for one in several)
 
     def _is_equivalent(self, gold: str, answer: str) -> bool:
         if _squeezed(gold) == _squeezed(answer):
@@ -75,36 +80,64 @@ class MathScorer:
         if len(answer) > self._options.max_answer_chars:
             return False
         gold, answer = notation.normal(gold), notation.normal(answer)
-        if is_explosive(answer) and not is_explosive(gold):
+        if not answer or (is_explosive(answer) and not is_explosive(gold)):
             return False
-        if _only_letters(gold) and _only_letters(gold) == _only_letters(answer):
+        if _squeezed(gold) == _squeezed(answer):
             return True
+        gold_choice, gold_rest = notation.choice_of(gold)
+        choice, rest = notation.choice_of(answer)
+        if gold_choice and choice:
+            return gold_choice == choice
+        gold, answer = gold_rest or gold, rest or answer
+        letters = notation.only_letters(gold)
+        if letters and letters == notation.only_letters(answer):
+            return True
+        return self._is_equal_mathematics(regions.as_interval(gold), regions.as_interval(answer))
+
+    def _is_equal_mathematics(self, gold: str, answer: str) -> bool:
+        digits = self._options.float_digits
         if notation.is_hedged(answer) and not notation.is_hedged(gold) and not _has_several(gold):
             return False
-        digits = self._options.float_digits
-        gold_number, number = plain_number(gold), plain_number(answer)
-        gold_unit, unit = notation.unit_of(gold), notation.unit_of(answer)
-        if gold_unit is not None and unit is not None and gold_unit != unit:
-            if gold_unit[0] != unit[0] or gold_number is None or number is None:
-                return False
-            return gold_number * gold_unit[1] == number * unit[1]
-        if gold_number is not None and number is not None:
-            return are_equal_numbers(gold_number, number, "." in gold or "." in answer, digits)
-        gold, answer = notation.as_interval(gold), notation.as_interval(answer)
-        return are_equivalent(gold, answer, digits) or _are_exactly_equivalent(gold, answer, digits)
+        if notation.is_one_sided(answer) and not notation.is_one_sided(gold):
+            return False
+        if notation.is_unfinished(answer) and not notation.is_unfinished(gold):
+            return False
+        based = _are_equal_in_base(gold, answer)
+        if based is not None:
+            return based
+        times = quantities.time_of_day(gold), quantities.time_of_day(answer)
+        if times[0] is not None and times[1] is not None:
+            return quantities.are_equal_times(times[0], times[1])
+        quantity, other = quantities.quantity_of(gold), quantities.quantity_of(answer)
+        if quantity is not None and other is not None:
+            return quantities.are_equal(quantity, other, digits)
+        if _is_set(answer) and _is_tuple(gold):
+            return False
+        if _is_tuple(gold) or _is_tuple(answer):
+            gold, answer = notation.as_tuple(gold), notation.as_tuple(answer)
+        gold, answer = (_readable(notation.with_repeating_decimals(text)) for text in (gold, answer))
+        if not (are_equivalent(gold, answer, digits) or _are_exactly_equivalent(gold, answer, digits)):
+            return False
+        return not _contradicts_itself(answer, digits)
 
 
-_WRAPPING = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\{([^{}]*)\}")
-_UNIT_WORDS = re.compile(r"(?<=[\d.])\s+((?:[A-Za-z]{2,}\.?\s*){1,3})$")
-_NO_UNITS = re.compile(r"(?i)hundred|thousand|million|billion|trillion|dozen|percent|half|pi|sqrt|mod|or|and|to")
-_PLAIN = re.compile(r"-?(?:\d+|\d{1,3}(?:,\d{3})+)?(?:\.\d*)?")
 _EXPONENT = re.compile(r"(?:\^|\*\*)\s*\{?\(?\s*-?\s*(\d+)")
+_NESTED = re.compile(r"\^\s*\{[^{}]*\^\s*\{[^{}]*\^")
 _TOWER = re.compile(r"(?:\^|\*\*)[\s{(]*(\d+)\s*(?:\^|\*\*)[\s{(]*(\d+)\s*(\^|\*\*)?")
-_FACTORIAL = re.compile(r"\d{4,}\)?\s*!|!\s*\)?\s*!")
+_FACTORIAL = re.compile(
+    r"\d{4,}\)?\s*!|!\s*\)?\s*!|\\(?:Gamma|[dt]?binom)(?![a-zA-Z])[^a-zA-Z]*(?:\d{4}|\^)|\d{4,}\s*\\choose"
+)
+_LIMITING = re.compile(
+    r"\\(?:i{1,3}nt|oint|lim|limsup|liminf)(?![a-zA-Z])"
+    r"|\\(?:sum|prod)(?![a-zA-Z])[^^]*\^\s*\{?\s*(?:\d{4}|10\s*\^|[^}]*(?:\\infty|\^|!))"
+)
+"""Integrals and limits, and sums and products of very many terms: an answer is what they come to."""
 _IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])")
+_KEPT = ("pi", "st", "nd", "rd", "th")
 _MAX_EXPONENT = 2000
-_MAX_DIGITS = 100
 _SUM_POWER = re.compile(r"[)}]\s*(?:\^|\*\*)\s*\{?\(?\s*(\d+)")
+_POWER_OF_SUM = re.compile(r"\(([^()]*)\)\s*(?:\^|\*\*)\s*\{?\s*(\d{1,4})")
+_MAX_TERMS = 2000
 _MAX_SUM_EXPONENT = 60
 """A bracket to a higher power is not expanded."""
 _MAX_DEPTH = 8
@@ -125,13 +158,49 @@ def _compiled(options: MathOptions) -> re.Pattern[str] | None:
 
 
 def _squeezed(text: str) -> str:
-    return re.sub(r"\s+|\\[,;!]|^\$+|\$+$", "", text)
+    """Without spaces, but for those between digits, which would make one number of two."""
+    text = re.sub(r"\\[,;!]|^\$+|\$+$", "", text).strip()
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
 
 
-def _only_letters(text: str) -> str:
-    r"""A choice or a word without its dress: `(B)`, `\text{B}`, `\textbf{(B)}` are `b`; "" for anything else."""
-    bare = _WRAPPING.sub(r"\1", _WRAPPING.sub(r"\1", text)).strip("$ .:()").lower()
-    return bare if bare.replace(" ", "").isalpha() and "\\" not in bare else ""
+def _readable(text: str) -> str:
+    """Letters behind a number as a product: the parser takes them for a unit and drops them."""
+
+    def product(found: re.Match[str]) -> str:
+        return found[0] if quantities.is_unit(found[0]) or found[0] in _KEPT else " ".join(found[0])
+
+    return re.sub(r"(?<=\d)[a-zA-Z]{2,3}(?![a-zA-Z])", product, text)
+
+
+def _is_set(text: str) -> bool:
+    return bool(re.fullmatch(r"\$?\\\{.*\\\}\$?", text.strip(), re.DOTALL))
+
+
+def _is_tuple(text: str) -> bool:
+    return bool(re.fullmatch(r"\$?\([^()]*,[^()]*\)\$?", text.strip())) and "\\infty" not in text
+
+
+def _are_equal_in_base(gold: str, answer: str) -> bool | None:
+    """Of digits in a stated base; None where neither side states one, or the other is no plain row of digits."""
+    one, other = notation.in_base(gold), notation.in_base(answer)
+    if one is None and other is None:
+        return None
+    if one is not None and other is not None:
+        return one == other
+    digits, base = one or other or ("", "")
+    plain = (answer if one is not None else gold).strip("$ ")
+    if not plain.isalnum():
+        return None
+    return digits == plain.lower() and all(int(digit, 36) < int(base) for digit in digits)
+
+
+def _contradicts_itself(answer: str, float_digits: int) -> bool:
+    """`41 = 42`: an equation of two numbers that are none."""
+    sides = [quantities.number_of(side) for side in answer.split("=")]
+    known = [side for side in sides if side is not None]
+    return len(known) > 1 and any(
+        not quantities.are_equal_numbers(known[0].value, side.value, side.is_decimal, float_digits) for side in known
+    )
 
 
 def _has_several(gold: str) -> bool:
@@ -147,37 +216,26 @@ def _are_exactly_equivalent(gold: str, answer: str, float_digits: int) -> bool:
     return fresh != [gold, answer] and are_equivalent(fresh[0], fresh[1], float_digits)
 
 
-def plain_number(text: str) -> Fraction | None:
-    """The number a text is (thousands commas, `$`, powers of ten and trailing unit words allowed), or None."""
-    if (power := notation.scientific(text)) is not None:
-        return power
-    text = _WRAPPING.sub(r" \1", text).replace("\\$", "").replace("$", "").strip().rstrip(".")
-    units = _UNIT_WORDS.search(text)
-    if units is not None and not any(_NO_UNITS.fullmatch(word) for word in units.group(1).replace(".", " ").split()):
-        text = text[: units.start()]
-    text = text.replace(" ", "").replace("{,}", ",").removeprefix("+")
-    if not _PLAIN.fullmatch(text) or not any(character.isdigit() for character in text) or len(text) > _MAX_DIGITS:
-        return None
-    return Fraction(text.replace(",", "").rstrip(".")) if text.isascii() else None
-
-
-def are_equal_numbers(gold: Fraction, number: Fraction, has_decimals: bool, float_digits: int) -> bool:
-    """Exact for integers; to `float_digits` decimal places where one side was written as a decimal."""
-    return abs(gold - number) * 2 < Fraction(1, 10**float_digits) if has_decimals else gold == number
-
-
 def is_explosive(text: str) -> bool:
-    """True for what would take for ever or all memory when evaluated: towers of powers, huge exponents, factorials.
+    """True for what may take for ever or all memory when evaluated: towers of powers, huge factorials, integrals.
 
     Only saves work and keeps a joke like 9^9^9 from costing a process; what slips through is ended by its deadline.
     """
-    if _FACTORIAL.search(text) or re.search(r"\d{300}", text) or _depth(text) > _MAX_DEPTH:
+    if (
+        any(form.search(text) for form in (_FACTORIAL, _LIMITING, _NESTED))
+        or re.search(r"\d{300}", text)
+        or _depth(text) > _MAX_DEPTH
+    ):
         return True
     for exponent, power, more in _TOWER.findall(text):
         if more or len(exponent) > 4 or len(power) > 4 or int(exponent) ** min(int(power), 12) > _MAX_EXPONENT:
             return True
     if any(int(exponent[:7]) > _MAX_SUM_EXPONENT for exponent in _SUM_POWER.findall(text)):
         return True
+    for sum_, exponent in _POWER_OF_SUM.findall(text):
+        num_terms = 1 + len(re.findall(r"[+-]", sum_[1:]))
+        if math.comb(min(int(exponent), 100) + num_terms - 1, num_terms - 1) > _MAX_TERMS:
+            return True
     return any(len(exponent) > 6 or int(exponent) > _MAX_EXPONENT for exponent in _EXPONENT.findall(text))
 
 
