@@ -10,8 +10,9 @@ beside the checkout):
 - `mutants`: the same solutions, each changed in one small place, against a bare Python without a sandbox that runs
   program and tests in one file: both must agree on every one. The oracle runs mutants unprotected: small changes of
   programs that read and write nothing.
-- `gold`: solutions of GSM8K and MATH against their own answers: all must be right; and `others`: of GSM8K against the
-  next row's, where only equal numbers may be.
+- `gold`: solutions of GSM8K and MATH against their own answers: all must be right, but for solutions of MATH that end
+  with several boxes, of which the published column `answer` holds the last alone; those once more, against all of their
+  boxes. `others`: of GSM8K against the next row's, where only equal numbers may be.
 
 Every row that is not as it must be is named, in the output and in the result file.
 """
@@ -110,7 +111,13 @@ def gold(every: int) -> dict[str, Rows]:
         for row in rows_of(name)[::every]
         if row["answer"]
     ]
-    return {"GSM8K": word_problems, "MATH": competition}
+    several = [
+        {"id": row["id"], "response": row["solution"], "gold": row["solution"]}
+        for name in ("math/math_train.jsonl.gz", "math/math_test.jsonl.gz")
+        for row in rows_of(name)
+        if row.get("boxed_all")
+    ]
+    return {"GSM8K": word_problems, "MATH": competition, "MATH, several boxes": several}
 
 
 def main() -> None:

@@ -82,6 +82,8 @@ class MathScorer:
         gold, answer = notation.normal(gold), notation.normal(answer)
         if not answer or (is_explosive(answer) and not is_explosive(gold)):
             return False
+        if len(answer) > max(_MIN_LONG_CHARS, _LONG_FACTOR * len(gold)):
+            return False
         if _squeezed(gold) == _squeezed(answer):
             return True
         gold_choice, gold_rest = notation.choice_of(gold)
@@ -98,6 +100,8 @@ class MathScorer:
         digits = self._options.float_digits
         if notation.is_hedged(answer) and not notation.is_hedged(gold) and not _has_several(gold):
             return False
+        if notation.is_hedged(gold):
+            gold, answer = notation.as_list(gold), notation.as_list(answer)
         if notation.is_one_sided(answer) and not notation.is_one_sided(gold):
             return False
         if notation.is_unfinished(answer) and not notation.is_unfinished(gold):
@@ -111,6 +115,8 @@ class MathScorer:
         quantity, other = quantities.quantity_of(gold), quantities.quantity_of(answer)
         if quantity is not None and other is not None:
             return quantities.are_equal(quantity, other, digits)
+        if quantity is not None and quantities.is_qualified(answer):
+            return False
         if _is_set(answer) and _is_tuple(gold):
             return False
         if _is_tuple(gold) or _is_tuple(answer):
@@ -122,7 +128,7 @@ class MathScorer:
 
 
 _EXPONENT = re.compile(r"(?:\^|\*\*)\s*\{?\(?\s*-?\s*(\d+)")
-_NESTED = re.compile(r"\^\s*\{[^{}]*\^\s*\{[^{}]*\^")
+_NESTED = re.compile(r"\^\s*\{[^{}]*\^\s*\{[^{}]*\^|_\s*\{[^{}]*_\s*\{[^{}]*_")
 _TOWER = re.compile(r"(?:\^|\*\*)[\s{(]*(\d+)\s*(?:\^|\*\*)[\s{(]*(\d+)\s*(\^|\*\*)?")
 _FACTORIAL = re.compile(
     r"\d{4,}\)?\s*!|!\s*\)?\s*!|\\(?:Gamma|[dt]?binom)(?![a-zA-Z])[^a-zA-Z]*(?:\d{4}|\^)|\d{4,}\s*\\choose"
@@ -137,10 +143,12 @@ _KEPT = ("pi", "st", "nd", "rd", "th")
 _MAX_EXPONENT = 2000
 _SUM_POWER = re.compile(r"[)}]\s*(?:\^|\*\*)\s*\{?\(?\s*(\d+)")
 _POWER_OF_SUM = re.compile(r"\(([^()]*)\)\s*(?:\^|\*\*)\s*\{?\s*(\d{1,4})")
-_MAX_TERMS = 2000
+_MAX_TERMS = 200
 _MAX_SUM_EXPONENT = 60
 """A bracket to a higher power is not expanded."""
 _MAX_DEPTH = 8
+_MIN_LONG_CHARS, _LONG_FACTOR = 150, 8
+"""An answer that is longer, and so many times longer than the gold answer, is no final answer but a computation."""
 
 
 def _compiled(options: MathOptions) -> re.Pattern[str] | None:
@@ -167,7 +175,7 @@ def _readable(text: str) -> str:
     """Letters behind a number as a product: the parser takes them for a unit and drops them."""
 
     def product(found: re.Match[str]) -> str:
-        return found[0] if quantities.is_unit(found[0]) or found[0] in _KEPT else " ".join(found[0])
+        return found[0] if quantities.is_unit(found[0]) or found[0] in _KEPT else r" \cdot ".join(found[0])
 
     return re.sub(r"(?<=\d)[a-zA-Z]{2,3}(?![a-zA-Z])", product, text)
 

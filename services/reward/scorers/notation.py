@@ -125,6 +125,8 @@ _UNSURE = re.compile(
     r"\?|(?<![a-zA-Z\\])(?:maybe|perhaps|either|probably|possibly|anything|whichever|not|isn't|unless)(?![a-zA-Z])",
     re.I,
 )
+_OVERPRINTED = re.compile(r"\\(?:[hv]?phantom|[rl]lap|[mh]?kern|hspace\s*\{\s*-|hskip\s*-)")
+"""What a reader sees is not what is written."""
 _ENVIRONMENT = re.compile(r"\\begin\{(\w+\*?)\}.*?\\end\{\1\}", re.DOTALL)
 
 
@@ -132,7 +134,14 @@ def is_hedged(text: str) -> bool:
     """True where a text names alternatives or doubts: `5 or 6`, `5?`, `5 | 6`, lines under each other."""
     bare = _ENVIRONMENT.sub("", text)
     num_bars = bare.count("|") + len(re.findall(r"\\mid(?![a-zA-Z])", bare))
+    if _OVERPRINTED.search(bare):
+        return True
     return bool(_OR.search(bare) or _UNSURE.search(bare) or "\\\\" in bare or (num_bars % 2 and "\\{" not in bare))
+
+
+def as_list(text: str) -> str:
+    """Alternatives that are a gold answer's own, as a list: `2 or 3` is `2, 3`."""
+    return _OR.sub(", ", _WRAPPING.sub(r" \1 ", text))
 
 
 # ---------------------------------------------------------------- forms

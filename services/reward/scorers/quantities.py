@@ -129,6 +129,9 @@ _NO_UNITS = frozenset(
     for word in line.split()
 )
 """Words that are no units, and change what the number before them means."""
+_QUALIFYING = frozenset(
+    ("less", "more", "fewer", "if", "is", "isn", "was", "not", "wrong", "incorrect", "but", "unless", "when", "except")
+)
 _CURRENCY = re.compile(r"(?P<sign>-?)\s*(?P<name>\\\$|\$|\u20ac|\u00a3|\u00a5|\\euro|\\pounds)\s*")
 _CURRENCIES = {"\\$": "money", "$": "money", "\u20ac": "euro", "\\euro": "euro"}
 _DRESS = re.compile(r"\\(?:text|textrm|textit|textbf|mathrm|mathit|mathbf|rm|mbox|operatorname)\s*\{([^{}]*)\}")
@@ -177,6 +180,13 @@ def quantity_of(text: str) -> Quantity | None:
     if dimension and quantity.dimension in ("", dimension):
         quantity = Quantity(quantity.number, dimension, Fraction(1), quantity.is_percent)
     return quantity
+
+
+def is_qualified(text: str) -> bool:
+    """A number with words behind it that make it another, or none: `8 less than 10`, `8 is wrong`, `8 if x > 0`."""
+    found = _leading_number(undressed(_bare(text)))
+    words = re.findall(r"[A-Za-z]+", found[1]) if found is not None else []
+    return bool(words) and words[0].lower() in _QUALIFYING
 
 
 def _with_tail(number: Number, tail: str) -> Quantity | None:
