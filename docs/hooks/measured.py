@@ -196,6 +196,7 @@ def controller(result: Result) -> str:
                      f"{costs[middle]:.3f} ({costs[0]:.3f} to {costs[-1]:.3f})"))  # fmt: skip
     return _table(("", "workers", "trajectories/s", "CPU ms for each"), rows)
 
+
 def reward(result: Result) -> str:
     """Verdicts per second, then what a sandboxed program costs."""
     rows = [
