@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ MAX_TEXT_CHARS = 16 << 20
 MAX_INT_DIGITS = 4000
 """Python itself refuses to read longer integers; they stay text."""
 _CHUNK_BYTES = 1 << 20
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _CODE_COLUMNS = (
     "tests", "time_limit_s", "memory_limit_mb", "memory_limit_bytes", "entry_point", "code", "canonical_solution",
     "prompt", "test", "test_list", "test_setup_code", "test_imports", "inputs", "outputs", "input_output",
@@ -122,6 +124,9 @@ def _with_columns(row: Row, fields: dict[str, Any], kind: str) -> Row:
         return Row(row.number, row.id, row.digest, refusal=long)
     if kind == "code":
         columns = {name: fields[name] for name in _CODE_COLUMNS if name in fields}
+        if not isinstance(columns.get("test_imports"), list):
+            columns.pop("test_imports", None)
+        text = _SURROGATE.sub("\0", text)  # no file of source can hold one, as little as a null character
         if field_name == "program":
             columns["program"], text = text, ""
     else:

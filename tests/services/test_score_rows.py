@@ -107,6 +107,8 @@ def test_a_code_row_is_its_program_its_tests_and_its_limits() -> None:
     taken = row("code", response="```python\nx = 1\n```", tests=["assert x"])
     assert (taken.columns, taken.response) == ({"tests": ["assert x"]}, "```python\nx = 1\n```")
     assert row("code", tests=["assert x"]).refusal == "`program` is missing"
+    assert row("code", **fields, test_imports="of another kind").columns == fields
+    assert row("code", program="x = '\ud800'").columns["program"] == "x = '\0'"
     assert row("code", program=3).refusal == "`program` is no text but a number"
 
 
