@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from areal_like.messages import MAX_RESPONSE_CHARS
+
 MAX_LINE_BYTES = 1 << 29
 """A longer line is not read into memory."""
-MAX_TEXT_CHARS = 16 << 20
+MAX_TEXT_CHARS = MAX_RESPONSE_CHARS
 """A longer response or program is not passed to a scorer."""
 MAX_INT_DIGITS = 4000
 """Python itself refuses to read longer integers; they stay text."""
