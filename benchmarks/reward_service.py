@@ -84,10 +84,11 @@ async def measure(folder: Path, rounds: int) -> dict[str, dict[str, list[float]]
     (folder / "wild_scorer.py").write_text(SCORER)
     (folder / "rewards.yaml").write_text(yaml.safe_dump({"reward": SETTINGS}))
     address_file = folder / "address"
-    with address_file.open("wb") as out:
+    with address_file.open("wb") as out, (folder / "log").open("wb") as log:
         service = subprocess.Popen(  # noqa: ASYNC220  (the loop has nothing else to do yet)
             [sys.executable, "-P", "-m", "services.reward", "serve", "--config", str(folder / "rewards.yaml")],
             env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "PYTHONUNBUFFERED": "1"}, stdout=out,
+            stderr=log,
         )  # fmt: skip
     try:
         while not address_file.read_text():

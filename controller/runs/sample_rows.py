@@ -61,6 +61,13 @@ class Choice:
         return ", ".join(parts)
 
 
+POLICY_WORDS = {
+    "drop_sample": "; the sample was dropped",
+    "drop_group": "; its group was dropped",
+    "value": "; a stated reward was used",
+}
+
+
 @dataclass(frozen=True)
 class Sample:
     """One finished sample as shown. Texts are empty where the tokens are not there any more."""
@@ -89,6 +96,8 @@ class Sample:
     payload: Payload
     prompt: str = ""
     answer: str = ""
+    policy: str = ""
+    """What was done about a missing score: drop_sample, drop_group, value; empty where there is a score."""
     pieces: Sequence[tuple[int, str]] = ()
     """The answer cut where the weights changed: version and text; empty where it cannot be cut without loss."""
 
@@ -107,7 +116,8 @@ class Sample:
         """What is out of the ordinary."""
         found = []
         if self.verdict != "scored":
-            found.append(f"no score: {self.verdict}" + (f" ({self.verdict_reason})" if self.verdict_reason else ""))
+            reason = f" ({self.verdict_reason})" if self.verdict_reason else ""
+            found.append(f"no score: {self.verdict}{reason}{POLICY_WORDS.get(self.policy, '')}")
         elif self.verdict_reason:
             found.append(f"the scorer says: {self.verdict_reason}")
         if self.fate == "live":
@@ -294,6 +304,7 @@ def _sample(row: Sequence[Any], store: SegmentStore | None, text: TokenText) -> 
         reward=value,
         components={str(key): float(part) for key, part in (told.get("components") or {}).items()},
         verdict_reason=str(told.get("reason") or ""),
+        policy=str(told.get("policy") or ""),
         is_kept=bool(is_kept),
         staleness=step - 1 - floor if is_used else None,
         first_version=first,

@@ -195,8 +195,9 @@ class RewardServer:
             if time.monotonic() - checked_s > LISTEN_S:
                 checked_s = time.monotonic()
                 for name in self._hub.silent(self._spec.silence_s):
-                    log.warning("%s is silent; it has to say Hello again", name)
+                    log.warning("%s is silent; it has to say Hello, and ask, again", name)
                     self._hub.forget(name)
+                    self._desk.dismiss(name)  # a dead run must not keep the pool from the others
 
     async def _controller(self, peer: Peer) -> None:
         await peer.connect(CONNECT_TIMEOUT_S)

@@ -19,6 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_run_with_two_services_goes_on_when_one_is_gone_for_good(areal, quickstart, short):
     run = areal("train", quickstart, *short, "reward.num_services=2", "reward.max_restarts=0", "num_steps=10")
     run.wait_for_step(2)
+    shown = subprocess.run(
+        [sys.executable, "-P", "-m", "services.reward", "status", str(run.folder)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=True,
+    ).stdout  # fmt: skip
+    assert shown.count("scorers    running_sum@") == 2
     os.kill(run.pid_of("services.reward", "reward-0"), signal.SIGKILL)
     assert run.wait() == 0, run.output
     assert "the other reward services go on" in run.output

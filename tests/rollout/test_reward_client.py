@@ -299,3 +299,92 @@ def test_cancelled_question_leaves_nothing_behind(fake):
         await end(client, loop, service)
 
     run(scenario)
+
+
+def refuse(service, question, reason):
+    assert service.hub.send("r0", m.ScoreRefused(request_id=question.request_id, reason=reason))
+
+
+def test_a_refused_question_goes_to_the_other_and_a_draining_address_is_asked_no_more(fake):
+    async def scenario():
+        hubs = [await fake.hub("reward") for _ in range(2)]
+        services = [Service(hub) for hub, _ in hubs]
+        client = make_client(*[peer(address) for _, address in hubs])
+        services[0].answers = False
+        loop = await running(client)
+        await until(lambda: all(link.is_up for link in client._links))
+        asked = [ask(client, fake, value) for value in range(2)]
+        await until(lambda: len(services[0].questions) == 1)
+        refuse(services[0], services[0].questions[0], "draining")
+        assert [(await one).value for one in asked] == [0.0, 1.0]
+        assert [(await ask(client, fake, value)).value for value in range(5)] == [0.0, 1.0, 2.0, 3.0, 4.0]
+        assert len(services[0].questions) == 1, "it drains"
+        assert len(services[1].questions) == 7
+        await end(client, loop, *services)
+
+    run(scenario)
+
+
+def test_questions_that_nobody_takes_wait_and_go_as_verdicts_make_room(fake):
+    async def scenario():
+        hub, address = await fake.hub("reward")
+        service, client = Service(hub), make_client(peer(address), tick_s=5.0)
+        service.answers = False
+        loop = await running(client)
+        asked = [ask(client, fake, value) for value in range(6)]
+        await until(lambda: len(service.questions) == 6)
+        for question in service.questions[2:]:
+            refuse(service, question, "full")
+        await until(lambda: client.counters.get("score_refused_full") == 4.0)
+        assert client.num_outstanding == 6
+        service.answers = True
+        for question in [*service.questions[:2], *service.questions[6:]]:  # a tick may have sent some again
+            service.reply(question)
+        assert [(await one).value for one in asked] == [float(value) for value in range(6)]
+        await end(client, loop, service)
+
+    run(scenario)
+
+
+def test_what_a_service_has_open_for_others_counts_as_its_load(fake):
+    async def scenario():
+        hubs = [await fake.hub("reward") for _ in range(2)]
+        services = [Service(hub) for hub, _ in hubs]
+        client = make_client(*[peer(address) for _, address in hubs])
+        for service in services:
+            service.answers = False
+        loop = await running(client)
+        await until(lambda: all(link.is_up for link in client._links))
+        first = [ask(client, fake, value) for value in range(2)]
+        await until(lambda: all(len(service.questions) == 1 for service in services))
+        for service, num_open in zip(services, (8, 1), strict=True):
+            verdict = Verdict(kind="scored", value=0.0)
+            reply = m.ScoreReply(
+                request_id=service.questions[0].request_id, verdict=verdict, num_open=num_open, num_workers=2
+            )
+            assert service.hub.send("r0", reply)
+        await asyncio.gather(*first)
+        more = [ask(client, fake, value) for value in range(5)]
+        await until(lambda: sum(len(service.questions) for service in services) == 7)
+        assert [len(service.questions) for service in services] == [1, 6]
+        for question in services[1].questions[1:]:
+            services[1].reply(question)
+        await asyncio.gather(*more)
+        await end(client, loop, *services)
+
+    run(scenario)
+
+
+def test_an_answer_too_long_to_score_is_invalid_and_is_not_sent(fake):
+    async def scenario():
+        hub, address = await fake.hub("reward")
+        service, client = Service(hub), make_client(peer(address))
+        loop = await running(client)
+        verdict = await client.score(fake.task(), "x" * (m.MAX_RESPONSE_CHARS + 1), "stop", 1)
+        assert verdict.kind == "invalid"
+        assert str(m.MAX_RESPONSE_CHARS) in verdict.reason
+        assert not service.questions
+        assert client.counters["verdict_invalid"] == 1.0
+        await end(client, loop, service)
+
+    run(scenario)
