@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from areal_like.reasoning_gym_tasks import NO_ANSWER, part_of, rows
 from services.config import ScorerSettings
 from services.reward.composition import WeightedSum
 from services.reward.job import Job, Outcome
+from services.reward.scorers.plain_answers import is_plain
 
 TWO = {"tasks": {"chain_sum": {"max_terms": 2}, "spell_backward": None}}
 
@@ -114,3 +116,53 @@ def test_a_task_with_too_few_questions_says_so(monkeypatch: pytest.MonkeyPatch) 
 def test_a_task_without_a_single_answer_has_a_stand_in() -> None:
     row = next(islice(rows(1, "train", limit=1, options={"tasks": {"graph_color": None}}), 1))
     assert row["answer"] == NO_ANSWER
+
+
+ATTACKS = [
+    "__import__('os').system('touch {mark}')",
+    "[open('{mark}', 'w')]",
+    "open('{mark}','w')",
+    "(lambda: open('{mark}', 'w'))()",
+    'exec(\'open("{mark}", "w")\')',
+    "[x for x in [open][0]('{mark}', 'w')]",
+    "sin.__class__.__base__",
+    "x.subs",
+    "print(7)",
+    "preview(x)",
+    "9**9**9**9",
+]
+
+
+@pytest.mark.parametrize(
+    "task", ["countdown", "polynomial_multiplication", "n_queens", "spiral_matrix", "string_insertion"]
+)
+def test_an_answer_is_never_run_as_a_program(task: str, tmp_path: Path) -> None:
+    (row,) = made(limit=1, options={"tasks": {task: None}})
+    assert score(row, f"<answer>{row['answer']}</answer>").value == 1.0
+    mark = tmp_path / "mark"
+    for attack in ATTACKS:
+        outcome = score(row, f"<answer>{attack.format(mark=mark)}</answer>")
+        assert outcome.kind == "scored", attack
+        assert outcome.components["correct"] == 0.0, attack
+        assert not mark.exists(), attack
+
+
+@pytest.mark.parametrize(
+    ("answer", "plain"),
+    [
+        ("(86 - 4) * 3 + 61/1", True), ("x**3/3 + sin(2*x) + C", True), ("-1.5*exp(x)", True), ("sqrt(2)*pi", True),
+        ("x.subs(1)", False), ("(1).real", False), ("'a'", False), ("[1]", False), ("open(1)", False),
+        ("f(x)", True), ("a__b", False), ("{1: 2}", False), ("lambda: 0", False), ("x;y", False), ("\uff45", False),
+    ],
+)  # fmt: skip
+def test_what_counts_as_plain_arithmetic(answer: str, plain: bool) -> None:
+    from reasoning_gym.games.countdown import CountdownDataset
+
+    assert is_plain(answer, CountdownDataset) is plain
+
+
+def test_brackets_without_an_evaluation_are_just_an_answer() -> None:
+    (row,) = made(limit=1, options={"tasks": {"dyck_language": {"min_length": 40, "max_length": 44}}})
+    deep = "[" * 20 + "]" * 20
+    assert "not plain" not in score(row, f"<answer>{deep}</answer>").reason
+    assert score(row, f"<answer>{row['answer']}</answer>").value == 1.0

@@ -19,6 +19,7 @@ import msgspec
 
 from areal_like.errors import UserError
 from areal_like.reasoning_gym_tasks import TaskPlace, entry_at
+from services.reward.scorers.plain_answers import is_plain
 from services.reward.scorers.port import CannotJudge, ScorerInput
 from services.scorer_options import ReasoningGymScorerOptions
 
@@ -55,6 +56,8 @@ class ReasoningGymScorer:
             return {"value": 0.0, "correct": 0.0, "remark": "no answer was found in the response"}
         if len(answer) > options.max_answer_chars:
             return {"value": 0.0, "correct": 0.0, "remark": f"an answer of {len(answer)} characters"}
+        if not is_plain(answer, type(tasks)):
+            return {"value": 0.0, "correct": 0.0, "remark": "the task would evaluate the answer, and it is not plain"}
         score = float(tasks.score_answer(answer=answer, entry=entry))
         return {"value": score, "correct": float(score >= FULL_SCORE)}
 
