@@ -19,6 +19,7 @@ from services.config import BUILT_IN_SCORERS as BUILT_IN_SCORERS
 from services.config import RewardSettings
 from services.config import contradictions as contradictions
 from services.config import missing as missing
+from services.config import soft_zones as soft_zones
 from trainer.config import SftSettings, TrainerSettings
 
 MODE_STALENESS: Mapping[str, int] = {"sync": 0, "one_step_off": 1}

@@ -20,6 +20,7 @@ from controller.config import (
     DataSource,
     RunConfig,
     contradictions,
+    soft_zones,
 )
 from controller.config_problems import Problem, nearest, show
 from controller.row_templates import fault_of_template
@@ -309,6 +310,12 @@ def _reward(config: RunConfig) -> Iterator[Problem]:
             yield Problem((f"reward.scorers.{index}.kind",), f"no scorer `{scorer.kind}`", remedy)
     for key, what, remedy in contradictions(config.reward):
         yield Problem((f"reward.{key}",), what, remedy)
+    longest = config.sampling.max_new_tokens
+    for index, zone_begins in soft_zones(config.reward):
+        if zone_begins >= longest:
+            keys = (f"reward.scorers.{index}.options.max_tokens", "sampling.max_new_tokens")
+            what = f"its penalty begins at {zone_begins} tokens, and no answer has more than {longest}"
+            yield Problem(keys, what, f"max_tokens: {longest}")
     if all(scorer.weight == 0 for scorer in config.reward.scorers):
         yield Problem(("reward.scorers",), "every scorer has weight 0: all rewards would be equal", "give one a weight")
 

@@ -268,6 +268,17 @@ def missing(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
             yield where, error.what, error.remedy
 
 
+def soft_zones(reward: RewardSettings) -> Iterator[tuple[int, int]]:
+    """Index of each scorer `overlong`, and the length in tokens at which its penalty begins."""
+    for index, scorer in enumerate(reward.scorers):
+        if scorer.kind == "overlong":
+            try:
+                options = OverlongOptions.model_validate(scorer.options)
+            except ValidationError:  # a contradiction, told by `contradictions`
+                continue
+            yield index, options.max_tokens - options.soft_tokens
+
+
 def _fault_of(error: ValidationError, kind: type[Settings], where: str) -> tuple[str, str, str]:
     """Key, fault and remedy of the first thing wrong with options."""
     first = error.errors()[0]

@@ -52,6 +52,7 @@ JUDGE = "base_url: 'http://127.0.0.1:1/v1', model: m"
         ("{kind: reward_model, options: {path: /nowhere/model}}", "there is no folder /nowhere/model"),
         ("{kind: reward_model, options: {path: .}}", "no config.json"),
         ("{kind: overlong, options: {max_tokens: 10, soft_tokens: 20}}", "is more than max_tokens"),
+        ("{kind: overlong, options: {max_tokens: 9000, soft_tokens: 20}}", "its penalty begins at 8980 tokens"),
         ("{kind: length}", "asks for nothing"),
         ("{kind: math, clip: {min: 1, max: 0}}", "is not below max"),
         ("{kind: math, gate: {at_most: 1}}", "did you mean reward.scorers.0.gate.at_least"),

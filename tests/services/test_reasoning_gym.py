@@ -161,8 +161,6 @@ def test_what_counts_as_plain_arithmetic(answer: str, plain: bool) -> None:
     assert is_plain(answer, CountdownDataset) is plain
 
 
-def test_brackets_without_an_evaluation_are_just_an_answer() -> None:
-    (row,) = made(limit=1, options={"tasks": {"dyck_language": {"min_length": 40, "max_length": 44}}})
-    deep = "[" * 20 + "]" * 20
-    assert "not plain" not in score(row, f"<answer>{deep}</answer>").reason
-    assert score(row, f"<answer>{row['answer']}</answer>").value == 1.0
+def test_a_task_that_evaluates_nothing_judges_any_answer() -> None:
+    (row,) = made(limit=1, options={"tasks": {"spell_backward": None}})
+    assert score(row, "<answer>" + "(" * 20 + "open()" + ")" * 20 + "</answer>").reason == ""
