@@ -19,6 +19,7 @@ from services.config import BUILT_IN_SCORERS as BUILT_IN_SCORERS
 from services.config import RewardSettings
 from services.config import contradictions as contradictions
 from services.config import missing as missing
+from services.config import silent_endpoints as silent_endpoints
 from services.config import soft_zones as soft_zones
 from trainer.config import SftSettings, TrainerSettings
 

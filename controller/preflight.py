@@ -23,7 +23,7 @@ import psutil
 
 from areal_like.errors import UserError
 from controller import model_folder
-from controller.config import RunConfig, missing
+from controller.config import RunConfig, missing, silent_endpoints
 from controller.config_problems import Problem
 from controller.data import Table, load_demonstrations, load_eval, load_train
 from controller.reward_services import problems_of
@@ -67,7 +67,9 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
     found.problems += _folders(config)
     found.problems += _packages(config)
     found.absent += _devices(config)
-    found.absent += problems_of(config) if purpose != "sft" else []
+    if purpose != "sft":
+        found.absent += problems_of(config)
+        found.absent += [Problem((f"reward.{key}",), *words) for key, *words in silent_endpoints(config.reward)]
     found.absent += _port(config)
     found.absent += _room_for_workers(config)
     return found

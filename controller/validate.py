@@ -311,9 +311,9 @@ def _reward(config: RunConfig) -> Iterator[Problem]:
     for key, what, remedy in contradictions(config.reward):
         yield Problem((f"reward.{key}",), what, remedy)
     longest = config.sampling.max_new_tokens
-    for index, zone_begins in soft_zones(config.reward):
+    for where, zone_begins in soft_zones(config.reward):
         if zone_begins >= longest:
-            keys = (f"reward.scorers.{index}.options.max_tokens", "sampling.max_new_tokens")
+            keys = (f"reward.{where}.options.max_tokens", "sampling.max_new_tokens")
             what = f"its penalty begins at {zone_begins} tokens, and no answer has more than {longest}"
             yield Problem(keys, what, f"max_tokens: {longest}")
     if all(scorer.weight == 0 for scorer in config.reward.scorers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from areal_like.config import Settings
-from services.scorer_needs import needs_of
+from services.scorer_needs import needs_of, unreachable
 from services.scorer_options import (
     EndpointOptions,
     HttpOptions,
@@ -255,28 +256,32 @@ def contradictions(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
 
 def missing(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
     """What this machine lacks for the scorers: key below `reward`, what is missing, what to do."""
+    for where, options in _usable_options(reward):
+        for error in needs_of(options):
+            yield f"{where}.options.{error.where}" if error.where else f"{where}.kind", error.what, error.remedy
+
+
+def silent_endpoints(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
+    """Servers that scorers ask, and where nobody listens now: key below `reward`, what is wrong, what to do."""
+    for where, options in _usable_options(reward):
+        if (error := unreachable(options)) is not None:
+            yield f"{where}.options.{error.where}", error.what, error.remedy
+
+
+def _usable_options(reward: RewardSettings) -> Iterator[tuple[str, Settings]]:
+    """Place and options of scorers whose options are right; the others are told by `contradictions`."""
     for index, scorer in enumerate(reward.scorers):
         kind = OPTIONS.get(scorer.kind)
-        if kind is None:
-            continue
-        try:
-            options = kind.model_validate(scorer.options)
-        except ValidationError:  # a contradiction, told by `contradictions`
-            continue
-        for error in needs_of(options):
-            where = f"scorers.{index}.options.{error.where}" if error.where else f"scorers.{index}.kind"
-            yield where, error.what, error.remedy
+        if kind is not None:
+            with contextlib.suppress(ValidationError):
+                yield f"scorers.{index}", kind.model_validate(scorer.options)
 
 
-def soft_zones(reward: RewardSettings) -> Iterator[tuple[int, int]]:
-    """Index of each scorer `overlong`, and the length in tokens at which its penalty begins."""
-    for index, scorer in enumerate(reward.scorers):
-        if scorer.kind == "overlong":
-            try:
-                options = OverlongOptions.model_validate(scorer.options)
-            except ValidationError:  # a contradiction, told by `contradictions`
-                continue
-            yield index, options.max_tokens - options.soft_tokens
+def soft_zones(reward: RewardSettings) -> Iterator[tuple[str, int]]:
+    """Place below `reward` of each scorer `overlong`, and the length in tokens at which its penalty begins."""
+    for where, options in _usable_options(reward):
+        if isinstance(options, OverlongOptions):
+            yield where, options.max_tokens - options.soft_tokens
 
 
 def _fault_of(error: ValidationError, kind: type[Settings], where: str) -> tuple[str, str, str]:

@@ -1,17 +1,28 @@
 """What built-in scorers need of the machine they run on: packages, keys, files. Looked at before anything starts.
 
-Owns: the look, as one UserError each. Torch-free. Refuses: asking servers (they may come up later than the run does),
+Owns: the look, as one UserError each. Torch-free. Refuses: asking a server anything (whether it listens is enough),
 loading models.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from importlib.util import find_spec
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from areal_like.config import Settings
 from areal_like.errors import UserError
-from services.scorer_options import EndpointOptions, JudgeOptions, ReasoningGymScorerOptions, RewardModelOptions
+from services.scorer_options import (
+    EndpointOptions,
+    HttpOptions,
+    JudgeOptions,
+    ReasoningGymScorerOptions,
+    RewardModelOptions,
+)
+
+REACH_TIMEOUT_S = 3.0
 
 
 def needs_of(options: Settings) -> Iterator[UserError]:
@@ -45,3 +56,23 @@ def _of_an_endpoint(options: EndpointOptions) -> Iterator[UserError]:
         read_key(options, "")
     except UserError as error:
         yield UserError(error.what, where="key_env" if options.key_env else "key_file", remedy=error.remedy)
+
+
+def unreachable(options: Settings) -> UserError | None:
+    """Nobody listens at the endpoint. None where somebody does, where there is none, or behind a proxy."""
+    if isinstance(options, HttpOptions):
+        url, key = options.url, "url"
+    elif isinstance(options, JudgeOptions):
+        url, key = options.base_url, "base_url"
+    else:
+        return None
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    if getproxies().get(parts.scheme) and not proxy_bypass(host) and host not in ("localhost", "127.0.0.1", "::1"):
+        return None
+    try:
+        socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        return UserError(f"nobody listens at {host}:{port} ({reason})", where=key, remedy="start the server first")
+    return None

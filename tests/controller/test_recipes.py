@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,6 +66,19 @@ def test_a_scorer_that_cannot_work_is_one_clear_error(
     told = "".join(capsys.readouterr())
     assert words in told, told
     assert "Traceback" not in told
+
+
+def test_a_server_where_nobody_listens_stops_a_start_and_is_a_remark_of_validate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # taken, and nobody listens
+        port = taken.getsockname()[1]
+        scorer = f"reward.scorers=[{{kind: http, options: {{url: 'http://127.0.0.1:{port}/score'}}}}]"
+        assert main(["validate", "tiny.yaml", scorer]) == 0
+        assert f"reward.scorers.0.options.url: nobody listens at 127.0.0.1:{port}" in "".join(capsys.readouterr())
+        assert main(["train", "tiny.yaml", scorer, "runs_dir=runs"]) == 2
+        assert f"nobody listens at 127.0.0.1:{port}" in "".join(capsys.readouterr())
 
 
 def test_a_task_that_is_none_is_one_clear_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,14 @@ def score(folder: Path, response: str, row: dict[str, Any] = ROW, **options: Any
 
 def logits(folder: Path, text: str, kind: Any = AutoModelForSequenceClassification) -> torch.Tensor:
     """Straight through transformers, one text at a time."""
-    ids = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt").input_ids
+    tokenizer, model = loaded(folder, kind)
     with torch.inference_mode():
-        return kind.from_pretrained(folder)(input_ids=ids).logits[0].double()
+        return model(input_ids=tokenizer(text, return_tensors="pt").input_ids).logits[0].double()
+
+
+@cache
+def loaded(folder: Path, kind: Any) -> tuple[Any, Any]:
+    return AutoTokenizer.from_pretrained(folder), kind.from_pretrained(folder)
 
 
 def test_the_score_is_the_models_logit(one_class: Path) -> None:
@@ -179,3 +185,15 @@ def test_folders_that_are_no_classifiers_are_refused(tmp_path: Path, two_classes
     assert "cannot be loaded" in refusal(causal, label=0)
     (causal / "model.safetensors").unlink()
     assert "has no weights" in refusal(causal, label=0)
+
+
+def test_half_precision_is_the_same_score_but_for_rounding(one_class: Path) -> None:
+    wanted = logits(one_class, "2+2? it is 4").item()
+    assert score(one_class, "it is 4", dtype="bfloat16").value == pytest.approx(wanted, abs=0.02)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_gpu_gives_the_same_score_but_for_rounding(one_class: Path) -> None:
+    wanted = logits(one_class, "2+2? it is 4").item()
+    outcome = score(one_class, "it is 4", device="cuda", dtype="bfloat16")
+    assert outcome.value == pytest.approx(wanted, abs=0.02)
