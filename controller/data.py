@@ -20,10 +20,11 @@ from jinja2 import Template
 
 from areal_like.boxed import last_boxed
 from areal_like.errors import UserError
-from controller import row_templates
+from areal_like.templates import compiled
 from controller.config import DataSource, RunConfig
 from controller.config_problems import nearest
 from controller.data_sources import RawRow, RawRows, read_source
+from controller.row_templates import fill
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
 ANSWER_COLUMNS = ("answer", "final_answer", "solution", "ground_truth")
@@ -165,7 +166,7 @@ class RowReader:
         first, where = raw[0], raw.where(0)
         is_demonstration = key == "warm_start.data"
         target_key = "response" if is_demonstration else "answer"
-        made = row_templates.compiled(template) if template is not None else None
+        made = compiled(template) if template is not None else None
         prompt = "prompt" if made is not None else columns.get("prompt") or columns.get("messages")
         prompt = prompt or _choose(first, PROMPT_COLUMNS, "prompt", key, where)
         if made is None:
@@ -183,7 +184,7 @@ class RowReader:
         """One row, or the reason why it is left out. Raises UserError for a row that is wrong."""
         row: dict[str, Any] = {}
         if self.template is not None:
-            prompt: Any = row_templates.fill(self.template, raw, where)
+            prompt: Any = fill(self.template, raw, where)
         else:
             prompt = _column(raw, self.prompt, "prompt", self.key, where)
         kept = {name: value for name, value in raw.items() if name not in (self.prompt, self.target)}

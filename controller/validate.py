@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from areal_like import templates
 from areal_like.config import BUILT_IN_TOKENIZERS
 from areal_like.prompts import PLACEHOLDER
 from controller.config import (
@@ -23,7 +24,6 @@ from controller.config import (
     soft_zones,
 )
 from controller.config_problems import Problem, nearest, show
-from controller.row_templates import fault_of_template
 
 MAX_NAME_BYTES = 200
 """File systems take 255; -eval, -2 and the like are appended."""
@@ -157,7 +157,7 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
         yield Problem((f"{path}.generator",), f"no generator `{source.generator}`", known)
     if source.template is not None and ({"prompt", "messages"} & source.columns.keys()):
         yield Problem((f"{path}.template",), f"makes the prompt, and so does {path}.columns", "keep one of them")
-    if source.template is not None and (fault := fault_of_template(source.template)):
+    if source.template is not None and (fault := templates.fault_of(source.template)):
         yield Problem((f"{path}.template",), fault, "names of columns stand in {{ }}")
 
 

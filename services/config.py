@@ -269,8 +269,8 @@ def silent_endpoints(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
 
 
 def _usable_options(reward: RewardSettings) -> Iterator[tuple[str, Settings]]:
-    """Place and options of scorers whose options are right; the others are told by `contradictions`."""
-    for index, scorer in enumerate(reward.scorers):
+    """Place and options of this run's own scorers whose options are right; `contradictions` tells the others."""
+    for index, scorer in enumerate(() if reward.addresses else reward.scorers):
         kind = OPTIONS.get(scorer.kind)
         if kind is not None:
             with contextlib.suppress(ValidationError):

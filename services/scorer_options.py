@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from areal_like import templates
 from areal_like.config import DType, Settings
 
 
@@ -153,15 +154,9 @@ TEMPLATE_NAMES = frozenset({"prompt", "response", "answer", "row"})
 
 def fault_of_template(text: str, must_name: str = "response") -> str:
     """Why this Jinja template cannot be used, in words that follow its name; empty where it can."""
-    from jinja2 import TemplateError, meta
-    from jinja2.sandbox import SandboxedEnvironment
-
-    environment = SandboxedEnvironment()
-    try:
-        names = meta.find_undeclared_variables(environment.parse(text))
-        environment.from_string(text)
-    except TemplateError as error:
-        return f"is no Jinja template ({error})"
+    if fault := templates.fault_of(text):
+        return fault
+    names = templates.names_in(text)
     if unknown := sorted(names - TEMPLATE_NAMES):
         return f"names `{unknown[0]}`; there are {', '.join(sorted(TEMPLATE_NAMES))} (columns as row.NAME)"
     if must_name not in names:

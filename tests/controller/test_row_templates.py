@@ -35,6 +35,16 @@ def test_a_column_prompt_may_be_wrapped(tmp_path: Path) -> None:
     assert rows_of(tmp_path, {"prompt": "why?"}, template="Say {{ prompt }}")[0] == {"prompt": "Say why?"}
 
 
+def test_a_column_named_like_a_method_is_the_column(tmp_path: Path) -> None:
+    row = {"task": {"items": "a, b", "keys": "c"}}
+    assert rows_of(tmp_path, row, template="{{ task.items }} {{ task.keys }}")[0]["prompt"] == "a, b c"
+
+
+def test_a_template_reaches_no_python(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be filled in"):
+        rows_of(tmp_path, TASK, template="{{ text.__class__.__mro__[1].__subclasses__() }}")
+
+
 def test_what_a_row_holds_is_not_read_as_a_template(tmp_path: Path) -> None:
     row = {"text": "{{ secret }} {% for %}", "test_list": []}
     assert rows_of(tmp_path, row, template="{{ text }}")[0]["prompt"] == "{{ secret }} {% for %}"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateError, UndefinedError
-from jinja2.sandbox import SandboxedEnvironment
+from jinja2 import UndefinedError
 
+from areal_like.templates import FILLING_ERRORS, compiled
 from services.reward.scorers.port import CannotJudge, ScorerInput
 
 
@@ -19,8 +19,7 @@ class SampleTemplate:
 
     def __init__(self, text: str) -> None:
         """Raises jinja2.TemplateError."""
-        environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-        self._template = environment.from_string(text)
+        self._template = compiled(text)
 
     def fill(self, sample: ScorerInput, max_response_chars: int) -> str:
         """The text for one sample. Raises CannotJudge where the row lacks what the template names."""
@@ -33,7 +32,7 @@ class SampleTemplate:
             return self._template.render(names)
         except UndefinedError as error:
             raise CannotJudge(f"the row lacks what the template names: {error}") from error
-        except (TemplateError, ValueError, TypeError, ArithmeticError, LookupError) as error:
+        except FILLING_ERRORS as error:
             raise CannotJudge(f"the template fails on this row ({type(error).__name__}: {error})") from error
 
 
