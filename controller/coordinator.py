@@ -7,7 +7,8 @@ What each part decides:
   fates.py      ready, filtered or dropped                                selection.py  what a step ships
   admission.py  may another group start                                   leasing.py    who gets which sample
   eval_pins.py  evaluations at one pinned version                         finishing.py  why and how the run ends
-  waiting.py    who waits for whom                                        state.py      what is remembered
+  turns.py      whose turn it is to swap, who is late                     waiting.py    who waits for whom
+  state.py      what is remembered
 
 Every event is settled in one fixed order: deadlines, overdue groups, the trainer's request, evaluations, announcements,
 leases, the end. The reasons for the rules are in docs/decisions/0002-coordinator.md.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from areal_like.errors import UserError
 from areal_like.trajectory import NO_VERSION
-from controller import eval_pins, finishing, leasing, reports, selection, waiting, workers
+from controller import eval_pins, finishing, leasing, reports, selection, turns, waiting, workers
 from controller import protocol as p
 from controller.fates import drop_group
 from controller.groups import Group, GroupTable, Sample
@@ -114,7 +115,7 @@ class Coordinator:
             case p.WorkerLost():
                 workers.lose(state, event)
             case p.WorkerVersionStaged():
-                workers.version_staged(state, event)
+                turns.version_staged(state, event)
             case p.WorkerVersionLoaded():
                 workers.version_loaded(state, event)
             case p.WorkerVersionFailed():
@@ -204,9 +205,9 @@ class Coordinator:
         if self._serve_trainer():
             self._drop_overdue()
         eval_pins.advance(state)
-        workers.judge_late(state)
+        turns.judge_late(state)
         workers.announce(state)
-        workers.give_turn(state)
+        turns.give(state)
         leasing.assign(state)
         finishing.advance(state)
 

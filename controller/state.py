@@ -87,6 +87,10 @@ class Worker:
         """May get leases."""
         return self.is_present and not self.quarantine and self.version >= 0
 
+    def end_load(self) -> None:
+        """No version is under way to this worker."""
+        self.staged, self.has_turn, self.load_due_s = NO_VERSION, False, math.inf
+
 
 class RunState:
     """The coordinator's memory."""

@@ -5,8 +5,6 @@ Owns: joining, losing (leases return, law 4), announcing versions, quarantine (l
 
 from __future__ import annotations
 
-import math
-
 from areal_like.trajectory import NO_VERSION
 from controller import eval_pins
 from controller import protocol as p
@@ -22,7 +20,7 @@ def join(state: RunState, event: p.WorkerJoined) -> None:
         worker.voided.clear()
         worker.version = worker.announced = NO_VERSION
         worker.quarantine, worker.load_attempts, worker.unloadable = "", 0, NO_VERSION
-        _end_load(worker)
+        worker.end_load()
     else:
         if worker.voided:  # it may still be busy with what is leased to others by now
             state.emit(p.SendCancel(worker=worker.name, lease_ids=tuple(sorted(worker.voided))))
@@ -60,16 +58,6 @@ def _take_leases_back(state: RunState, worker: Worker) -> None:
         requeue(state, group, sample, is_loss=True)
 
 
-def version_staged(state: RunState, event: p.WorkerVersionStaged) -> None:
-    """The worker waits for its turn from now on; that it comes is not its business."""
-    worker = state.workers.get(event.worker)
-    if worker is None or event.lineage != state.lineage or event.version != worker.announced:
-        state.note("ignored", f"{event.worker} staged version {event.version} of lineage {event.lineage}")
-        return
-    worker.staged, worker.has_turn, worker.load_due_s = event.version, False, math.inf
-    state.progress += 1
-
-
 def version_loaded(state: RunState, event: p.WorkerVersionLoaded) -> None:
     """The worker samples with this version from now on; a quarantine ends."""
     worker = state.workers.get(event.worker)
@@ -79,7 +67,7 @@ def version_loaded(state: RunState, event: p.WorkerVersionLoaded) -> None:
         return
     worker.version = max(worker.version, event.version)
     if worker.version >= worker.announced:
-        _end_load(worker)
+        worker.end_load()
     worker.quarantine, worker.load_attempts, worker.unloadable = "", 0, NO_VERSION
     state.progress += 1
 
@@ -92,51 +80,21 @@ def version_failed(state: RunState, event: p.WorkerVersionFailed) -> None:
     if event.version != worker.announced:
         state.note("ignored", f"{worker.name} could not load version {event.version}, superseded meanwhile")
         return
-    _end_load(worker)
+    worker.end_load()
     if worker.pin is not None:
         eval_pins.unpin(state, worker)
         worker.unloadable = max(worker.unloadable, event.version)
         if event.version < state.version:  # an old version may be deleted by now; the newest is what counts
             state.note("eval_unpinned", f"{worker.name} cannot load version {event.version} for its evaluation")
             return
-    _quarantine(state, worker, event.reason or "unknown reason")
+    quarantine(state, worker, event.reason or "unknown reason")
 
 
-def _quarantine(state: RunState, worker: Worker, reason: str) -> None:
+def quarantine(state: RunState, worker: Worker, reason: str) -> None:
+    """It gets no new leases until it has loaded the version it was told of."""
     worker.quarantine = reason
     worker.retry_at_s = state.now_s + state.settings.load_retry_s
     state.note("quarantined", f"{worker.name} cannot load version {worker.announced}: {reason}")
-
-
-def _end_load(worker: Worker) -> None:
-    """Nothing is under way to this worker."""
-    worker.staged, worker.has_turn, worker.load_due_s = NO_VERSION, False, math.inf
-
-
-def judge_late(state: RunState) -> None:
-    """A worker that misses the deadline is quarantined and the others go on; when it has loaded after all it is back.
-
-    It may be busy with it still, so nothing is taken from it and nothing is said to it.
-    """
-    for worker in state.workers.values():
-        if worker.is_present and state.now_s > worker.load_due_s:
-            doing = "swap it in" if worker.has_turn else "get it"
-            _end_load(worker)
-            _quarantine(state, worker, f"it did not {doing} within {state.settings.load_deadline_s:g} s")
-
-
-def give_turn(state: RunState) -> None:
-    """Rolling: the next worker swaps when the one before has, or is given up. Who is furthest behind comes first."""
-    waiting = []
-    for worker in state.workers.values():
-        if worker.is_present and worker.has_turn and not worker.quarantine:
-            return
-        if worker.is_present and worker.staged == worker.announced != NO_VERSION and not worker.has_turn:
-            waiting.append(worker)
-    if waiting:
-        worker = min(waiting, key=lambda one: (one.version, one.name))
-        worker.has_turn, worker.load_due_s = True, state.now_s + state.settings.load_deadline_s
-        state.emit(p.SendSwap(worker=worker.name, version=worker.staged, lineage=state.lineage))
 
 
 def announce(state: RunState) -> None:
@@ -156,7 +114,7 @@ def announce(state: RunState) -> None:
             worker.load_attempts = worker.load_attempts + 1 if target == worker.announced else 1
             worker.announced, worker.is_retold = target, False
             worker.retry_at_s = state.now_s + state.settings.load_retry_s
-            _end_load(worker)
+            worker.end_load()
             worker.load_due_s = state.now_s + state.settings.load_deadline_s
             is_held = state.settings.swap == "rolling" and worker.is_usable and worker.pin is None
             state.emit(
