@@ -219,6 +219,32 @@ def reward_rates(result: Result) -> str:
     return "\n".join([_table(("", "rows", "as they must be", "rate"), rows), "", *others])
 
 
+def delta(result: Result) -> str:
+    """Benchmark: delta."""
+    head = ["published dtype", "learning rate", "whole version, bytes", "delta, median", "least", "most", "share"]
+    rows = [
+        [
+            row["dtype"],
+            f"{row['lr']:g}",
+            *(f"{row[key]:,.0f}" for key in ("full_bytes", "median_bytes", "min_bytes", "max_bytes")),
+            f"{row['share']:.1%}",
+        ]
+        for row in result["rows"]
+    ]
+    return _table(head, rows)
+
+
+def weight_transfer(result: Result) -> str:
+    """Benchmark: weight_transfer, and the machine's own limits below it."""
+    keys = ("copy_ms", "write_ms", "stage_ms", "swap_ms", "seen_ms", "allowed_ms", "refill_ms", "sent_mb")
+    rows = [[row["way"], f"{row['mb']:.0f}", *(f"{row[key]:,.1f}" for key in keys)] for row in result["rows"]]
+    limits = [
+        [f"{row['mb']:.0f}", f"{row['memory_copy_ms']:,.1f}", f"{row['loopback_ms']:,.1f}"] for row in result["limits"]
+    ]
+    table = _table(["way", "MB", *(key.replace("_", " ") for key in keys)], rows)
+    return table + "\n\n" + _table(["MB", "memory copy ms", "plain loopback ms"], limits)
+
+
 def gpu_suite(result: Result) -> str:
     """One table per kind of case, its columns as the suite names them; what was skipped or failed says why."""
     rows = [row for part in result["parts"].values() for row in part["rows"]]
@@ -245,6 +271,7 @@ def _cell(value: Any) -> str:
 
 TABLES: dict[str, Callable[[Result], str]] = {
     "controller": controller,
+    "delta": delta,
     "engine": engine,
     "gpu_suite": gpu_suite,
     "modes": modes,
@@ -255,4 +282,5 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "soak": soak,
     "staleness": staleness,
     "telemetry": telemetry,
+    "weight_transfer": weight_transfer,
 }
