@@ -224,8 +224,8 @@ def _sampling(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("sampling.top_p",), f"training needs top_p 1: {why}", "top_p: 1 (eval.top_p is free)")
     if config.sampling.top_k > 0:
         yield Problem(("sampling.top_k",), f"training needs top_k 0: {why}", "top_k: 0 (eval.top_k is free)")
-    if any(token < 0 for token in config.sampling.stop_token_ids):
-        yield Problem(("sampling.stop_token_ids",), "token ids are not negative")
+    if not all(0 <= token < 2**31 for token in config.sampling.stop_token_ids):
+        yield Problem(("sampling.stop_token_ids",), "a token id is at least 0, and fits into 31 bits")
 
 
 def _context(config: RunConfig) -> Iterator[Problem]:

@@ -137,6 +137,7 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
         ({"launch.curve": "off", "launch.host": "10.0.0.1"}, "launch.curve", "127.0.0.1"),
         ({"launch.silence_s": 1.0}, "launch.silence_s", "at least 2"),
         ({"name": "../x"}, "name", "folder"),
+        ({"sampling.stop_token_ids": [2**40]}, "sampling.stop_token_ids", "31 bits"),
         ({"name": "two\nlines"}, "name", "folder"),
         ({"name": "n" * 300}, "name", "folder"),
     ],
