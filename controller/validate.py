@@ -225,7 +225,7 @@ def _sampling(config: RunConfig) -> Iterator[Problem]:
     if config.sampling.top_k > 0:
         yield Problem(("sampling.top_k",), f"training needs top_k 0: {why}", "top_k: 0 (eval.top_k is free)")
     if not all(0 <= token < 2**31 for token in config.sampling.stop_token_ids):
-        yield Problem(("sampling.stop_token_ids",), "a token id is at least 0, and fits into 31 bits")
+        yield Problem(("sampling.stop_token_ids",), "no such token", "ids of the tokenizer: from 0, at most 31 bits")
 
 
 def _context(config: RunConfig) -> Iterator[Problem]:
