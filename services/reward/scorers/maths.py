@@ -91,9 +91,9 @@ class MathScorer:
         if gold_choice and choice:
             return gold_choice == choice
         gold, answer = gold_rest or gold, rest or answer
-        letters = notation.only_letters(gold)
-        if letters and letters == notation.only_letters(answer):
-            return True
+        for read in (notation.only_letters, notation.plain_words):
+            if read(gold) and read(gold) == read(answer):
+                return True
         return self._is_equal_mathematics(regions.as_interval(gold), regions.as_interval(answer))
 
     def _is_equal_mathematics(self, gold: str, answer: str) -> bool:

@@ -37,6 +37,8 @@ _SAME = (
     (re.compile(r"\\mathrm\s*\{\s*([a-zA-Z])\s*\}(?=\s*$|\s*[-+)}])"), r"\1"),
     (re.compile(r"\{:\}|\\!:\\!|\\colon(?![a-zA-Z])"), ":"),
     (re.compile(r"(?<=\d)(?:\\[,;:! ]|\{,\})(?=\d{3}(?!\d))"), ""),
+    (re.compile(r"(?<=\d),\\!(?=\d)"), ","),
+    (re.compile(r"(?<=\d)\s*(?:\\text\s*\{\s*to\s*\}|\bto\b)\s*(?=\d)"), ":"),
     (re.compile(r"\\lvert\s*|\s*\\rvert"), "|"),
     (re.compile(r"\\langle\s*([^<>\\]*?)\s*\\rangle"), r"(\1)"),
 )
@@ -84,6 +86,12 @@ def only_letters(text: str) -> str:
     r"""A choice or a word without its dress: `(B)`, `\text{B}`, `\textbf{(B)}` are `b`; "" for anything else."""
     bare = _WRAPPING.sub(r"\1", _WRAPPING.sub(r"\1", text)).strip("$ .:(){}").lower()
     return " ".join(bare.split()) if bare.replace(" ", "").isalpha() and "\\" not in bare else ""
+
+
+def plain_words(text: str) -> str:
+    r"""Words with numbers among them, without dress: `\text{June 20}` is `june 20`; "" where there is no word."""
+    bare = " ".join(_WRAPPING.sub(r" \1 ", text).strip("$ .").lower().split())
+    return bare if re.search(r"[a-z]{3}", bare) and re.fullmatch(r"[a-z0-9 ,.'-]+", bare) else ""
 
 
 def _worded(text: str) -> str:
