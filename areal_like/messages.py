@@ -5,8 +5,9 @@ Arrays (`numpy.ndarray`, read-only after decoding) travel as raw ZeroMQ frames b
 
 Who sends what:
   every process -> hub      Hello, Heartbeat, Goodbye            hub -> process   Welcome, Refused, Shutdown
-  rollout -> controller     Progress, SampleFinished, SampleReturned, VersionStaged, VersionLoaded, VersionFailed
-  controller -> rollout     Lease, SampleAck, CancelLeases, AnnounceVersion, SwapVersion
+  rollout -> controller     Progress, SampleFinished, SampleReturned, VersionStaged, VersionLoaded, VersionFailed,
+                            Draining
+  controller -> rollout     Lease, SampleAck, CancelLeases, RecallLeases, AnnounceVersion, SwapVersion
   trainer -> controller     BatchRequest, VersionPublished, CheckpointSaved
   controller -> trainer     Batch, NoMoreBatches, SaveCheckpoint
   rollout -> reward         ScoreRequest                          reward -> rollout   ScoreReply, ScoreRefused
@@ -121,6 +122,8 @@ class SampleTask(msgspec.Struct, frozen=True, kw_only=True):
     """Key of the random stream: token at answer position p is drawn with (seed, p), wherever it is sampled."""
     prefix: Segment
     """Answer tokens already sampled by earlier leases (possibly empty)."""
+    moved_from: str = ""
+    """Worker that handed the sample back in good order for this one to go on with; for the timeline."""
     segment_tokens: int = 0
     """Hand the sample back (SampleReturned) after this many new tokens; 0: never."""
 
@@ -161,8 +164,8 @@ class SampleFinished(Message, frozen=True, kw_only=True):
 class SampleReturned(Message, frozen=True, kw_only=True):
     """A lease given back unfinished. `segment` holds the answer tokens from position `start` not reported yet.
 
-    reason: "segment" (token budget), "drain" (worker leaves), "cancelled", or "rejected: ..." (cannot ever run, e.g.
-    the prompt is longer than the context).
+    reason: "segment" (token budget), "drain" (worker leaves), "migrated" (recalled), "cancelled", or "rejected: ..."
+    (cannot ever run, e.g. the prompt is longer than the context).
     """
 
     lease_id: int
@@ -181,6 +184,18 @@ class CancelLeases(Message, frozen=True, kw_only=True):
     """Stop working on these leases; no answer is owed."""
 
     lease_ids: tuple[int, ...]
+
+
+class RecallLeases(Message, frozen=True, kw_only=True):
+    """Hand these leases back with their tokens so far: they go on elsewhere. What cannot move cheaply may be kept."""
+
+    lease_ids: tuple[int, ...]
+
+
+class Draining(Message, frozen=True, kw_only=True):
+    """This worker leaves in good order: no more leases; those it holds follow as SampleReturned, then Goodbye."""
+
+    reason: str
 
 
 class AnnounceVersion(Message, frozen=True, kw_only=True):
@@ -349,7 +364,7 @@ class StatsReply(Message, frozen=True, kw_only=True):
 
 ANY_MESSAGE = (
     Hello | Welcome | Refused | Heartbeat | Goodbye | Shutdown
-    | Lease | Progress | SampleFinished | SampleReturned | SampleAck | CancelLeases
+    | Lease | Progress | SampleFinished | SampleReturned | SampleAck | CancelLeases | RecallLeases | Draining
     | AnnounceVersion | VersionStaged | SwapVersion | VersionLoaded | VersionFailed
     | BatchRequest | Batch | NoMoreBatches | SaveCheckpoint | VersionPublished | CheckpointSaved
     | ScoreRequest | ScoreReply | ScoreRefused | StatsRequest | StatsReply

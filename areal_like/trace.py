@@ -44,8 +44,16 @@ def arrow_name(group_id: int, sample_index: int, *, is_eval: bool = False) -> st
     return f"{'e' if is_eval else 'g'}{group_id}.{sample_index}"
 
 
+def move_name(group_id: int, sample_index: int, num_tokens: int) -> str:
+    """Names one move of a training sample between two workers: an answer is handed over with so many tokens once."""
+    return f"m{group_id}.{sample_index}.{num_tokens}"
+
+
 def _flow_id(arrow: str) -> str:
     """The same as a number in hexadecimal: Perfetto takes no other ids of arrows, and drops those it cannot read."""
+    if arrow.startswith("m"):
+        group, sample, num_tokens = (int(part) for part in arrow[1:].split("."))
+        return f"{1 << 62 | group << 34 | sample << 20 | num_tokens:#x}"
     group_id, _, sample_index = arrow[1:].partition(".")
     return f"{int(group_id) << 20 | int(sample_index):#x}"
 

@@ -12,7 +12,9 @@ from typing import Any
 
 from controller.simulate.arguments import add_simulate
 
-RUN_COMMANDS = ("status", "logs", "stop", "ps", "samples", "report", "compare", "doctor", "simulate")
+RUN_COMMANDS = (
+    "status", "logs", "stop", "drain", "add", "ps", "samples", "report", "compare", "doctor", "simulate",
+)  # fmt: skip
 """Commands that look at runs or at the machine; the others run something."""
 
 _CONFIG_EPILOG = """\
@@ -23,7 +25,7 @@ key.path=value overrides one key, with a YAML value: num_steps=40 trainer.optimi
 _RUN_HELP = "a run's folder, its name in runs/, or the name of a run you started anywhere"
 _TOP_EPILOG = """\
   a job         train, resume, validate, sft, eval, simulate
-  its runs      ps, status, logs, stop, samples, report, compare
+  its runs      ps, status, logs, stop, drain, add, samples, report, compare
   no run        score
   this machine  doctor
 
@@ -171,6 +173,22 @@ def _add_steering(commands: Any) -> None:
         "--timeout", type=_positive, default=180.0, metavar="S", help="wait this many seconds at most (180)"
     )
 
+    drain = _command(
+        commands, "drain", "take a rollout worker out of a run that goes on", _CREW_EPILOG,
+        "A rollout worker hands its running samples to the others and leaves; it is not started again. SIGTERM to its "
+        "process does the same (the notice of a spot machine).",
+    )  # fmt: skip
+    add = _command(
+        commands, "add", "one more rollout worker for a run that goes on", _CREW_EPILOG,
+        "Starts another rollout worker, under the lowest free number: one that was drained, or a new one.",
+    )  # fmt: skip
+    for command in (drain, add):
+        command.add_argument("run", metavar="RUN", help=_RUN_HELP)
+        command.add_argument(
+            "--timeout", type=_positive, default=60.0, metavar="S", help="wait this many seconds at most (60)"
+        )
+    drain.add_argument("worker", metavar="WORKER", help="rollout-0, rollout-1, ... as `areal-like status` names them")
+
 
 def _add_samples(commands: Any) -> None:
     samples = _command(
@@ -300,6 +318,12 @@ The controller, and only the very process that the run's folder names, gets SIGT
 exit status: 0 it has ended as asked, or nothing was going on; 1 it still runs after --timeout (and goes on ending), or
 it ended as failed or was killed; 2 there is no such run, or it is another user's; 3 it runs on another machine and can
 only be stopped there.
+"""
+_CREW_EPILOG = """\
+The run's controller is asked through the run's folder and answers within a second.
+
+exit status: 0 it is done; 1 it was refused (the only worker stays), or is not done after --timeout and goes on; 2 there
+is no such run, or it does not go on.
 """
 _SAMPLES_EPILOG = """\
 examples:

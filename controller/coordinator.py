@@ -5,20 +5,23 @@ Owns: the order in which an event is taken in and its consequences settled. Refu
 What each part decides:
   workers.py    who is there, which version it is told, quarantine        reports.py    tokens and finished samples
   fates.py      ready, filtered or dropped                                selection.py  what a step ships
-  admission.py  may another group start                                   leasing.py    who gets which sample
+  admission.py  may another group start                                   leasing.py    what is leased next
+  routing.py    which worker takes it, how much credit counts             migration.py  what moves to an idle worker
   eval_pins.py  evaluations at one pinned version                         finishing.py  why and how the run ends
   turns.py      whose turn it is to swap, who is late                     waiting.py    who waits for whom
   state.py      what is remembered
 
 Every event is settled in one fixed order: deadlines, overdue groups, the trainer's request, evaluations, announcements,
-leases, the end. The reasons for the rules are in docs/decisions/0002-coordinator.md.
+leases, migrations, the end. The reasons for the rules are in docs/decisions/0002-coordinator.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from areal_like.errors import UserError
 from areal_like.trajectory import NO_VERSION
-from controller import eval_pins, finishing, leasing, reports, selection, turns, waiting, workers
+from controller import eval_pins, finishing, leasing, migration, reports, selection, turns, waiting, workers
 from controller import protocol as p
 from controller.fates import drop_group
 from controller.groups import Group, GroupTable, Sample
@@ -79,6 +82,10 @@ class Coordinator:
         lease = self._state.leases.get(lease_id)
         return lease is not None and not lease.is_void
 
+    def can_spare(self, names: Collection[str]) -> bool:
+        """May these rollout workers leave for good: is there another one, or will there be?"""
+        return workers.can_spare(self._state, names)
+
     @property
     def progress(self) -> int:
         """Rises whenever anything useful happened (tokens, samples, versions, batches); for the watchdog."""
@@ -116,6 +123,10 @@ class Coordinator:
                 workers.lose(state, event)
             case p.WorkerVersionStaged():
                 turns.version_staged(state, event)
+            case p.WorkerDraining():
+                workers.drain(state, event)
+            case p.WorkerSpeed():
+                workers.take_speed(state, event)
             case p.WorkerVersionLoaded():
                 workers.version_loaded(state, event)
             case p.WorkerVersionFailed():
@@ -209,6 +220,7 @@ class Coordinator:
         workers.announce(state)
         turns.give(state)
         leasing.assign(state)
+        migration.advance(state)
         finishing.advance(state)
 
     def _drop_overdue(self) -> None:

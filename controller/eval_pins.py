@@ -108,7 +108,7 @@ def advance(state: RunState) -> None:
 
 
 def _find_workers(state: RunState, job: EvalJob) -> None:
-    usable = [worker for worker in state.workers.values() if worker.is_present and not worker.quarantine]
+    usable = [w for w in state.workers.values() if w.is_present and not w.quarantine and not w.is_draining]
     able = [w for w in usable if max(w.announced, w.version) <= job.version and job.version > w.unloadable]
     eligible = [worker for worker in able if worker.pin is None]
     if not job.wants_all:
@@ -146,7 +146,7 @@ def _reset(state: RunState, job: EvalJob) -> None:
 
 
 def unpin(state: RunState, worker: Worker) -> None:
-    """The worker is lost or cannot load the version: its rows start from scratch elsewhere."""
+    """The worker is lost, leaves, or cannot load the version: its rows start from scratch elsewhere."""
     job = worker.pin
     if job is None:
         return

@@ -25,6 +25,12 @@ class Sample:
     value: float | None = None
     lease_id: int | None = None
     num_losses: int = 0
+    num_moves: int = 0
+    """Migrations so far."""
+    moving_to: str = ""
+    """Worker that it was recalled for."""
+    moved_from: str = ""
+    """Worker that handed it back in good order; for the timeline."""
 
 
 @dataclass(slots=True)
@@ -38,6 +44,8 @@ class Group:
     floor: int
     """Lower bound of the first version: samples without tokens count with the admission version."""
     is_ready: bool = False
+    home: str = ""
+    """Worker that holds its prompt: the group's samples go there where that costs no balance."""
     leased_at_s: float | None = None
     lease_ids: set[int] = field(default_factory=set)
     """Every lease ever given for it in this life, lost ones included."""

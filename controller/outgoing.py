@@ -141,5 +141,6 @@ class Outgoing:
             sampling=settings.eval_sampling if is_eval else settings.train_sampling,
             seed=stream_seed(settings.seed, order.purpose, order.group_id, order.sample_index),
             prefix=prefix,
+            moved_from=order.moved_from,
             segment_tokens=0 if is_eval else settings.segment_tokens,
         )

@@ -41,6 +41,7 @@ OnFailure = Literal["drop_sample", "drop_group"] | float
 Policy = Literal["", "drop_sample", "drop_group", "value"]
 """What was done about a non-score; empty where there is a score."""
 Mode = Literal["async", "one_step_off", "sync"]
+RoutingPolicy = Literal["least_tokens", "round_robin"]
 
 
 # ---------------------------------------------------------------- events
@@ -105,6 +106,24 @@ class WorkerVersionFailed(Event, frozen=True):
     version: int
     lineage: str
     reason: str
+
+
+class WorkerDraining(Event, frozen=True):
+    """The worker leaves in good order (spot notice, `areal-like drain`): it hands back what it holds."""
+
+    worker: str
+    incarnation: str | None = None
+    """Which process said so, if known: its successor stays."""
+
+
+class WorkerSpeed(Event, frozen=True):
+    """How fast a worker that is busy samples, measured from its heartbeats."""
+
+    worker: str
+    tokens_per_s: float
+    """Of all its answers together."""
+    steps_per_s: float = 0.0
+    """Of one answer among few; 0: not known."""
 
 
 class PartialReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,6 +332,8 @@ class LeaseOrder(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Purpose
     min_version: int
     prefix_tokens: int
+    moved_from: str = ""
+    """Worker that handed it back in good order, where one did."""
 
 
 class SendLeases(Effect, frozen=True):
@@ -331,6 +352,13 @@ class SendAck(Effect, frozen=True):
 
 class SendCancel(Effect, frozen=True):
     """The worker should stop working on these leases."""
+
+    worker: str
+    lease_ids: tuple[int, ...]
+
+
+class SendRecall(Effect, frozen=True):
+    """The worker should hand these leases back with their tokens so far; they go on elsewhere."""
 
     worker: str
     lease_ids: tuple[int, ...]

@@ -52,6 +52,7 @@ def _take_training_sample(state: RunState, lease: Lease, event: p.SampleReported
     state.table.refresh(group)
     state.progress += 1
     state.num_samples_finished += 1
+    state.lengths.add(event.num_tokens)
     state.emit(
         p.StoreFinished(
             purpose="train",
@@ -92,6 +93,7 @@ def take_progress(state: RunState, event: p.ProgressReported) -> None:
             if lease.purpose == "train":
                 _store_part(state, lease, part)
             elif part.num_tokens:
+                state.weigh(lease, part.start + part.num_tokens)
                 state.progress += 1
 
 
@@ -111,7 +113,9 @@ def take_returned(state: RunState, event: p.LeaseReturned) -> None:
         state.last_rejection = event.reason.removeprefix("rejected").lstrip(": ")
         drop_group(state, group, "rejected", state.last_rejection)
         return
-    is_orderly = event.reason == "drain" or (event.reason == "segment" and num_fresh > 0)
+    is_moved = event.reason in ("drain", "migrated")
+    sample.moved_from = event.worker if is_moved else ""
+    is_orderly = is_moved or (event.reason == "segment" and num_fresh > 0)
     if not is_orderly:
         state.note("returned", f"{event.worker} gave back group {group.group_id} sample {sample.index}: {event.reason}")
     requeue(state, group, sample, is_loss=not is_orderly)
@@ -156,5 +160,6 @@ def _store_part(state: RunState, lease: Lease, part: p.PartialReport) -> int:
         state.table.refresh(group)
     sample.num_tokens += num_fresh
     sample.last_version = part.last_version
+    state.weigh(lease, sample.num_tokens)
     state.progress += 1
     return num_fresh

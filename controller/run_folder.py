@@ -77,6 +77,11 @@ class RunFolder:
         return self.root / "processes"
 
     @property
+    def requests(self) -> Path:
+        """What other processes ask of the running controller; see requests.py."""
+        return self.root / "requests"
+
+    @property
     def keys(self) -> Path:
         """CURVE keys of the run, readable by the owner only."""
         return self.root / "keys"

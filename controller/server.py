@@ -30,6 +30,7 @@ from areal_like.process import first_cause
 from areal_like.trace import Tracer
 from controller import protocol as p
 from controller.coordinator import Coordinator
+from controller.crew import Crew
 from controller.display import Display
 from controller.ledger import Ledger, LedgerEntry
 from controller.outcome import Outcome, StoppedAtOnce
@@ -50,8 +51,10 @@ RECEIVE_S = 0.2
 TICK_S = 0.2
 BURST = 256
 """Messages handled before their ledger transaction is committed: bounds the delay of an acknowledgement."""
-LOUD_NOTES = frozenset({"quarantined", "dropped", "rejected", "worker_lost", "advice", "eval_repinned"})
+LOUD_NOTES = frozenset({"quarantined", "dropped", "rejected", "worker_lost", "draining", "advice", "eval_repinned"})
 """Notes of the coordinator that are shown, not only logged."""
+TRACED_NOTES = frozenset({"migrated", "draining", "worker_lost", "worker_left"})
+"""Notes that are moments on the timeline."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class Server:
         ledger: Ledger,
         hub: Hub,
         supervisor: Supervisor,
+        crew: Crew,
         rows: Rows,
         display: Display,
         tally: Tally,
@@ -86,7 +90,7 @@ class Server:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings, self._coordinator, self._ledger = settings, coordinator, ledger
-        self._hub, self._supervisor = hub, supervisor
+        self._hub, self._supervisor, self._crew = hub, supervisor, crew
         self._display, self._tally, self._journal, self._tracer = display, tally, journal, tracer
         self._clock, self._started_s = clock, clock()
         self._steps = StepReporter(tally, display, journal, num_steps=settings.num_steps, clock=clock)
@@ -230,14 +234,12 @@ class Server:
                     return Told(p.WorkerJoined(worker=peer, incarnation=message.incarnation, capacity=message.capacity))
                 return None
             case m.Goodbye():
-                # Whoever was told to leave is released; anybody else's exit is for the supervisor to judge.
-                if self._roles.get(peer) != "rollout":
-                    return None
-                is_gone, reason = not self._supervisor.watches(peer), message.reason or "said goodbye"
-                return Told(p.WorkerLost(worker=peer, reason=reason, is_permanent=is_gone))
+                return self._crew.goodbye(peer, message.reason) if self._roles.get(peer) == "rollout" else None
             case _ if SPEAKERS.get(type(message)) != self._roles.get(peer):
                 self._display.note(f"{peer} sent {type(message).__name__}, which nobody awaits", "warning")
                 return None
+            case m.Draining():
+                return self._crew.draining(peer, self._clock())
             case m.VersionLoaded():
                 self._tracer.instant("version_loaded", lane=peer, version=message.version)
                 self._journal.measure(
@@ -297,6 +299,8 @@ class Server:
                 self._out.send(effect.worker, m.SampleAck(lease_ids=effect.lease_ids))
             case p.SendCancel():
                 self._out.send(effect.worker, m.CancelLeases(lease_ids=effect.lease_ids))
+            case p.SendRecall():
+                self._out.send(effect.worker, m.RecallLeases(lease_ids=effect.lease_ids))
             case p.SendVersion():
                 self._out.version(effect)
             case p.SendSwap():
@@ -317,6 +321,8 @@ class Server:
             case p.Note():
                 self._journal.measure("note", note=effect.kind, text=effect.text)
                 log.info("%s: %s", effect.kind, effect.text)
+                if effect.kind in TRACED_NOTES:
+                    self._tracer.instant(effect.kind, text=effect.text)
                 if effect.kind in LOUD_NOTES and self._outcome is None:  # leaving at the end is no news
                     self._display.note(effect.text, "warning")
             case p.EndRun():
@@ -365,7 +371,7 @@ class Server:
                 return
             for loss in await self._supervisor.tick(now_s):
                 self._on_loss(loss)
-            self._handle([Told(p.Tick())])
+            self._handle([*self._crew.tick(now_s), Told(p.Tick())])
             self._monitor.tick()
             self._watch(now_s)
             await asyncio.sleep(TICK_S)

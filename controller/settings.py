@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from controller.protocol import EvalKind, Mode, OnFailure, OnStale
+from controller.protocol import EvalKind, Mode, OnFailure, OnStale, RoutingPolicy
 
 
 class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +35,16 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """epochs * rows; None: endless."""
     num_workers: int = 1
     """Rollout workers to expect."""
+    routing: RoutingPolicy = "least_tokens"
+    affinity: float = 1.0
+    """A group's samples stay on one worker while it is at most so many groups' expected work behind the idlest."""
+    migration: bool = True
+    min_gain_s: float = 2.0
+    """A migration must bring the end of the longest wait nearer by this much."""
+    queue_samples: int = 0
+    """Part of a worker's capacity that is no slot of its engine; 0: half of it."""
+    max_new_tokens: int = 1024
+    """Longest answer: what is assumed of lengths before any is known."""
     num_eval_rows: int = 0
     """Rows of the baseline and the final evaluation; 0: no evaluation."""
     num_periodic_eval_rows: int | None = None
@@ -66,6 +76,11 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     def bound(self) -> int | None:
         """Largest allowed staleness: 0 in mode sync, 1 in one_step_off, else max_staleness; None: unbounded."""
         return {"sync": 0, "one_step_off": 1}.get(self.mode, self.max_staleness)
+
+    def slots_of(self, capacity: int) -> int:
+        """Answers that a worker of this capacity generates at once: rollout/worker.py adds the queue to them."""
+        queue = self.queue_samples or capacity // 2
+        return max(1, capacity - queue)
 
     def num_rows(self, kind: EvalKind) -> int:
         """Rows of an evaluation of this kind."""

@@ -15,6 +15,7 @@ from areal_like.messages import Purpose
 from areal_like.trajectory import NO_VERSION
 from controller import protocol as p
 from controller.groups import Group, GroupTable
+from controller.lengths import LengthStatistics
 from controller.settings import CoordinatorSettings
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ class Lease:
     sample_index: int
     worker: str
     min_version: int
+    expected_tokens: float = 0.0
+    """Still to be sampled, by the length statistics at its last report."""
+    is_recalled: bool = False
     is_void: bool = False
 
 
@@ -52,6 +56,14 @@ class Worker:
     name: str
     incarnation: str = ""
     capacity: int = 0
+    num_slots: int = 1
+    """Of the capacity: answers generated at once."""
+    speed: float = 0.0
+    """Sampled tokens per busy second; 0: not measured yet."""
+    steps_per_s: float = 0.0
+    """Tokens per second of one answer in a small batch; 0: not known."""
+    load_tokens: float = 0.0
+    """Expected tokens of what it holds."""
     version: int = NO_VERSION
     """Loaded."""
     announced: int = NO_VERSION
@@ -63,6 +75,8 @@ class Worker:
     """Leases it held when it was lost; bounded by its capacity."""
     is_present: bool = False
     is_gone: bool = False
+    is_draining: bool = False
+    """It leaves in good order, or has left."""
     quarantine: str = ""
     """Why it gets no new leases; empty: it does."""
     load_attempts: int = 0
@@ -85,7 +99,13 @@ class Worker:
     @property
     def is_usable(self) -> bool:
         """May get leases."""
-        return self.is_present and not self.quarantine and self.version >= 0
+        return self.is_present and not self.quarantine and not self.is_draining and self.version >= 0
+
+    def let_go(self, lease: Lease) -> None:
+        """It does not hold this lease any more."""
+        if lease.lease_id in self.outstanding:
+            self.outstanding.discard(lease.lease_id)
+            self.load_tokens = self.load_tokens - lease.expected_tokens if self.outstanding else 0.0
 
     def end_load(self) -> None:
         """No version is under way to this worker."""
@@ -131,6 +151,13 @@ class RunState:
         # workers
         self.workers: dict[str, Worker] = {}
         self.leases: dict[int, Lease] = {}
+        self.lengths = LengthStatistics(settings.max_new_tokens)
+        self.turn = -1
+        """Place of the worker served last, under round_robin."""
+        self.recalls: dict[int, float] = {}
+        """Leases asked back and not yet here, with the time until which others wait for them."""
+        self.next_migration_s = 0.0
+        self.num_migrated = 0
         self._next_lease_id = 0
         # evaluations
         self.eval_jobs: list[EvalJob] = []
@@ -182,19 +209,37 @@ class RunState:
         """A new life: ids that no earlier life used."""
         self._next_lease_id = self.num_lives * LEASES_PER_LIFE
 
-    def new_lease(self, worker: Worker, purpose: Purpose, group_id: int, sample_index: int, min_version: int) -> Lease:
-        """Book a lease on a worker's credits."""
+    def new_lease(
+        self,
+        worker: Worker,
+        purpose: Purpose,
+        group_id: int,
+        sample_index: int,
+        min_version: int,
+        num_tokens: int = 0,
+    ) -> Lease:
+        """Book a lease on a worker's credits. num_tokens: known of the answer already."""
         assert worker.free > 0
         self._next_lease_id += 1
         lease = Lease(self._next_lease_id, purpose, group_id, sample_index, worker.name, min_version)
         self.leases[lease.lease_id] = lease
         worker.outstanding.add(lease.lease_id)
+        self.weigh(lease, num_tokens)
         return lease
+
+    def weigh(self, lease: Lease, num_tokens: int) -> None:
+        """The answer has so many tokens by now: what its worker still has to do is estimated anew."""
+        worker = self.workers[lease.worker]
+        if lease.lease_id in worker.outstanding:
+            expected = self.lengths.expected_left(num_tokens)
+            worker.load_tokens += expected - lease.expected_tokens
+            lease.expected_tokens = expected
 
     def release(self, lease: Lease) -> None:
         """The worker's credit is free again; the lease stays known only if it becomes void."""
-        self.workers[lease.worker].outstanding.discard(lease.lease_id)
+        self.workers[lease.worker].let_go(lease)
         self.leases.pop(lease.lease_id, None)
+        self.recalls.pop(lease.lease_id, None)
         if lease.purpose == "train" and (group := self.table.live.get(lease.group_id)) is not None:
             group.lease_ids.discard(lease.lease_id)
             sample = group.samples[lease.sample_index]

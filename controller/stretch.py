@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from controller import protocol as p
 from controller.audit import audit
 from controller.config import RunConfig
 from controller.coordinator import Coordinator
+from controller.crew import Crew
 from controller.display import Display
 from controller.job_rows import JobRows
 from controller.launch.local import LocalLauncher, quiet_port
@@ -39,6 +41,7 @@ from controller.outcome import Outcome
 from controller.outgoing import TaskSettings
 from controller.preparation import prepare, prepare_process
 from controller.report.at_end import draw_report
+from controller.requests import Requests
 from controller.reward_services import check_services
 from controller.run_folder import RunFolder, Status
 from controller.server import Server, ServerSettings
@@ -57,6 +60,7 @@ from controller.wiring import (
     checkpoint_problem,
     checkpoints_on_disk,
     coordinator_settings,
+    new_worker_name,
     process_spec,
     reward_names,
     trace_settings,
@@ -206,8 +210,17 @@ class Stretch:
                 launcher, hub,
                 startup_timeout_s=config.launch.startup_timeout_s, silence_s=config.launch.silence_s,
             )  # fmt: skip
-            self._enlist(supervisor, addresses, run_id, prepared.model_dir, lineage, checkpoint)
-            server = self._server = self._make_server(coordinator, ledger, hub, supervisor, display, stack, journal)
+            enlist = functools.partial(
+                self._enlist, supervisor, addresses, run_id=run_id, model_dir=prepared.model_dir, lineage=lineage
+            )
+            self._enlist_all(enlist, checkpoint)
+            crew = Crew(
+                coordinator, supervisor, hub, Requests(folder.requests),
+                add_worker=lambda: enlist("rollout", new_worker_name(supervisor.names)), say=display.note,
+            )  # fmt: skip
+            server = self._server = self._make_server(
+                coordinator, ledger, hub, supervisor, crew, display, stack, journal
+            )
             stop.hand_to(server.request_stop)
             first: list[p.Event] = [p.RunStarted(lineage=lineage, checkpoint_version=self._base)]
             if self.is_evaluation:
@@ -267,29 +280,23 @@ class Stretch:
         make_run_keys(self.folder.keys)
         return self.folder.keys
 
-    def _enlist(
-        self,
-        supervisor: Supervisor,
-        addresses: Addresses,
-        run_id: str,
-        model_dir: Path,
-        lineage: str,
-        checkpoint: Path | None,
-    ) -> None:
+    def _enlist_all(self, enlist: Callable[..., str], checkpoint: Path | None) -> None:
         """Put every process of the run under supervision."""
-        config = self.config
-        members: list[tuple[Role, str, int]] = [
-            ("reward", name, config.reward.max_restarts) for name in reward_names(config)
-        ]
+        for name in reward_names(self.config):
+            enlist("reward", name)
         if not self.is_evaluation:
-            members.append(("trainer", "trainer", MAX_TRAINER_RESTARTS))
-        members += [("rollout", name, config.rollout.max_restarts) for name in worker_names(config)]
-        for role, name, max_restarts in members:
-            spec = process_spec(
-                config, self.folder, addresses, run_id=run_id, role=role, name=name, model_dir=model_dir,
-                lineage=lineage, resume_from=checkpoint if role == "trainer" else None,
-            )  # fmt: skip
-            supervisor.add(spec, self.folder.processes / f"{name}.json", max_restarts, time.monotonic())
+            enlist("trainer", "trainer", resume_from=checkpoint)
+        for name in worker_names(self.config):
+            enlist("rollout", name)
+
+    def _enlist(self, supervisor: Supervisor, addresses: Addresses, role: Role, name: str, **facts: Any) -> str:
+        """Put one process under supervision; returns its name."""
+        config = self.config
+        restarts = {"reward": config.reward.max_restarts, "rollout": config.rollout.max_restarts}
+        spec = process_spec(config, self.folder, addresses, role=role, name=name, **facts)
+        path = self.folder.processes / f"{name}.json"
+        supervisor.add(spec, path, restarts.get(role, MAX_TRAINER_RESTARTS), time.monotonic())
+        return name
 
     def _remember(self, ledger: Ledger, state: p.LedgerState) -> None:
         """After a resume: what the surviving steps of earlier stretches consumed and scored is part of the run."""
@@ -306,6 +313,7 @@ class Stretch:
         ledger: Ledger,
         hub: Hub,
         supervisor: Supervisor,
+        crew: Crew,
         display: Display,
         stack: contextlib.ExitStack,
         journal: Journal,
@@ -327,8 +335,9 @@ class Stretch:
             stop_grace_s=config.launch.stop_grace_s,
         )
         return Server(
-            settings, coordinator=coordinator, ledger=ledger, hub=hub, supervisor=supervisor, rows=self.rows,
-            display=display, tally=self.tally, journal=journal, status=self._status, sinks=self._sinks, tracer=tracer,
+            settings, coordinator=coordinator, ledger=ledger, hub=hub, supervisor=supervisor, crew=crew,
+            rows=self.rows, display=display, tally=self.tally, journal=journal, status=self._status,
+            sinks=self._sinks, tracer=tracer,
         )  # fmt: skip
 
     # ------------------------------------------------------------ the end

@@ -3,10 +3,11 @@
 Owns: start, first sign of life, silence, exit, restart with backoff. Refuses: what a loss means for samples (the
 coordinator's): it returns `Loss`es for the server to report there.
 
-A process ends in one of four ways: as told (no news), by the user's mistake (status 2: the run ends with its words),
-by an accident within its restart budget (started again), by an accident beyond it (permanent). Leaving without having
-been told is an accident too, even with a Goodbye and status 0. An exit is judged LAST_WORDS_S after it was seen: what
-the process said just before is read first.
+A process ends in one of five ways: as told (no news), by the user's mistake (status 2: the run ends with its words),
+by an accident within its restart budget (started again), by an accident beyond it (permanent), or because it announced
+that it leaves (a rollout worker on a spot machine) and may: not started again. Any other leaving without having been
+told is an accident too, even with a Goodbye and status 0. An exit is judged LAST_WORDS_S after it was seen: what the
+process said just before is read first.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ BACKOFF_S = (0.0, 1.0, 3.0, 10.0)
 """Wait before the first, second, ... restart of a process; the last value repeats."""
 LAST_WORDS_S = 0.3
 """From the exit of a process to its judgement: its last messages are on their way."""
+LEAVE_S = 30.0
+"""From the announcement of a process that it leaves to its end; then it is killed."""
 USER_MISTAKE = 2
 """Exit status that says: the user must change something."""
 
@@ -57,6 +60,8 @@ class Ward:
     """When to start it (again); None: it runs, or is not wanted."""
     has_reported: bool = False
     """It said Hello since its last start."""
+    leaves_by_s: float | None = None
+    """It announced that it leaves, for good, and is gone by then; None: it stays."""
 
 
 class Supervisor:
@@ -85,10 +90,25 @@ class Supervisor:
         self._launcher.expect_end(name)
         self._wards.pop(name, None)
 
+    def leaving(self, name: str, now_s: float) -> None:
+        """The process announced that it leaves: its end is no accident, and it is not started again."""
+        if (ward := self._wards.get(name)) and ward.leaves_by_s is None:
+            ward.leaves_by_s = now_s + LEAVE_S
+
+    def is_leaving(self, name: str) -> bool:
+        """It announced that it leaves for good, or has left."""
+        ward = self._wards.get(name)
+        return ward is None or ward.leaves_by_s is not None
+
     def lost_touch(self, name: str, now_s: float) -> None:
         """It cannot be reached: it says Hello again within the time of a start, or counts as lost."""
         if ward := self._wards.get(name):
             ward.has_reported, ward.started_s = False, now_s
+
+    @property
+    def names(self) -> list[str]:
+        """Processes under supervision, and those that have not ended yet."""
+        return [*self._wards, *self._launcher.names]
 
     def watches(self, name: str) -> bool:
         """The process is under supervision: it runs, or will be started again."""
@@ -115,6 +135,9 @@ class Supervisor:
         for name, ward in list(self._wards.items()):
             if ward.start_due_s is not None and ward.start_due_s <= now_s and not self._lingers(name):
                 await self._start(ward, now_s)
+            elif ward.leaves_by_s is not None and now_s > ward.leaves_by_s and not self._has_ended(name):
+                self._launcher.kill(name)
+                losses.append(self._lose(ward, f"did not leave within {LEAVE_S:g} s", now_s))
             elif ward.start_due_s is None and not ward.has_reported:
                 losses.extend(self._late_starter(ward, now_s))
         return losses
@@ -164,7 +187,7 @@ class Supervisor:
         return any(end.name == name and not end.expected for _, end in self._exits)
 
     def _lose(self, ward: Ward, reason: str, now_s: float, returncode: int | None = None) -> Loss:
-        is_permanent = ward.restarts >= ward.max_restarts
+        is_permanent = ward.leaves_by_s is not None or ward.restarts >= ward.max_restarts
         if is_permanent:
             del self._wards[ward.spec.name]
         else:

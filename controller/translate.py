@@ -21,6 +21,7 @@ SPEAKERS: Mapping[type[m.Message], m.Role] = {
     m.VersionStaged: "rollout",
     m.VersionLoaded: "rollout",
     m.VersionFailed: "rollout",
+    m.Draining: "rollout",
     m.BatchRequest: "trainer",
     m.VersionPublished: "trainer",
     m.CheckpointSaved: "trainer",

@@ -65,6 +65,9 @@ def _batch_wait(state: RunState) -> str:
 
 
 def _worker_wait(state: RunState, worker: Worker) -> str:
+    if worker.is_draining:
+        held = f" and hands back {len(worker.outstanding)} samples" if worker.outstanding else ""
+        return f"{worker.name} leaves{held}" if worker.is_present else ""
     if worker.is_gone:
         return f"{worker.name} is gone for good"
     if not worker.is_present:

@@ -6,9 +6,10 @@ This and controller/config.py are the only modules of the controller that import
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -68,6 +69,12 @@ def coordinator_settings(
         max_filtered_batches=config.max_filtered_batches,
         max_draws=max_draws,
         num_workers=config.rollout.num_workers,
+        routing=config.rollout.routing.policy,
+        affinity=config.rollout.routing.affinity,
+        migration=config.rollout.routing.migration,
+        min_gain_s=config.rollout.routing.min_gain_s,
+        queue_samples=config.rollout.queue_samples,
+        max_new_tokens=config.sampling.max_new_tokens,
         num_eval_rows=num_eval_rows,
         num_periodic_eval_rows=num_periodic_rows,
         eval_every_steps=config.eval.every_steps if num_periodic_rows else 0,
@@ -97,6 +104,16 @@ def reward_names(config: RunConfig) -> list[str]:
         return []
     count = config.reward.num_services
     return ["reward"] if count == 1 else [f"reward-{index}" for index in range(count)]
+
+
+def worker_number(name: str) -> int:
+    """The number at the end of a rollout worker's name."""
+    return int(name.rpartition("-")[2])
+
+
+def new_worker_name(taken: Collection[str]) -> str:
+    """The lowest number that no rollout worker has."""
+    return next(name for name in (f"rollout-{index}" for index in itertools.count()) if name not in taken)
 
 
 def threads_for(config: RunConfig, role: Role) -> int:
@@ -172,7 +189,8 @@ def _section(config: RunConfig, role: Role, name: str) -> dict[str, object]:
     if role == "reward":
         return config.reward.model_dump(mode="json")
     section = config.rollout.model_dump(mode="json")
-    section["engine"]["device"] = config.rollout_devices[worker_names(config).index(name)]
+    devices = config.rollout_devices  # a worker added in mid-run takes the device of one that was planned
+    section["engine"]["device"] = devices[worker_number(name) % len(devices)]
     return section
 
 

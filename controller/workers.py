@@ -1,15 +1,18 @@
 """Rollout workers as they come, go, and load versions.
 
-Owns: joining, losing (leases return, law 4), announcing versions, quarantine (law 9). Refuses: choosing what to lease.
+Owns: joining, losing (leases return, law 4), draining, announcing versions, quarantine (law 9), measured speeds.
+Refuses: choosing what to lease.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from areal_like.trajectory import NO_VERSION
 from controller import eval_pins
 from controller import protocol as p
 from controller.reports import requeue
-from controller.state import RunState, Worker
+from controller.state import Phase, RunState, Worker
 
 
 def join(state: RunState, event: p.WorkerJoined) -> None:
@@ -21,12 +24,14 @@ def join(state: RunState, event: p.WorkerJoined) -> None:
         worker.version = worker.announced = NO_VERSION
         worker.quarantine, worker.load_attempts, worker.unloadable = "", 0, NO_VERSION
         worker.end_load()
+        worker.is_draining, worker.speed, worker.steps_per_s = False, 0.0, 0.0
     else:
         if worker.voided:  # it may still be busy with what is leased to others by now
             state.emit(p.SendCancel(worker=worker.name, lease_ids=tuple(sorted(worker.voided))))
             worker.voided.clear()
         worker.is_retold = True
     worker.incarnation, worker.capacity = event.incarnation, event.capacity
+    worker.num_slots = state.settings.slots_of(event.capacity)
     worker.is_present, worker.is_gone = True, False
     state.progress += 1
 
@@ -39,7 +44,37 @@ def lose(state: RunState, event: p.WorkerLost) -> None:
     num_held = len(worker.outstanding)
     _take_leases_back(state, worker)
     worker.is_present, worker.is_gone = False, event.is_permanent
-    state.note("worker_lost", f"{worker.name} is lost ({event.reason}); {num_held} samples go back to the queue")
+    back = f"; {num_held} samples go back to the queue" if num_held or not worker.is_draining else ""
+    kind, verb = ("worker_left", "left") if worker.is_draining else ("worker_lost", "is lost")
+    state.note(kind, f"{worker.name} {verb} ({event.reason}){back}")
+
+
+def drain(state: RunState, event: p.WorkerDraining) -> None:
+    """A worker is about to leave: it gets nothing new, and what it holds comes back as LeaseReturned.
+
+    It counts also while the worker is lost: the same process may be heard again before it has left.
+    """
+    worker = state.workers.get(event.worker)
+    if worker is None or worker.is_draining or event.incarnation not in (None, worker.incarnation):
+        return
+    worker.is_draining = True
+    worker.end_load()
+    eval_pins.unpin(state, worker)
+    if state.phase is not Phase.OVER:
+        state.note("draining", f"{worker.name} leaves; its {len(worker.outstanding)} running samples move on")
+
+
+def can_spare(state: RunState, names: Collection[str]) -> bool:
+    """Some worker besides these is there, or will be started again."""
+    others = (worker for worker in state.workers.values() if worker.name not in names)
+    return any(not worker.is_gone and not worker.is_draining and not worker.quarantine for worker in others)
+
+
+def take_speed(state: RunState, event: p.WorkerSpeed) -> None:
+    """A speed was measured."""
+    worker = state.workers.get(event.worker)
+    if worker is not None and worker.is_present and event.tokens_per_s > 0:
+        worker.speed, worker.steps_per_s = event.tokens_per_s, event.steps_per_s
 
 
 def _take_leases_back(state: RunState, worker: Worker) -> None:
@@ -50,11 +85,13 @@ def _take_leases_back(state: RunState, worker: Worker) -> None:
         lease = state.leases.get(lease_id)
         if lease is None:
             continue  # ended together with a group given up just now
-        worker.outstanding.discard(lease_id)
+        worker.let_go(lease)
         lease.is_void = True
+        state.recalls.pop(lease_id, None)
         group = state.table.live[lease.group_id]
         sample = group.samples[lease.sample_index]
         sample.lease_id = None
+        sample.moving_to = sample.moved_from = ""
         requeue(state, group, sample, is_loss=True)
 
 
@@ -102,7 +139,7 @@ def announce(state: RunState) -> None:
     if state.version == NO_VERSION:
         return
     for worker in state.workers.values():
-        if not worker.is_present:
+        if not worker.is_present or worker.is_draining:
             continue
         target, path = state.version, state.manifest_path
         if worker.pin is not None:

@@ -24,6 +24,20 @@ class EngineSettings(Settings):
     """Compute dtype; None: the model's."""
 
 
+class RoutingSettings(Settings):
+    """Which rollout worker takes which sample, where there are several."""
+
+    policy: Literal["least_tokens", "round_robin"] = "least_tokens"
+    """`least_tokens`: who would be done first, by expected tokens and measured speed; `round_robin`: in turn."""
+    affinity: float = Field(1.0, ge=0)
+    """Samples of a group stay on one worker (one prefill of their prompt) while it is at most so many groups' expected
+    work behind the idlest worker; 0: each goes where the least work waits."""
+    migration: bool = True
+    """Move running answers, by their tokens so far, from a loaded worker to one with idle slots."""
+    min_gain_s: float = Field(2.0, gt=0)
+    """A migration must bring the end of the longest wait nearer by this many seconds."""
+
+
 class RolloutSettings(Settings):
     """The pool of rollout workers."""
 
@@ -37,6 +51,8 @@ class RolloutSettings(Settings):
     """Hand a sample back after this many new tokens, to continue anywhere (partial rollout); 0: never."""
     queue_samples: int = Field(0, ge=0)
     """Samples a worker may hold beside its slots, waiting or being scored; 0: as many as slots."""
+    routing: RoutingSettings = RoutingSettings()
+    """Which worker takes which sample; without effect for a single worker."""
     workflow: str = "single_turn"
     """How one sample is produced: `single_turn`, or `module:Class` of your own."""
     prompt_template: str | None = None

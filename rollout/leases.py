@@ -78,6 +78,11 @@ class LeaseBook:
         rest = run.all_new(live).tail(run.reported)
         return SampleReturned(lease_id=run.task.lease_id, start=run.base + run.reported, segment=rest, reason=reason)
 
+    def movable(self, lease_ids: Iterable[int]) -> list[SampleRun]:
+        """Those of the leases that may be handed back without losing tokens: not while only their verdict is due."""
+        runs = (self.running.get(lease_id) for lease_id in lease_ids)
+        return [run for run in runs if run is not None and run.is_movable]
+
     # ------------------------------------------------------------ finished samples
 
     def finish(self, message: SampleFinished) -> None:

@@ -96,6 +96,17 @@ class SamplePool:
                 await self._hand_back(run, "drain")
                 task.cancel()
 
+    async def recall(self, lease_ids: tuple[int, ...]) -> None:
+        """These go on elsewhere: hand them back with their tokens so far. What is nearly done, or would lose its
+        tokens, is kept: it ends here like any other."""
+        runs = self._book.movable(lease_ids)
+        self._count("recalls_kept", sum(lease_id in self._book.running for lease_id in lease_ids) - len(runs))
+        for run in runs:
+            task = self._tasks[run.task.lease_id]
+            if run.is_movable:  # still, after others were handed back
+                await self._hand_back(run, "migrated")
+                task.cancel()
+
     async def settle(self, timeout_s: float) -> None:
         """Wait until the tasks have ended, at most `timeout_s`."""
         if self._tasks:
@@ -171,7 +182,9 @@ class SamplePool:
         async with self.report_lock:
             if self._book.running.get(run.task.lease_id) is not run:
                 return
-            self._post(self._book.returned(run, self._bench.engine.progress(), reason))
+            returned = self._book.returned(run, self._bench.engine.progress(), reason)
+            self._post(returned)
+            run.draw_departure(run.reported + len(returned.segment))
             del self._book.running[run.task.lease_id]
         self._count("returned_" + reason.partition(":")[0])
 

@@ -20,7 +20,7 @@ import numpy as np
 from areal_like.clock import Clock
 from areal_like.errors import EngineError, UserError
 from areal_like.messages import SampleTask, Sampling
-from areal_like.trace import Tracer, arrow_name
+from areal_like.trace import Tracer, arrow_name, move_name
 from areal_like.trajectory import FinishReason, Segment
 from areal_like.verdict import Verdict
 from rollout.doing import Doing, Phase
@@ -106,6 +106,8 @@ class SampleRun:
         self._generation: asyncio.Task[GenerationOutcome] | None = None
         self._is_parked = False
         self._arrow = arrow_of(task, bench.tracer)
+        self._is_arriving = bool(task.moved_from and self._arrow and len(task.prefix))
+        """Its first slice of generation is where the arrow from its last worker ends."""
         self._arrow_s: float | None = None
         """A moment inside the slice that the sample's arrow leaves: its last generation, else its scoring."""
 
@@ -118,6 +120,11 @@ class SampleRun:
     def phase(self, phase: Phase) -> None:
         self._bench.doing.moved(self._phase, phase)
         self._phase = phase
+
+    @property
+    def is_movable(self) -> bool:
+        """Another worker could go on with it, nothing lost: its tokens travel, or it has none yet."""
+        return self.phase != "score" and (self.is_resumable or not self.request_id)
 
     # ------------------------------------------------------------ for the workflow
 
@@ -267,6 +274,9 @@ class SampleRun:
         finally:
             self._generation, self._is_parked = None, False
             self._arrow_s = self._trace("generate", trace_s, turn=turn)
+            if self._is_arriving:
+                self._is_arriving = False
+                self._bench.tracer.arrow_end(self._move_name(self.base), self._arrow_s, self.lane)
             self.phase = "start"
 
     def _take(self, outcome: GenerationOutcome) -> None:
@@ -284,6 +294,15 @@ class SampleRun:
         """The sample is finished: its arrow begins here, and leads to its score and to the step that uses it."""
         if self._arrow and self._arrow_s is not None:
             self._bench.tracer.arrow_start(self._arrow, self._arrow_s, self.lane)
+
+    def draw_departure(self, num_new: int) -> None:
+        """It is handed back with so many new tokens: an arrow leaves the slice that ends now, to its next worker."""
+        if self._arrow and self.phase in ("generate", "version") and self.base + num_new:
+            name = self._move_name(self.base + num_new)
+            self._bench.tracer.arrow_start(name, self._bench.tracer.now_s(), self.lane)
+
+    def _move_name(self, num_tokens: int) -> str:
+        return move_name(self.task.group_id, self.task.sample_index, num_tokens)
 
     def _trace(self, name: str, start_s: float, **args: object) -> float:
         """A slice from `start_s` to now in the sample's lane; a moment inside it."""

@@ -34,11 +34,13 @@ from areal_like.errors import DeadlineExceeded, OperationError, UserError
 from areal_like.messages import (
     AnnounceVersion,
     CancelLeases,
+    Draining,
     Goodbye,
     Heartbeat,
     Lease,
     Message,
     Progress,
+    RecallLeases,
     Refused,
     SampleAck,
     Shutdown,
@@ -60,7 +62,7 @@ from rollout.workflow import Workflow
 log = logging.getLogger(__name__)
 
 ACCEPT: frozenset[type] = frozenset(
-    {Welcome, Refused, Shutdown, Goodbye, Lease, SampleAck, CancelLeases, AnnounceVersion, SwapVersion}
+    {Welcome, Refused, Shutdown, Goodbye, Lease, SampleAck, CancelLeases, RecallLeases, AnnounceVersion, SwapVersion}
 )
 """What the controller may say to us (heartbeats are the channel's own)."""
 
@@ -191,9 +193,13 @@ class RolloutWorker:
                 loop.cancel()
 
     async def _leave(self, reason: str, deadline_s: float) -> None:
-        """Hand back what is unfinished, wait a little for verdicts due, send what is finished until acknowledged."""
+        """Hand back what is unfinished, wait a little for verdicts due, send what is finished until acknowledged.
+
+        The controller hears first that we leave, or it would lease to us what we hand back.
+        """
         log.info("leaving (%s) within %.0f s", reason, deadline_s)
         self._is_leaving = self._pool.is_closed = True
+        self._post(Draining(reason=reason))
         await self._pool.hand_back_all(scoring_too=False)
         await self._pool.settle(0.4 * deadline_s)
         await self._pool.hand_back_all(scoring_too=True)
@@ -226,6 +232,8 @@ class RolloutWorker:
             case CancelLeases():
                 self._pool.cancel(message.lease_ids)
                 self._settled.set()
+            case RecallLeases():
+                await self._pool.recall(message.lease_ids)
             case AnnounceVersion():
                 self._loader.announce(message)
             case SwapVersion():

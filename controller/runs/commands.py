@@ -54,6 +54,20 @@ def _stop(arguments: argparse.Namespace) -> int:
     return stop(find_run(arguments.run), now=arguments.now, timeout_s=arguments.timeout)
 
 
+def _drain(arguments: argparse.Namespace) -> int:
+    from controller.runs.crew import drain
+    from controller.runs.locate import find_run
+
+    return drain(find_run(arguments.run), arguments.worker, timeout_s=arguments.timeout)
+
+
+def _add(arguments: argparse.Namespace) -> int:
+    from controller.runs.crew import add
+    from controller.runs.locate import find_run
+
+    return add(find_run(arguments.run), timeout_s=arguments.timeout)
+
+
 def _ps(arguments: argparse.Namespace) -> int:
     from controller.runs.ps import ps
 
@@ -106,7 +120,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 
 _COMMANDS = {
-    "status": _status, "logs": _logs, "stop": _stop, "ps": _ps,
+    "status": _status, "logs": _logs, "stop": _stop, "drain": _drain, "add": _add, "ps": _ps,
     "samples": _samples, "report": _report, "compare": _compare, "doctor": _doctor,
     "simulate": _simulate,
 }  # fmt: skip

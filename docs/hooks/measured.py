@@ -138,6 +138,32 @@ def staleness(result: Result) -> str:
     return f"{_table(head, rows)}\n\n{words}"
 
 
+def routing(result: Result) -> str:
+    """Emulated: one table for each kind of device. Real: two workers on the machine that is named."""
+    parts = []
+    for device in dict.fromkeys(entry["device"] for entry in result["emulated"]):
+        rows = [
+            (f"{entry['pool']}, {entry['policy']}", f"{entry['step_s']:.2f}", f"{entry['tail_s']:.2f}",
+             f"{entry['prefill_tokens']:,.0f}", _interval(entry["speedup"]))
+            for entry in result["emulated"] if entry["device"] == device
+        ]  # fmt: skip
+        head = ("workers, policy", "step, s", "tail, s", "prefilled tokens", "against dealing in turn")
+        parts.append(f"### Emulated: {device}\n\n{_table(head, rows)}")
+    if "real" in result:
+        rows = [
+            (entry["policy"], f"{entry['samples_per_s']:.0f}", f"{entry['rollout_idle_share']:.2f}",
+             f"{entry['num_migrated']:.0f}", _interval(entry["speedup"]))
+            for entry in result["real"]
+        ]  # fmt: skip
+        head = ("policy", "samples/s", "idle share", "answers moved", "against dealing in turn")
+        parts.append(f"### Real: the quickstart in `sync`, two workers\n\n{_table(head, rows)}")
+    return "\n\n".join(parts)
+
+
+def _interval(spread: Sequence[float]) -> str:
+    return f"x {spread[0]:.3f} ± {spread[1]:.3f}"
+
+
 def telemetry(result: Result) -> str:
     """Share of throughput lost against a bare run, by what watched it; negative where the bare run was slower."""
     rows = [
@@ -278,6 +304,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "quickstart": quickstart,
     "reward": reward,
     "reward_rates": reward_rates,
+    "routing": routing,
     "simulator": simulator,
     "soak": soak,
     "staleness": staleness,

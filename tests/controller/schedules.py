@@ -15,8 +15,11 @@ from controller import protocol as p
 from controller.settings import CoordinatorSettings
 
 STEADY = ("deliver", "deliver", "deliver", "deliver_burst", "generate", "generate", "load_version", "request_batch")
-FAULTLESS = (*STEADY, "finish_step", "report_progress", "tick", "restart_worker", "come_back", "resend")
-FAULTS = ("kill_worker", "silence", "duplicate", "fail_to_load", "drain_one", "reject_one", "crash")
+FAULTLESS = (
+    *STEADY, "finish_step", "report_progress", "tick", "restart_worker", "come_back", "resend",
+    "tell_speed", "answer_recalls", "leave",
+)  # fmt: skip
+FAULTS = ("kill_worker", "silence", "duplicate", "fail_to_load", "drain_one", "drain_worker", "reject_one", "crash")
 ACTIONS = (*FAULTLESS, *FAULTS)
 
 
@@ -39,6 +42,12 @@ def random_settings(rng: random.Random) -> CoordinatorSettings:
         eval_every_steps=rng.choice([0, 1, 2]),
         max_sample_losses=20,
         load_retry_s=2.0,
+        routing=rng.choice(["least_tokens", "least_tokens", "round_robin"]),
+        affinity=rng.choice([0.0, 1.0, 1.0]),
+        migration=rng.random() < 0.8,
+        min_gain_s=rng.choice([0.1, 2.0]),
+        queue_samples=rng.choice([0, 0, 1]),
+        max_new_tokens=rng.choice([8, 40]),
     )
 
 

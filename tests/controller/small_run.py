@@ -29,10 +29,12 @@ from areal_like.verdict import Verdict
 from controller import protocol as p
 from controller.audit import audit
 from controller.coordinator import Coordinator
+from controller.crew import Crew
 from controller.display import Display
 from controller.ledger import Ledger
 from controller.outcome import Outcome
 from controller.outgoing import TaskSettings
+from controller.requests import Requests
 from controller.server import Server, ServerSettings
 from controller.settings import CoordinatorSettings
 from controller.summary import Tally
@@ -79,6 +81,9 @@ class NoProcesses:
         self.gone: set[str] = set()
         self.heard: list[str] = []
         self.out_of_touch: list[str] = []
+        self.left: list[str] = []
+        """Announced that they leave for good."""
+        self.added: list[str] = []
         self.restarts = 0
         self.now: dict[str, ProcessNow] = {}
 
@@ -94,6 +99,12 @@ class NoProcesses:
 
     def release(self, name: str) -> None:
         self.released.append(name)
+
+    def leaving(self, name: str, now_s: float) -> None:
+        self.left.append(name)
+
+    def is_leaving(self, name: str) -> bool:
+        return name in self.left or name in self.gone
 
     def lost_touch(self, name: str, now_s: float) -> None:
         self.out_of_touch.append(name)
@@ -180,6 +191,7 @@ async def small_run(
     journal.listen(opened)
     tracer = Tracer(folder / "controller.trace.jsonl", "controller")
     greedy, warm = m.Sampling(temperature=0.0), m.Sampling(temperature=1.0)
+    display = Display("plain", Console(file=shown, width=200))
     server = Server(
         ServerSettings(
             tasks=TaskSettings(seed=1, train_sampling=warm, eval_sampling=greedy, segment_tokens=0),
@@ -189,7 +201,11 @@ async def small_run(
             stop_grace_s=stop_grace_s,
         ),
         coordinator=coordinator, ledger=ledger, hub=hub, supervisor=supervisor,  # type: ignore[arg-type]
-        rows=rows or PlainRows(), display=Display("plain", Console(file=shown, width=200)), tally=tally,
+        crew=Crew(
+            coordinator, supervisor, hub, Requests(folder / "requests"),  # type: ignore[arg-type]
+            add_worker=lambda: supervisor.added.append("rollout-9") or "rollout-9", say=display.note,
+        ),
+        rows=rows or PlainRows(), display=display, tally=tally,
         journal=journal, sinks=opened, tracer=tracer,
         status=StatusFile(folder / "status.json", run="small", num_steps=chosen["num_steps"]),
     )  # fmt: skip

@@ -14,12 +14,12 @@ from schedules import FAULTLESS, run_schedule
 from virtual_cluster import VirtualCluster
 
 from areal_like import staleness
+from controller import migration, reports
 from controller import protocol as p
-from controller import reports
 from controller.coordinator import Coordinator
 from controller.groups import Group, GroupTable
 from controller.settings import CoordinatorSettings
-from controller.state import RunState, Worker
+from controller.state import Lease, RunState, Worker
 
 MAX_SEEDS = 500
 
@@ -219,4 +219,70 @@ def test_a_prefix_that_is_sampled_anew_is_caught(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(reports, "requeue", forgetful)
     monkeypatch.setattr("controller.workers.requeue", forgetful)
-    assert "tokens" in caught()
+    assert caught()
+
+
+MOVING = {"group_size": 1, "min_gain_s": 0.05, "max_new_tokens": 8}
+"""Schedules in which answers migrate often."""
+
+
+def test_schedules_migrate_and_drain_without_a_complaint() -> None:
+    clusters = [run_schedule(seed, settings=settings(**MOVING), num_actions=300) for seed in range(60)]
+    assert sum(cluster.num_migrated for cluster in clusters) > 40
+
+
+def test_a_migrated_sample_kept_on_both_workers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leased anew at once, instead of when its worker has let go of it."""
+    honest = migration._recall
+
+    def hasty(state: RunState, lease: Lease, target: Worker) -> None:
+        honest(state, lease, target)
+        group = state.table.live[lease.group_id]
+        sample = group.samples[lease.sample_index]
+        sample.lease_id = None
+        state.table.push_pending(group, sample)
+
+    monkeypatch.setattr(migration, "_recall", hasty)
+    assert "two workers" in caught(**MOVING)
+
+
+def test_tokens_lost_at_a_migration_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = reports.take_returned
+
+    def forgetful(state: RunState, event: p.LeaseReturned) -> None:
+        if event.reason == "migrated":
+            part = p.PartialReport(lease_id=event.part.lease_id, start=event.part.start, num_tokens=0)
+            event = p.LeaseReturned(worker=event.worker, part=part, reason=event.reason)
+        honest(state, event)
+
+    monkeypatch.setattr(reports, "take_returned", forgetful)
+    assert "tokens of a returned lease were lost" in caught(**MOVING)
+
+
+def test_a_migration_that_forgets_the_prefix_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = reports.requeue
+
+    def forgetful(state: RunState, group: Group, sample: Any, *, is_loss: bool) -> None:
+        if sample.moved_from:
+            sample.num_tokens, sample.first_version, sample.last_version = 0, -1, -1
+        honest(state, group, sample, is_loss=is_loss)
+
+    monkeypatch.setattr(reports, "requeue", forgetful)
+    assert "tokens" in caught(**MOVING)
+
+
+def test_a_migration_to_an_older_version_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law 5: along an answer versions never decrease, whoever goes on with it."""
+    honest = Group.min_version
+
+    def any_version(group: Group, sample: Any) -> int:
+        return group.version if sample.moved_from else honest(group, sample)
+
+    monkeypatch.setattr(Group, "min_version", any_version)
+    assert caught(**MOVING)
+
+
+def test_a_draining_worker_that_is_leased_to_for_ever_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its refusals come back and go out again."""
+    monkeypatch.setattr("controller.workers.drain", lambda *_: None)
+    assert "leaves" in caught(**MOVING)

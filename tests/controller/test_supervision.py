@@ -13,7 +13,7 @@ from small_run import bounded, until
 
 from areal_like.errors import UserError
 from controller.launch.local import LocalLauncher
-from controller.supervision import LAST_WORDS_S, Loss, Supervisor, last_error
+from controller.supervision import LAST_WORDS_S, LEAVE_S, Loss, Supervisor, last_error
 from controller.telemetry.pulse import ProcessNow
 
 SLEEP = "import time; time.sleep(60)"
@@ -280,3 +280,54 @@ def test_processes_are_told_with_role_pid_incarnation_and_counters(tmp_path):
 def test_last_error_is_the_newest_error_line():
     assert last_error("error: old\nTraceback\nerror: new\nend") == "new"
     assert last_error("nothing of the kind") == ""
+
+
+def test_process_that_announced_that_it_leaves_is_not_started_again(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, "pass")
+        await watch.tick()
+        watch.supervisor.reported("one")
+        assert not watch.supervisor.is_leaving("one")
+        watch.supervisor.leaving("one", watch.now_s)
+        assert watch.supervisor.is_leaving("one")
+        (loss,) = await watch.until_exit()
+        assert loss.is_permanent, "without a Goodbye it is told as a loss, once"
+        await watch.tick(100.0)
+        assert watch.launcher.starts == ["one"]
+
+    bounded(test())
+
+
+def test_process_that_announced_and_does_not_leave_is_killed_in_time(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, SLEEP)
+        await watch.tick()
+        watch.supervisor.reported("one")
+        watch.supervisor.leaving("one", watch.now_s)
+        assert await watch.tick(LEAVE_S - 1.0) == []
+        (loss,) = await watch.tick(2.0)
+        assert loss.is_permanent
+        assert "did not leave" in loss.reason
+        await until(lambda: not watch.launcher.is_running("one"))
+        assert await watch.tick(JUDGED_S) == []
+        assert watch.launcher.starts == ["one"]
+
+    bounded(test())
+
+
+def test_drained_process_can_be_added_again_once_it_has_ended(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, "pass", SLEEP)
+        await watch.tick()
+        watch.supervisor.release("one")
+        assert "one" in watch.supervisor.names, "it still ends"
+        await until(lambda: not watch.launcher.is_running("one"))
+        await watch.tick()
+        await watch.tick(JUDGED_S)
+        assert watch.supervisor.names == []
+        watch.supervisor.add(Spec("one", "rollout"), tmp_path / "one.json", 2, watch.now_s)  # type: ignore[arg-type]
+        await watch.tick()
+        assert watch.launcher.starts == ["one", "one"]
+        await watch.launcher.stop_all(5.0)
+
+    bounded(test())

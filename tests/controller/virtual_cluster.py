@@ -24,6 +24,10 @@ class Task:
     length: int
     num_reported: int
 
+    @property
+    def is_train(self) -> bool:
+        return self.order.purpose == "train"
+
 
 @dataclass
 class VirtualWorker:
@@ -35,6 +39,14 @@ class VirtualWorker:
     is_alive: bool = True
     is_known: bool = False
     """The controller counts it as present."""
+    speed: int = 1
+    """Tokens it makes where a slow one makes one."""
+    is_leaving: bool = False
+    """It has announced that it drains."""
+    is_away: bool = False
+    """It has left for good: only an operator starts it again."""
+    recalled: set[int] = field(default_factory=set)
+    """Leases asked back, not looked at yet."""
     tasks: dict[int, Task] = field(default_factory=dict)
     unacked: dict[int, tuple[p.SampleReported, list[int]]] = field(default_factory=dict)
 
@@ -85,6 +97,12 @@ class VirtualCluster:
         self.lineage = "l0"
         self.joined: dict[str, str] = {}
         """Incarnation by worker, as the controller knows it."""
+        self.leaving: set[str] = set()
+        """Workers that may leave for good."""
+        self.orders: dict[int, p.LeaseOrder] = {}
+        self.num_migrated = self.num_refused = 0
+        for worker in self.workers.values():
+            worker.speed = rng.choice([1, 1, 4])
         self.handle(p.RunStarted(lineage="l0"))
         self.post("trainer", p.Published(version=0, lineage="l0", manifest_path="v0"))
         self.trainer.version = 0
@@ -152,11 +170,14 @@ class VirtualCluster:
         """What the shell does: all events, then one transaction, then everything else."""
         entries: list[tuple[p.Effect, list[int] | None]] = []
         others: list[p.Effect] = []
+        owed: list[p.PartialReport] = []
         for event, tokens in burst:
             self.num_events += 1
-            if isinstance(event, p.WorkerJoined):
-                self.joined[event.worker] = event.incarnation
+            self._watch(event)
+            is_owed = isinstance(event, p.LeaseReturned) and self.coordinator.is_live(event.part.lease_id)
             effects = self.coordinator.handle(event, self.now_s)
+            if is_owed:
+                owed.append(event.part)
             num_others = len(others)
             for effect in effects:
                 if effect.is_ledger:
@@ -170,12 +191,34 @@ class VirtualCluster:
             self.ledger.apply(effect, versions)
         if self.mirror is not None and entries:
             self.mirror(entries)
+        self._check_returned(owed)
         self.ledger.check_counts(self.coordinator.counts())
         if entries:
             self.ledger.check_invariant()
         if is_sent:
             for effect in others:
                 self._carry_out(effect)
+
+    def _watch(self, event: p.Event) -> None:
+        """What the shell does when a worker comes, announces that it leaves, or goes."""
+        match event:
+            case p.WorkerJoined():
+                self.joined[event.worker] = event.incarnation
+            case p.WorkerDraining():
+                is_current = event.incarnation == self.joined.get(event.worker)
+                if is_current and self.coordinator.can_spare({event.worker, *self.leaving}):
+                    self.leaving.add(event.worker)
+
+    def _check_returned(self, owed: list[p.PartialReport]) -> None:
+        """Law 6: what a worker hands back with a live lease is in the ledger, to the last token."""
+        for part in owed:
+            order = self.orders[part.lease_id]
+            group = self.ledger.groups.get(order.group_id)
+            if order.purpose == "train" and group is not None and group.fate == "live" and part.num_tokens:
+                facts = group.samples.get(order.sample_index)
+                assert facts is not None, "law 6: tokens of a returned lease were lost"
+                is_there = facts.is_finished or len(facts.partial) >= part.start + part.num_tokens
+                assert is_there, "law 6: tokens of a returned lease were lost"
 
     def _carry_out(self, effect: p.Effect) -> None:
         name = getattr(effect, "worker", None)
@@ -192,6 +235,8 @@ class VirtualCluster:
                 for lease_id in effect.lease_ids:
                     self.workers[effect.worker].tasks.pop(lease_id, None)
                     self.workers[effect.worker].unacked.pop(lease_id, None)
+            case p.SendRecall():
+                self.workers[effect.worker].recalled |= set(effect.lease_ids)
             case p.SendVersion():
                 worker = self.workers[effect.worker]
                 assert effect.version >= worker.version, "a worker was told to go back"
@@ -216,6 +261,15 @@ class VirtualCluster:
             if not self.coordinator.is_live(order.lease_id):
                 continue
             assert order.lease_id not in worker.tasks
+            self.orders[order.lease_id] = order
+            if worker.is_leaving:
+                self.num_refused += 1
+                assert self.num_refused < 1000, f"{worker.name} leaves, and is leased to again and again"
+                part = p.PartialReport(lease_id=order.lease_id, start=order.prefix_tokens, num_tokens=0)
+                self.post(worker.name, p.LeaseReturned(worker=worker.name, part=part, reason="drain"), {})
+                continue
+            self._check_alone(worker, order)
+            self.num_migrated += bool(order.moved_from)
             prefix: list[int] = []
             if order.purpose == "train":
                 group = self.ledger._live(order.group_id)
@@ -227,6 +281,15 @@ class VirtualCluster:
             length = max(len(prefix), 1 + int(min(self.rng.expovariate(self.rng.choice([0.1, 0.5])), 30)))
             worker.tasks[order.lease_id] = Task(order, prefix, length, len(prefix))
         assert len(worker.tasks) + len(worker.unacked) <= worker.capacity, "credits were exceeded"
+
+    def _check_alone(self, worker: VirtualWorker, order: p.LeaseOrder) -> None:
+        """Nobody else works on the same sample under a lease that still counts (that of a lost worker is void)."""
+        sample = (order.group_id, order.sample_index)
+        for other in self.workers.values():
+            for lease_id, task in other.tasks.items():
+                is_other = lease_id != order.lease_id and task.is_train and self.coordinator.is_live(lease_id)
+                is_same = (task.order.group_id, task.order.sample_index) == sample and order.purpose == "train"
+                assert not (is_other and is_same), f"law 6: a sample is on two workers, {other.name} and {worker.name}"
 
     # ------------------------------------------------------------ workers
 
@@ -243,7 +306,7 @@ class VirtualCluster:
         for lease_id, task in list(worker.tasks.items()):
             if worker.version < task.order.min_version:
                 continue
-            fresh = min(num_tokens, task.length - len(task.versions))
+            fresh = min(num_tokens * worker.speed, task.length - len(task.versions))
             task.versions.extend([worker.version] * fresh)
             if len(task.versions) >= task.length:
                 if task.versions:
@@ -304,6 +367,49 @@ class VirtualCluster:
         del worker.tasks[lease_id]
         self.post(worker.name, p.LeaseReturned(worker=worker.name, part=part, reason=reason), {lease_id: fresh})
 
+    def answer_recalls(self) -> None:
+        if (worker := self._alive()) is not None:
+            self._answer_recalls(worker)
+
+    def _answer_recalls(self, worker: VirtualWorker) -> None:
+        """Recalled leases go back, except one that is kept now and then: it is nearly done."""
+        for lease_id in sorted(worker.recalled):
+            if lease_id in worker.tasks and self.rng.random() < 0.9:
+                self._give_back(worker, lease_id, worker.tasks[lease_id], "migrated")
+        worker.recalled.clear()
+
+    def tell_speed(self) -> None:
+        if (worker := self._alive()) is not None:
+            self._tell_speed(worker)
+
+    def _tell_speed(self, worker: VirtualWorker) -> None:
+        speed = worker.speed * self.rng.uniform(0.8, 1.2)
+        self.post(worker.name, p.WorkerSpeed(worker=worker.name, tokens_per_s=speed))
+
+    def drain_worker(self) -> None:
+        """Notice: it announces that it leaves, and hands everything back."""
+        worker = self._alive()
+        if worker is not None and not worker.is_leaving:
+            worker.is_leaving = True
+            draining = p.WorkerDraining(worker=worker.name, incarnation=str(worker.incarnation))
+            self.post(worker.name, draining)
+            for lease_id, task in list(worker.tasks.items()):
+                self._give_back(worker, lease_id, task, "drain")
+
+    def leave(self) -> None:
+        for worker in self.workers.values():
+            self._leave(worker)
+
+    def _leave(self, worker: VirtualWorker) -> None:
+        """Goodbye, once its finished samples are acknowledged and its words were heard."""
+        if worker.is_leaving and worker.is_alive and not worker.unacked and not self._speaks(worker):
+            worker.is_away = worker.name in self.leaving
+            self.leaving.discard(worker.name)
+            self._die(worker, "drained", is_permanent=worker.is_away)
+
+    def _speaks(self, worker: VirtualWorker) -> bool:
+        return any(sender == worker.name for sender, _, _ in self.letters)
+
     def drain_one(self) -> None:
         """A worker gives one sample back in good order."""
         worker = self._alive()
@@ -347,20 +453,30 @@ class VirtualCluster:
     def kill_worker(self) -> None:
         """kill -9: what it had sent may still arrive, its finished but unsent work is gone."""
         if (worker := self._alive()) is not None:
-            worker.is_alive, worker.is_known = False, False
-            worker.tasks.clear()
-            worker.unacked.clear()
-            worker.version = worker.announced = -1
-            lost = p.WorkerLost(worker=worker.name, reason="killed", incarnation=str(worker.incarnation))
-            self.post("shell", lost)
+            worker.is_away = worker.name in self.leaving
+            self.leaving.discard(worker.name)
+            self._die(worker, "killed", is_permanent=worker.is_away)
+
+    def _die(self, worker: VirtualWorker, reason: str, *, is_permanent: bool) -> None:
+        worker.is_alive, worker.is_known = False, False
+        worker.tasks.clear()
+        worker.unacked.clear()
+        worker.recalled.clear()
+        worker.version = worker.announced = -1
+        incarnation = str(worker.incarnation)
+        lost = p.WorkerLost(worker=worker.name, reason=reason, incarnation=incarnation, is_permanent=is_permanent)
+        self.post("shell", lost)
 
     def restart_worker(self) -> None:
+        """By the supervisor, or by an operator who adds a worker."""
         dead = [worker for worker in self.workers.values() if not worker.is_alive]
         if dead:
-            worker = self.rng.choice(dead)
-            worker.is_alive = True
-            worker.incarnation += 1
-            self.hello(worker)
+            self._restart(self.rng.choice(dead))
+
+    def _restart(self, worker: VirtualWorker) -> None:
+        worker.is_alive, worker.is_leaving, worker.is_away = True, False, False
+        worker.incarnation += 1
+        self.hello(worker)
 
     def silence(self) -> None:
         """The controller believes a worker lost that goes on working."""
@@ -416,6 +532,7 @@ class VirtualCluster:
         self.life += 1
         self.lineage = f"l{self.life}"
         self.letters.clear()
+        self.leaving.clear()
         state = (load or self.ledger.load)()
         saved = [checkpoint.version for checkpoint in state.checkpoints]
         base = self.rng.choice(saved[-2:]) if saved else 0
@@ -428,9 +545,10 @@ class VirtualCluster:
         for worker in self.workers.values():
             worker.incarnation += 1
             worker.version = worker.announced = -1
-            worker.is_alive = True
+            worker.is_alive, worker.is_leaving, worker.is_away = True, False, False
             worker.tasks.clear()
             worker.unacked.clear()
+            worker.recalled.clear()
             self.hello(worker)
 
     def restored(self, state: p.LedgerState) -> Coordinator:
@@ -450,18 +568,23 @@ class VirtualCluster:
     def calm_round(self) -> None:
         """Everybody does what is due, and everything arrives."""
         for worker in self.workers.values():
+            if worker.is_away:
+                continue
             if not worker.is_alive:
-                worker.is_alive = True
-                worker.incarnation += 1
-                self.hello(worker)
+                self._restart(worker)
             elif not worker.is_known:
                 self.hello(worker)
             self._load(worker)
             self._generate(worker, 3)
             self._report(worker)
+            self._answer_recalls(worker)
         self.resend()
         self.request_batch()
         self.deliver_all()
+        for worker in self.workers.values():
+            self._leave(worker)
+            if worker.is_alive:
+                self._tell_speed(worker)
         self.finish_step()
         self.deliver_all()
         self.now_s += 1.0

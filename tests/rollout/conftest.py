@@ -325,6 +325,7 @@ async def make_hub(role, bind="tcp://127.0.0.1:0"):
             m.VersionStaged,
             m.VersionLoaded,
             m.VersionFailed,
+            m.Draining,
         },
         "reward": {m.ScoreRequest},
     }

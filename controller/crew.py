@@ -1,0 +1,109 @@
+"""Rollout workers that come and go in mid-run: drained, leaving by themselves, added; and how fast they are.
+
+Owns: granting requests, who is told to leave, what the coordinator hears of it. Refuses: samples (the coordinator's),
+starting and ending processes (supervision.py), the files of a request (requests.py).
+
+A worker that leaves on notice and one that is drained go the same way: it says Draining, hands its leases back, says
+Goodbye. The only one there is stays: a drain is refused, and one that leaves all the same is started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from areal_like import messages as m
+from areal_like.channel import Hub
+from controller import protocol as p
+from controller.coordinator import Coordinator
+from controller.requests import Request, Requests
+from controller.speeds import SpeedGauge
+from controller.supervision import LEAVE_S, Supervisor
+from controller.translate import Told
+
+Say = Callable[[str], None]
+SHUTDOWN_S = LEAVE_S / 3
+"""Time a drained worker has for its last answers and their acknowledgement."""
+
+
+class Crew:
+    """`tick` often; `draining` and `goodbye` when a rollout worker says so.
+
+    `add_worker()` puts a new worker under supervision and returns its name.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        supervisor: Supervisor,
+        hub: Hub,
+        requests: Requests,
+        *,
+        add_worker: Callable[[], str],
+        say: Say,
+    ) -> None:
+        self._coordinator, self._supervisor, self._hub, self._requests = coordinator, supervisor, hub, requests
+        self._add_worker, self._say = add_worker, say
+        self._gauge = SpeedGauge()
+        self._leaving: set[str] = set()
+        """Those that may leave; of a burst of announcements the coordinator hears only later."""
+
+    def tick(self, now_s: float) -> list[Told]:
+        """Grant what was asked for; tell of speeds that changed."""
+        told = [event for request in self._requests.take() if (event := self._grant(request, now_s)) is not None]
+        for name, info in self._hub.peers.items():
+            if info.role == "rollout" and info.heartbeat is not None:
+                speed = self._gauge.read(name, info.incarnation, info.heartbeat.counters)
+                if speed is not None:
+                    told.append(Told(p.WorkerSpeed(worker=name, tokens_per_s=speed[0], steps_per_s=speed[1])))
+        return told
+
+    def draining(self, worker: str, now_s: float) -> Told:
+        """The worker announced that it leaves."""
+        if self._coordinator.can_spare({worker, *self._leaving}):
+            self._let_leave(worker, now_s)
+        return self._told(worker)
+
+    def _told(self, worker: str) -> Told:
+        info = self._hub.peers.get(worker)
+        return Told(p.WorkerDraining(worker=worker, incarnation=info.incarnation if info else None))
+
+    def _let_leave(self, worker: str, now_s: float) -> None:
+        self._leaving.add(worker)
+        self._supervisor.leaving(worker, now_s)
+
+    def goodbye(self, worker: str, reason: str) -> Told:
+        """The worker's last word. Who announced it, or was told to, is gone for good; others the supervisor judges."""
+        self._leaving.discard(worker)
+        is_gone = self._supervisor.is_leaving(worker)
+        if is_gone:
+            self._supervisor.release(worker)
+        return Told(p.WorkerLost(worker=worker, reason=reason or "said goodbye", is_permanent=is_gone))
+
+    # ------------------------------------------------------------ requests
+
+    def _grant(self, request: Request, now_s: float) -> Told | None:
+        if request.wish == "add":
+            name = self._add_worker()
+            self._leaving.discard(name)
+            self._say(f"{name} is added")
+            self._requests.answer(request.key, name, is_granted=True)
+            return None
+        if refusal := self._refusal(request.worker):
+            self._requests.answer(request.key, refusal, is_granted=False)
+            return None
+        self._let_leave(request.worker, now_s)
+        self._hub.send(request.worker, m.Shutdown(reason="drained", deadline_s=SHUTDOWN_S))
+        self._requests.answer(request.key, request.worker, is_granted=True)
+        return self._told(request.worker)
+
+    def _refusal(self, worker: str) -> str:
+        """Why this worker cannot be drained now; empty where it can."""
+        info = self._hub.peers.get(worker)
+        if info is None or info.role != "rollout":
+            known = ", ".join(sorted(name for name, peer in self._hub.peers.items() if peer.role == "rollout"))
+            return f"no rollout worker {worker!r} is connected; there are: {known or 'none yet'}"
+        if self._coordinator.is_over:
+            return "the run is over"
+        if not self._coordinator.can_spare({worker, *self._leaving}):
+            return f"{worker} is the only rollout worker; add another first (areal-like add), or stop the run"
+        return ""

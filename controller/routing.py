@@ -1,0 +1,147 @@
+"""Which rollout worker takes work: whose credit is answered first, and how much of it is honoured.
+
+Owns: `Router`, the view of all workers while one event is settled. Refuses: what is leased next (leasing.py), taking
+leases back (migration.py), whether a group may start (admission.py).
+
+`least_tokens`: the worker that would be done first with what it holds and the new work, both in expected tokens over
+measured speed. A group goes to one worker whole, and its later samples follow (affinity) while that leaves the worker
+at most `affinity` groups' expected work behind the idlest one. A worker behind another in version gets nothing new; one
+pinned to an evaluation is behind on purpose. Credits beyond the slots are honoured in proportion to speed.
+`round_robin`: samples are dealt in turn to whoever has a credit. For comparison.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from areal_like.trajectory import NO_VERSION
+from controller.admission import may_start_group
+from controller.groups import Group, Sample
+from controller.state import RunState, Worker
+
+
+class Router:
+    """Made anew for each event; cheap beside what it decides. `workers`: those that may be leased to at all."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._is_in_turn = state.settings.routing == "round_robin"
+        present = (w for w in state.workers.values() if w.is_present and not w.quarantine and not w.is_draining)
+        self._present = list(present)
+        """Those that work, or will once they have loaded a version."""
+        self.workers = [worker for worker in self._present if worker.is_usable]
+        known = [worker.speed for worker in self._present if worker.speed > 0]
+        self._usual = sum(known) / len(known) if known else 1.0
+        self._fastest = max(known, default=1.0)
+        self._newest = max((worker.version for worker in self.workers if worker.pin is None), default=NO_VERSION)
+        self._open = [worker for worker in self.workers if worker.free > 0]
+        self._share: float | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """No worker has a credit left."""
+        return not any(self.free(worker) > 0 for worker in self._open)
+
+    # ------------------------------------------------------------ one worker
+
+    def speed(self, worker: Worker) -> float:
+        """Tokens per second; of one not measured yet, what the others do."""
+        return worker.speed or self._usual
+
+    def wait_s(self, worker: Worker, more_tokens: float = 0.0) -> float:
+        """Seconds until the worker is done with what it holds and `more_tokens`, should its speed stay."""
+        return (worker.load_tokens + more_tokens) / self.speed(worker)
+
+    def free(self, worker: Worker) -> int:
+        """Credits that are honoured: all slots, and of the queue a part by speed, so that all queues last equally."""
+        return min(worker.free, self._honoured(worker) - len(worker.outstanding))
+
+    def _honoured(self, worker: Worker) -> int:
+        if self._is_in_turn:
+            return worker.capacity
+        queue = worker.capacity - worker.num_slots
+        return worker.num_slots + math.ceil(queue * min(1.0, self.speed(worker) / self._fastest))
+
+    def is_behind(self, worker: Worker) -> bool:
+        """Another one samples with a newer version already."""
+        return not self._is_in_turn and worker.pin is None and worker.version < self._newest
+
+    # ------------------------------------------------------------ choices
+
+    def for_group(self) -> Worker | None:
+        """The worker that starts the next group: with room for all of it, or one that could never hold two."""
+        able = [worker for worker in self._open if self._may_start(worker)]
+        if not able:
+            return None
+        if self._is_in_turn:
+            return self._next(able)
+        group_tokens = self._state.settings.group_size * self._state.lengths.mean
+        return min(able, key=lambda w: (self.wait_s(w, group_tokens), -self.free(w)))
+
+    def _may_start(self, worker: Worker) -> bool:
+        size, free = self._state.settings.group_size, self.free(worker)
+        is_roomy = free >= size or (free > 0 and (self._is_in_turn or self._honoured(worker) < 2 * size))
+        return (
+            is_roomy
+            and self._is_within_share(worker)
+            and not self.is_behind(worker)
+            and may_start_group(self._state, worker.version)
+        )
+
+    def _is_within_share(self, worker: Worker) -> bool:
+        return not worker.outstanding or len(worker.outstanding) < self._fair_share(worker)
+
+    def _fair_share(self, worker: Worker) -> float:
+        """Of the samples that the bound lets run at once, those that fall to this worker's credits and speed.
+
+        Workers that still load the version have their share too: the first to load must not take the whole step.
+        """
+        settings = self._state.settings
+        if settings.bound is None:
+            return math.inf
+        if self._share is None:
+            weight = sum(w.capacity * self._weight(w) for w in self._present)
+            allowed = settings.groups_per_step * (settings.bound + 1) * settings.group_size
+            self._share = allowed / weight if weight else math.inf
+        return self._share * worker.capacity * self._weight(worker)
+
+    def _weight(self, worker: Worker) -> float:
+        return 1.0 if self._is_in_turn else self.speed(worker)
+
+    def for_sample(self, group: Group, sample: Sample) -> Worker | None:
+        """The worker that takes a sample whose group has started; None where nobody may now."""
+        min_version = group.min_version(sample)
+        able = [
+            worker
+            for worker in self._open
+            if worker.version >= min_version and self.free(worker) > 0 and not self.is_behind(worker)
+        ]
+        if not able:
+            return None
+        if wanted := _named(able, sample.moving_to):
+            return wanted
+        if self._is_in_turn:
+            return self._next([worker for worker in able if self._is_within_share(worker)] or able)
+        tokens = self._state.lengths.expected_left(sample.num_tokens)
+        best = min(able, key=lambda w: (self.wait_s(w, tokens), -self.free(w)))
+        home = _named(able, group.home)
+        if home is not None and self.wait_s(home, tokens) - self.wait_s(best, tokens) <= self._worth_s(best):
+            return home
+        return best
+
+    def _worth_s(self, worker: Worker) -> float:
+        """Imbalance in seconds up to which a group stays together."""
+        settings = self._state.settings
+        return settings.affinity * settings.group_size * self._state.lengths.mean / self.speed(worker)
+
+    def _next(self, able: list[Worker]) -> Worker:
+        """The first of `able` after the one served last, in the order they joined."""
+        order = {worker.name: place for place, worker in enumerate(self._state.workers.values())}
+        chosen = min(able, key=lambda w: (order[w.name] - self._state.turn - 1) % len(order))
+        self._state.turn = order[chosen.name]
+        return chosen
+
+
+def _named(workers: Iterable[Worker], name: str) -> Worker | None:
+    return next((worker for worker in workers if worker.name == name), None) if name else None

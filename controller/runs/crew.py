@@ -1,0 +1,106 @@
+"""`areal-like drain RUN WORKER` and `areal-like add RUN`: rollout workers leave and join a run that goes on.
+
+Owns: asking the run's controller, the wait, words, exit status. Refuses: signalling workers (they may be on other
+machines; the controller tells them), granting (controller/crew.py).
+
+Exit status: 0 it is done; 1 it was refused, or is not done within the timeout (and goes on); 2 the run does not go on.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from areal_like.errors import UserError
+from controller.requests import Wish, answer_to, ask, withdraw
+from controller.run_folder import RunFolder
+from controller.runs.facts import read_facts
+from controller.runs.whereabouts import whereabouts
+from controller.runs.words import printable, span
+
+ANSWER_S = 10.0
+"""The controller looks for requests several times a second."""
+DEFAULT_TIMEOUT_S = 60.0
+POLL_S = 0.1
+
+Clock = Callable[[], float]
+Sleep = Callable[[float], None]
+
+
+def drain(
+    folder: RunFolder,
+    worker: str,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    sleep: Sleep = time.sleep,
+    clock: Clock = time.monotonic,
+) -> int:
+    """A rollout worker hands its running samples over and leaves. Returns the exit status. Raises UserError."""
+    if _asked(folder, "drain", worker, sleep, clock) is None:
+        return 1
+    print(f"{folder.name}: {worker} leaves, its running samples move on")
+    if not _wait(lambda: worker not in read_facts(folder, whole=False).processes, timeout_s, sleep, clock):
+        return _unfinished(folder, f"{worker} has not left within {span(timeout_s)}")
+    print(f"{folder.name}: {worker} has left")
+    return 0
+
+
+def add(
+    folder: RunFolder,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    sleep: Sleep = time.sleep,
+    clock: Clock = time.monotonic,
+) -> int:
+    """One more rollout worker joins the run. Returns the exit status. Raises UserError."""
+    worker = _asked(folder, "add", "", sleep, clock)
+    if worker is None:
+        return 1
+    print(f"{folder.name}: {worker} starts")
+
+    def has_joined() -> bool:
+        return bool(read_facts(folder, whole=False).processes.get(worker, {}).get("incarnation"))
+
+    if not _wait(has_joined, timeout_s, sleep, clock):
+        return _unfinished(folder, f"{worker} has not reported within {span(timeout_s)}")
+    print(f"{folder.name}: {worker} has joined")
+    return 0
+
+
+def _asked(folder: RunFolder, wish: Wish, worker: str, sleep: Sleep, clock: Clock) -> str | None:
+    """Whom the controller's answer names; None where it refused, or did not answer, which is said."""
+    where = whereabouts(folder)
+    if where.kind not in ("running", "foreign"):
+        raise UserError(f"{folder.name} {where.words}", where=str(folder.root), remedy="this is for a run that goes on")
+    key = ask(folder.requests, wish, worker)
+    found: list[tuple[bool, str]] = []
+
+    def is_answered() -> bool:
+        if (answer := answer_to(folder.requests, key)) is not None:
+            found.append(answer)
+        return bool(found)
+
+    try:
+        _wait(is_answered, ANSWER_S, sleep, clock)
+    finally:
+        withdraw(folder.requests, key)
+    is_granted, text = found[0] if found else (False, f"no answer within {span(ANSWER_S)}: the run prepares, or ends")
+    if not is_granted:
+        print(f"error: {folder.name}: {printable(text)}", file=sys.stderr)
+        return None
+    return text
+
+
+def _wait(is_so: Callable[[], bool], timeout_s: float, sleep: Sleep, clock: Clock) -> bool:
+    due_s = clock() + timeout_s
+    while not is_so():
+        if clock() > due_s:
+            return False
+        sleep(POLL_S)
+    return True
+
+
+def _unfinished(folder: RunFolder, text: str) -> int:
+    print(f"error: {text}; see areal-like status {folder.root}", file=sys.stderr)
+    return 1

@@ -1,0 +1,165 @@
+"""Claims about workers that come and go in mid-run, over real sockets with peers that play their part."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from small_run import Trainer, Worker, assert_whole, beside, bounded, small_run, until
+
+from areal_like import messages as m
+from areal_like.trajectory import Segment
+from controller.requests import Wish, answer_to, ask
+
+
+class Slow(Worker):
+    """Keeps its leases. On notice it does what a rollout worker does: announces, hands back, says Goodbye."""
+
+    async def on_lease(self, task: m.SampleTask) -> None:
+        pass
+
+    async def until_notice(self) -> None:
+        task = asyncio.create_task(self.work())
+        await until(lambda: bool(self.leased))
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await self.peer.send(m.Draining(reason="SIGTERM"))
+        for lease in self.leased:
+            back = m.SampleReturned(lease_id=lease.lease_id, start=0, segment=Segment.empty(), reason="drain")
+            await self.peer.send(back)
+        await self.peer.close("SIGTERM")
+
+
+async def asked(folder: Path, wish: Wish, worker: str = "") -> tuple[bool, str]:
+    """The answer of the run in `folder`."""
+    key = ask(folder / "requests", wish, worker)
+    found: list[tuple[bool, str]] = []
+
+    def is_answered() -> bool:
+        found.extend(answer for answer in [answer_to(folder / "requests", key)] if answer is not None)
+        return bool(found)
+
+    await until(is_answered)
+    return found[0]
+
+
+def test_worker_that_leaves_on_notice_is_released_and_the_run_goes_on(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            leaver, stayer = Slow(run, "rollout-1", capacity=2), Worker(run, "rollout-0", capacity=2)
+            async with beside(leaver.until_notice(), stayer.work(), Trainer(run).work()):
+                outcome = await run.go()
+            assert outcome.status == "completed"
+            assert run.supervisor.left == ["rollout-1"]
+            assert "rollout-1" in run.supervisor.released
+            kinds = [row["note"] for row in run.rows("note")]
+            assert {"draining", "worker_left"} <= set(kinds)
+            assert "worker_lost" not in kinds
+
+    bounded(test())
+    assert_whole(tmp_path, 3)
+
+
+def test_drain_on_request_tells_the_worker_to_leave(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            slow, stayer = Slow(run, "rollout-1", capacity=2), Worker(run, "rollout-0", capacity=2)
+
+            async def operator() -> None:
+                await until(lambda: bool(slow.leased))
+                assert await asked(tmp_path, "drain", "rollout-1") == (True, "rollout-1")
+
+            async with beside(stayer.work(), slow.work(), Trainer(run).work(), operator()):
+                outcome = await run.go()
+                assert slow.was_shut_down
+            assert outcome.status == "completed"
+
+    bounded(test())
+    assert_whole(tmp_path, 3)
+
+
+def test_the_only_worker_is_not_drained_and_strangers_are_refused_in_words(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            slow = Slow(run, "rollout-0", capacity=2)
+            answers: list[tuple[bool, str]] = []
+
+            async def operator() -> None:
+                await until(lambda: bool(slow.leased))
+                answers.extend([await asked(tmp_path, "drain", name) for name in ("rollout-0", "rollout-7", "trainer")])
+                run.server.request_stop("enough")
+                run.server.request_stop("enough")
+
+            async with beside(slow.work(), Trainer(run).work(), operator()):
+                await run.go()
+            assert [is_granted for is_granted, _ in answers] == [False] * 3
+            assert "only rollout worker" in answers[0][1]
+            assert "there are: rollout-0" in answers[1][1]
+            assert run.supervisor.left == []
+
+    bounded(test())
+
+
+def test_added_worker_is_named_to_whoever_asked(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            slow = Slow(run)
+
+            async def operator() -> None:
+                await until(lambda: bool(slow.leased))
+                assert await asked(tmp_path, "add") == (True, "rollout-9")
+                run.server.request_stop("enough")
+                run.server.request_stop("enough")
+
+            async with beside(slow.work(), Trainer(run).work(), operator()):
+                await run.go()
+            assert run.supervisor.added == ["rollout-9"]
+
+    bounded(test())
+
+
+def test_last_worker_that_leaves_all_the_same_is_left_to_the_supervisor(tmp_path):
+    """Its exit counts as an accident then, and it is started again."""
+
+    async def test():
+        async with small_run(tmp_path) as run:
+
+            async def lonely() -> None:
+                await Slow(run, "rollout-0", capacity=2).until_notice()
+                await until(lambda: "rollout-0" not in run.hub.peers)
+                await Worker(run, "rollout-0").work()
+
+            async with beside(lonely(), Trainer(run).work()):
+                outcome = await run.go()
+            assert outcome.status == "completed"
+            assert run.supervisor.left == []
+            assert "rollout-0" not in run.supervisor.released
+
+    bounded(test())
+    assert_whole(tmp_path, 3)
+
+
+def test_speed_of_a_worker_comes_from_its_heartbeats(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            slow = Slow(run)
+            crew = run.server._crew
+
+            async def operator() -> None:
+                await until(lambda: bool(slow.leased))
+                info = run.hub.peers["rollout-0"]
+                for tokens, steps, busy_s in ((0.0, 0.0, 0.0), (500.0, 50.0, 2.0)):
+                    counters = {"tokens": tokens, "steps": steps, "busy_s": busy_s}
+                    info.heartbeat = m.Heartbeat(state="generate", counters=counters)
+                    told = crew.tick(0.0)
+                (event,) = (one.event for one in told)
+                assert (event.tokens_per_s, event.steps_per_s) == (250.0, 25.0)
+                run.server.request_stop("enough")
+                run.server.request_stop("enough")
+
+            async with beside(slow.work(), Trainer(run).work(), operator()):
+                await run.go()
+
+    bounded(test())
