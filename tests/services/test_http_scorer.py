@@ -115,15 +115,15 @@ def test_nobody_listening_is_crashed_and_names_the_address() -> None:
 def test_all_attempts_together_end_at_the_deadline(behaviour: Callable[[BaseHTTPRequestHandler], None]) -> None:
     server = served(lambda n, h, asked: reply(h, b"", 503) if n == 1 else behaviour(h))
     started_s = time.monotonic()
-    outcome = score(scorer_of(server.url, total_timeout_s=1.0, retries=5))
+    outcome = score(scorer_of(server.url, total_timeout_s=2.0, retries=5))
     assert outcome.kind == "timed_out"
-    assert "within 1 s; before that: status 503" in outcome.reason
+    assert "within 2 s; before that: status 503" in outcome.reason
     assert time.monotonic() - started_s < 10  # far below what the server would take
 
 
 def test_after_a_timeout_the_next_answer_is_scored() -> None:
     server = served(lambda n, h, asked: hang(h) if n == 1 else reply(h, {"value": 1}))
-    scorer = scorer_of(server.url, total_timeout_s=0.5)
+    scorer = scorer_of(server.url, total_timeout_s=3.0)  # room for a busy machine to answer the second
     assert score(scorer).kind == "timed_out"
     assert score(scorer).value == 1
 
