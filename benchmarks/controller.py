@@ -43,9 +43,11 @@ from benchmarks.runs import write
 from controller import protocol as p
 from controller.audit import audit
 from controller.coordinator import Coordinator
+from controller.crew import Crew
 from controller.display import Display
 from controller.ledger import Ledger
 from controller.outgoing import TaskSettings
+from controller.requests import Requests
 from controller.server import Server, ServerSettings
 from controller.settings import CoordinatorSettings
 from controller.summary import Tally
@@ -174,11 +176,16 @@ async def _server(
     journal, tally = Journal(folder / "metrics.jsonl"), Tally()
     journal.listen(marks)
     tracer = Tracer(folder / "controller.trace.jsonl", "controller")
+    display, supervisor = Display("plain", Console(file=StringIO())), NoProcesses()
+    crew = Crew(
+        coordinator, supervisor, hub, Requests(folder / "requests"),  # type: ignore[arg-type]
+        add_worker=lambda: "", say=display.note,
+    )  # fmt: skip
     tasks = TaskSettings(seed=1, train_sampling=m.Sampling(), eval_sampling=m.Sampling(), segment_tokens=0)
     server = Server(
         ServerSettings(tasks=tasks, num_steps=steps, stop_on_long_prompt=False, stall_after_s=60.0, stop_grace_s=30.0),
-        coordinator=coordinator, ledger=ledger, hub=hub, supervisor=NoProcesses(),  # type: ignore[arg-type]
-        rows=AnyRows(), display=Display("plain", Console(file=StringIO())), tally=tally, journal=journal,
+        coordinator=coordinator, ledger=ledger, hub=hub, supervisor=supervisor,  # type: ignore[arg-type]
+        crew=crew, rows=AnyRows(), display=display, tally=tally, journal=journal,
         sinks=Sinks([]), tracer=tracer, status=StatusFile(folder / "status.json", run=RUN, num_steps=steps),
     )  # fmt: skip
     try:

@@ -93,17 +93,20 @@ class Router:
         return not worker.outstanding or len(worker.outstanding) < self._fair_share(worker)
 
     def _fair_share(self, worker: Worker) -> float:
-        """Of the samples that the bound lets run at once, those that fall to this worker's credits and speed.
+        """Of the samples that run or may start now, those that fall to this worker's credits and speed.
 
         Workers that still load the version have their share too: the first to load must not take the whole step.
+        Counted is what runs and the room left, not all that the bound allows: in the steady state most of that is
+        finished and waits for the trainer, and a share of it would let one worker take all that a new version admits.
         """
-        settings = self._state.settings
+        state, settings = self._state, self._state.settings
         if settings.bound is None:
             return math.inf
         if self._share is None:
             weight = sum(w.capacity * self._weight(w) for w in self._present)
-            allowed = settings.groups_per_step * (settings.bound + 1) * settings.group_size
-            self._share = allowed / weight if weight else math.inf
+            room = (state.version + settings.bound + 1) * settings.groups_per_step - state.num_started
+            samples = (state.table.num_running + max(0, room)) * settings.group_size
+            self._share = samples / weight if weight else math.inf
         return self._share * worker.capacity * self._weight(worker)
 
     def _weight(self, worker: Worker) -> float:

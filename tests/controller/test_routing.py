@@ -55,6 +55,21 @@ def test_samples_of_a_group_share_a_worker() -> None:
     assert all(len(workers) == 1 for workers in homes(desk.effects).values())
 
 
+def test_first_worker_to_load_a_version_leaves_the_others_their_share_of_what_it_admits() -> None:
+    names = ("w0", "w1", "w2", "w3")
+    desk = started(workers=names, capacity=64, groups_per_step=8, num_steps=9, max_staleness=4)
+    for lease_id, (_, order) in list(desk.held.items()):
+        desk.finish(order.group_id, order.sample_index)
+        assert lease_id not in desk.held
+    desk.ask(1)
+    desk.publish(1)
+    desk.load("w0", 1)
+    assert held(desk) == {"w0": 8}, "8 groups of 4 may start, for 4 workers"
+    for worker in names[1:]:
+        desk.load(worker, 1)
+    assert held(desk) == dict.fromkeys(names, 8)
+
+
 def test_round_robin_deals_samples_in_turn() -> None:
     busy, idle = Worker("busy", load_tokens=9000.0), Worker("idle")
     router = view(busy, idle, routing="round_robin")
