@@ -95,6 +95,10 @@ class NoProcesses:
         """All of them."""
         return True
 
+    def is_leaving(self, name: str) -> bool:
+        """None of them."""
+        return False
+
     def is_running(self, name: str) -> bool:
         """All of them."""
         return True
