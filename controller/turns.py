@@ -40,7 +40,7 @@ def give(state: RunState) -> None:
     """The next worker swaps when the one before has, or is given up. Who is furthest behind comes first."""
     waiting = []
     for worker in state.workers.values():
-        if worker.is_present and worker.has_turn and not worker.quarantine:
+        if worker.is_present and worker.has_turn:
             return
         if worker.is_present and worker.staged == worker.announced != NO_VERSION and not worker.has_turn:
             waiting.append(worker)
