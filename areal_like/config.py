@@ -136,6 +136,12 @@ class ProcessSpec(StartSpec):
     lineage: str = "l0"
     resume_from: str | None = None
     """Trainer: checkpoint folder to continue from."""
+    rank: int = 0
+    """Trainer: place among its ranks; rank 0 talks to the controller, the others follow it."""
+    num_ranks: int = 1
+    """Trainer: how many ranks there are."""
+    ranks_address: str = ""
+    """Trainer: where its ranks meet, e.g. tcp://127.0.0.1:20001; rank 0 listens there."""
     trace: TraceSettings = TraceSettings()
     """What it writes onto the timeline."""
     settings: dict[str, Any]

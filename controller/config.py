@@ -311,9 +311,16 @@ class RunConfig(Settings):
         device, count = self.rollout.engine.device, self.rollout.num_workers
         if device != "cuda" or count == 1:
             return (device,) * count
+        all_gpus = [f"cuda:{index}" for index in range(count + self.trainer.ranks)]
+        return tuple(gpu for gpu in all_gpus if gpu not in self.trainer_devices)[:count]
+
+    @property
+    def trainer_devices(self) -> tuple[str, ...]:
+        """Device of each rank of the trainer: one GPU each, from trainer.device upwards."""
         match = re.fullmatch(r"cuda(?::(\d+))?", self.trainer.device)
-        taken = int(match.group(1) or 0) if match else -1
-        return tuple(f"cuda:{index}" for index in [i for i in range(count + 1) if i != taken][:count])
+        if match is None:
+            return (self.trainer.device,) * self.trainer.ranks
+        return tuple(f"cuda:{int(match.group(1) or 0) + rank}" for rank in range(self.trainer.ranks))
 
     @property
     def train_sampling(self) -> Sampling:

@@ -164,6 +164,10 @@ def _packages(config: RunConfig) -> Iterator[Problem]:
             "flash_attn is not installed",
             "pip install 'areal-like[flash-attn]', or trainer.attention: auto (torch's own kernel)",
         )
+    if config.trainer.backend == "deepspeed" and find_spec("deepspeed") is None:
+        yield Problem(
+            ("trainer.backend",), "deepspeed is not installed", "pip install 'areal-like[deepspeed]', or backend: fsdp"
+        )
     for sink in sinks_of(config.metrics):
         if not is_installed(sink.package):
             yield Problem((sink.key,), f"{sink.package} is not installed", sink.remedy)
@@ -194,7 +198,7 @@ def _devices(config: RunConfig) -> Iterator[Problem]:
     if num_gpus == 0:
         yield Problem(tuple(wanted), "wants CUDA, and there is no NVIDIA GPU on this machine", "device: cpu")
         return
-    for device in dict.fromkeys([*config.rollout_devices, config.trainer.device]):
+    for device in dict.fromkeys([*config.rollout_devices, *config.trainer_devices]):
         index = int(device.partition(":")[2] or 0) if device.startswith("cuda") else 0
         if index >= num_gpus:
             what = f"{device} is asked for, and this machine has {num_gpus} GPU{'s' if num_gpus > 1 else ''}"

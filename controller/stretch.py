@@ -64,6 +64,7 @@ from controller.wiring import (
     process_spec,
     reward_names,
     trace_settings,
+    trainer_names,
     worker_names,
 )
 
@@ -205,7 +206,8 @@ class Stretch:
         address = await hub.start()
         try:
             rewards = tuple(f"tcp://127.0.0.1:{quiet_port()}" for _ in reward_names(config))
-            addresses = Addresses(address, rewards, weight_dir, curve_dir)
+            ranks = f"tcp://127.0.0.1:{quiet_port()}"
+            addresses = Addresses(address, rewards, weight_dir, curve_dir, ranks)
             supervisor = Supervisor(
                 launcher, hub,
                 startup_timeout_s=config.launch.startup_timeout_s, silence_s=config.launch.silence_s,
@@ -285,7 +287,8 @@ class Stretch:
         for name in reward_names(self.config):
             enlist("reward", name)
         if not self.is_evaluation:
-            enlist("trainer", "trainer", resume_from=checkpoint)
+            for name in trainer_names(self.config):
+                enlist("trainer", name, resume_from=checkpoint)
         for name in worker_names(self.config):
             enlist("rollout", name)
 

@@ -8,6 +8,9 @@ by an accident within its restart budget (started again), by an accident beyond 
 that it leaves (a rollout worker on a spot machine) and may: not started again. Any other leaving without having been
 told is an accident too, even with a Goodbye and status 0. An exit is judged LAST_WORDS_S after it was seen: what the
 process said just before is read first.
+
+The trainer's ranks but the first have no line to the controller: they are known by their process alone and leave when
+rank 0 does. When one dies, ranks that merely say that they lost it are judged after it.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ LEAVE_S = 30.0
 """From the announcement of a process that it leaves to its end; then it is killed."""
 USER_MISTAKE = 2
 """Exit status that says: the user must change something."""
+ECHO = "RankLost"
+"""Begins the last words of a rank that ended because another one did."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,10 @@ class Supervisor:
     def release(self, name: str) -> None:
         """The process has done its work, or was told to end: its exit is no surprise and it is not started again."""
         self._launcher.expect_end(name)
-        self._wards.pop(name, None)
+        ward = self._wards.pop(name, None)
+        if ward is not None and ward.spec.num_ranks > 1 and ward.spec.rank == 0:
+            for follower in [other for other, one in self._wards.items() if one.spec.rank]:
+                self.release(follower)
 
     def leaving(self, name: str, now_s: float) -> None:
         """The process announced that it leaves: its end is no accident, and it is not started again."""
@@ -130,6 +138,7 @@ class Supervisor:
         self._exits += [(now_s, end) for end in self._launcher.reap()]
         due = [end for seen_s, end in self._exits if now_s - seen_s >= LAST_WORDS_S]
         self._exits = [(seen_s, end) for seen_s, end in self._exits if end not in due]
+        due.sort(key=lambda end: last_error(tail_of(self._launcher.log_of(end.name))).startswith(ECHO))
         losses = [loss for end in due if (loss := self._on_exit(end, now_s)) is not None]
         losses.extend(self._on_silence(self._hub.silent(self._silence_s), now_s))
         for name, ward in list(self._wards.items()):
@@ -146,7 +155,7 @@ class Supervisor:
         return name in self._launcher.names or any(end.name == name for _, end in self._exits)
 
     async def _start(self, ward: Ward, now_s: float) -> None:
-        ward.start_due_s, ward.started_s, ward.has_reported = None, now_s, False
+        ward.start_due_s, ward.started_s, ward.has_reported = None, now_s, ward.spec.rank > 0
         argv = ["-m", MODULES[ward.spec.role], "--spec", str(ward.spec_path)]
         pid = await self._launcher.start(
             ward.spec.name, argv, child_environment(ward.spec.num_threads, user_path=Path.cwd())
@@ -209,6 +218,8 @@ class Supervisor:
             info = self._hub.peers.get(name)
             if ward.start_due_s is not None:
                 found[name] = f"restarting ({ward.restarts} of {ward.max_restarts})" if ward.restarts else "starting"
+            elif ward.spec.rank:
+                found[name] = "following"
             elif info is None or info.heartbeat is None:
                 found[name] = "starting"
             else:

@@ -24,6 +24,7 @@ from controller.config import (
     soft_zones,
 )
 from controller.config_problems import Problem, nearest, show
+from controller.rank_problems import rank_problems
 
 MAX_NAME_BYTES = 200
 """File systems take 255; -eval, -2 and the like are appended."""
@@ -41,6 +42,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         _sampling,
         _context,
         _loss,
+        rank_problems,
         _reward,
         _devices,
         _launch,

@@ -48,6 +48,8 @@ class Addresses:
     """The run's own reward services, in the order of `reward_names`; empty where it uses shared ones."""
     weight_dir: Path
     curve_dir: Path | None
+    ranks: str = ""
+    """Where the trainer's ranks meet."""
 
 
 def coordinator_settings(
@@ -116,12 +118,20 @@ def new_worker_name(taken: Collection[str]) -> str:
     return next(name for name in (f"rollout-{index}" for index in itertools.count()) if name not in taken)
 
 
+def trainer_names(config: RunConfig) -> list[str]:
+    """Names of the trainer's ranks, in order: the first one talks to the controller, the others follow it."""
+    return ["trainer", *(f"trainer-{rank}" for rank in range(1, config.trainer.ranks))]
+
+
 def threads_for(config: RunConfig, role: Role) -> int:
-    """Compute threads of a process: as told, else one; all cores for engine and trainer in `mode: sync`."""
+    """Compute threads of a process: as told, else one; all cores for engine and trainer (its ranks share them) in
+    `mode: sync`."""
     told = {"rollout": config.rollout.threads, "trainer": config.trainer.threads, "reward": 1}[role]
     if isinstance(told, int):
         return told
-    return num_cores() if config.mode == "sync" else 1
+    if config.mode != "sync":
+        return 1
+    return max(1, num_cores() // config.trainer.ranks) if role == "trainer" else num_cores()
 
 
 def process_spec(
@@ -164,6 +174,9 @@ def process_spec(
         weight_dir=str(addresses.weight_dir),
         lineage=lineage,
         resume_from=str(resume_from) if resume_from else None,
+        rank=trainer_names(config).index(name) if role == "trainer" else 0,
+        num_ranks=config.trainer.ranks if role == "trainer" else 1,
+        ranks_address=addresses.ranks if role == "trainer" else "",
         trace=trace_settings(config),
         settings=_section(config, role, name),
     )

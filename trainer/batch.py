@@ -3,6 +3,9 @@
 Owns: `prepare_batch` and what it returns. Refuses: the model and any device but the CPU, so that it may run in another
 thread, in the shadow of the step before. A pure function of its arguments: same samples, same bits.
 
+With several ranks each prepares the same batch and keeps its own part: advantages, mini-batches and denominators are
+those of the whole batch, whoever computes what.
+
 Shapes: B samples of the batch, N sampled tokens of one micro-batch.
 """
 
@@ -15,19 +18,24 @@ import numpy as np
 import torch
 
 from areal_like.messages import BatchSample
-from areal_like.packing import pack, partition
+from areal_like.packing import partition
 from trainer.advantage import advantages, shaped_rewards
 from trainer.config import TrainerSettings
+from trainer.dealing import deal
 from trainer.loss import TokenInputs, token_coefficients
 from trainer.packed import PackedSequences
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Sequences whose forward and backward pass run together, and what the loss needs of their N sampled tokens."""
+    """Sequences whose forward and backward pass run together, and what the loss needs of their N sampled tokens.
+
+    is_filler: its sequence is another micro-batch's and counts for nothing: this rank only keeps the others company.
+    """
 
     packed: PackedSequences
     inputs: TokenInputs
+    is_filler: bool = False
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on `device`."""
@@ -38,7 +46,7 @@ class MicroBatch:
             for name, value in vars(self.inputs).items()
             if isinstance(value, torch.Tensor)
         }
-        return MicroBatch(self.packed.to(device), replace(self.inputs, **moved))
+        return replace(self, packed=self.packed.to(device), inputs=replace(self.inputs, **moved))
 
 
 @dataclass(frozen=True)
@@ -55,10 +63,13 @@ class PreparedBatch:
         return self.version + 1
 
 
-def prepare_batch(samples: Sequence[BatchSample], version: int, settings: TrainerSettings) -> PreparedBatch:
-    """Pack `samples` for the step that starts from policy `version`.
+def prepare_batch(
+    samples: Sequence[BatchSample], version: int, settings: TrainerSettings, *, rank: int = 0, num_ranks: int = 1
+) -> PreparedBatch:
+    """Pack the part that `rank` has of `samples` for the step that starts from policy `version`.
 
-    Advantages are taken over the whole batch, denominators over each mini-batch. Raises ValueError for an empty batch.
+    Advantages are taken over the whole batch, denominators over each mini-batch of all ranks; the metrics are the whole
+    batch's. Raises ValueError for an empty batch.
     """
     if not samples:
         raise ValueError("a batch needs at least one sample")
@@ -66,14 +77,14 @@ def prepare_batch(samples: Sequence[BatchSample], version: int, settings: Traine
     group_ids_B = np.asarray([sample.group_id for sample in samples], np.int64)
     rewards_B = np.asarray([sample.reward for sample in samples], np.float64)
     advantages_B = advantages(rewards_B, group_ids_B, settings.advantage)
+    shares = split(lengths, group_ids_B.tolist(), settings.mini_batches)
+    dealt = [deal([lengths[i] for i in members], num_ranks, settings.micro_batch_tokens) for members in shares]
     mini_batches = tuple(
-        _mini_batch([samples[i] for i in members], advantages_B[members], version, settings)
-        for members in split(lengths, group_ids_B.tolist(), settings.mini_batches)
+        _mini_batch([samples[i] for i in members], advantages_B[members], version, settings, dealt[number][rank])
+        for number, members in enumerate(shares)
     )
-    num_micro = sum(len(mini_batch) for mini_batch in mini_batches)
     metrics = _batch_metrics(samples, rewards_B, advantages_B, version, settings)
-    metrics["micro_batches"] = float(num_micro)
-    metrics["packing_efficiency"] = sum(lengths) / (num_micro * settings.micro_batch_tokens)
+    metrics |= _dealing_metrics(lengths, shares, dealt, settings.micro_batch_tokens)
     return PreparedBatch(version, mini_batches, metrics)
 
 
@@ -91,26 +102,30 @@ def split(lengths: Sequence[int], group_ids: Sequence[int], num: int) -> list[li
     return [sorted(i for unit in share for i in members[unit]) for share in shares]
 
 
-def micro_batches(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Algorithm 1, except that a sequence longer than the budget gets a micro-batch of its own."""
-    fitting = [index for index, length in enumerate(lengths) if length <= capacity]
-    bins = (
-        [[fitting[i] for i in members] for members in pack([lengths[i] for i in fitting], capacity)] if fitting else []
-    )
-    return [[index] for index, length in enumerate(lengths) if length > capacity] + bins
-
-
 def _mini_batch(
-    samples: Sequence[BatchSample], advantages_S: np.ndarray, version: int, settings: TrainerSettings
+    samples: Sequence[BatchSample],
+    advantages_S: np.ndarray,
+    version: int,
+    settings: TrainerSettings,
+    own: Sequence[Sequence[int]],
 ) -> tuple[MicroBatch, ...]:
+    """The micro-batches `own` (indices of `samples`) of a mini-batch."""
     coefficients_S = token_coefficients(
         [sample.trajectory.num_sampled for sample in samples], [sample.group_id for sample in samples], settings.loss
     )
-    lengths = [len(sample.trajectory) for sample in samples]
+    shortest = min(range(len(samples)), key=lambda index: len(samples[index].trajectory))
     return tuple(
         _micro_batch([samples[i] for i in members], advantages_S[members], coefficients_S[members], version)
-        for members in micro_batches(lengths, settings.micro_batch_tokens)
+        if (members := list(chosen))
+        else _filler(samples[shortest], version)
+        for chosen in own
     )
+
+
+def _filler(sample: BatchSample, version: int) -> MicroBatch:
+    """Something to run through the model whose gradient is exactly zero."""
+    zero_S = np.zeros(1)
+    return replace(_micro_batch([sample], zero_S, zero_S, version), is_filler=True)
 
 
 def _micro_batch(
@@ -127,6 +142,23 @@ def _micro_batch(
         coefficient_N=_float32(coefficients_S[sequence_N]),
     )
     return MicroBatch(packed, inputs)
+
+
+def _dealing_metrics(
+    lengths: Sequence[int], shares: Sequence[Sequence[int]], dealt: Sequence[list[list[list[int]]]], capacity: int
+) -> dict[str, float]:
+    """micro_batches: of one rank. rank_imbalance: by how much the fullest rank's tokens exceed the mean, summed over
+    mini-batches, since ranks wait for each other at the end of each."""
+    num_ranks = len(dealt[0])
+    num_micro = sum(len(ranks[0]) for ranks in dealt)
+    fullest = 0
+    for members, ranks in zip(shares, dealt, strict=True):
+        fullest += max(sum(lengths[members[i]] for chosen in own for i in chosen) for own in ranks)
+    return {
+        "micro_batches": float(num_micro),
+        "packing_efficiency": sum(lengths) / (num_micro * num_ranks * capacity),
+        "rank_imbalance": fullest * num_ranks / sum(lengths) - 1.0,
+    }
 
 
 def _float32(values: np.ndarray) -> torch.Tensor:

@@ -26,7 +26,7 @@ from trainer.atomic_folder import atomic_folder, remove_folder
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 STATE = "state.json"
 _STEP_FOLDER = re.compile(r"step_(\d{6,})")

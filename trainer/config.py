@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import difflib
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from areal_like.config import Settings
 
@@ -134,11 +135,94 @@ class WeightStoreSettings(Settings):
         return "disk" if self.kind == "disk" else "shm"
 
 
-class TrainerSettings(Settings):
-    """The trainer process."""
+OURS_TO_DECIDE = (
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
+    "optimizer", "scheduler", "fp16", "bf16", "amp", "torch_autocast", "tensor_parallel", "pipeline",
+)  # fmt: skip
+"""Keys of DeepSpeed's configuration that follow from this program's own settings, or that it cannot work with."""
+PASSED_ON = (
+    "zero_optimization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "communication_data_type",
+    "seq_parallel_communication_data_type", "data_types", "prescale_gradients", "gradient_predivide_factor",
+    "sparse_gradients", "disable_allgather", "steps_per_print", "wall_clock_breakdown", "memory_breakdown",
+    "dump_state", "timers", "comms_logger", "flops_profiler", "tensorboard", "wandb", "comet", "csv_monitor", "aio",
+    "compile", "activation_checkpointing",
+)  # fmt: skip
+"""Keys it takes besides; DeepSpeed itself ignores an unknown one without a word."""
 
+
+class FsdpSettings(Settings):
+    """`backend: fsdp`: FSDP2 shards parameters, gradients and AdamW's state over the ranks."""
+
+    reshard_after_forward: bool = True
+    """Let a layer's gathered parameters go after its forward pass and gather them again for the backward pass; false
+    keeps them: more memory, less communication."""
+    cpu_offload: bool = False
+    """Keep shards, gradients and AdamW's state in host memory, and update there."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type gradients are summed in over ranks when precision is bfloat16."""
+
+
+class ZeroSettings(Settings):
+    """`backend: deepspeed`: ZeRO. Buckets are in elements; null leaves DeepSpeed's own default."""
+
+    stage: Literal[1, 2, 3] = 2
+    """What is sharded over ranks: 1: AdamW's state; 2: gradients too; 3: parameters too."""
+    offload_optimizer: bool = False
+    """Keep AdamW's state in host memory, and update there."""
+    offload_param: bool = False
+    """Stage 3: keep the shards of parameters in host memory."""
+    overlap_comm: bool | None = None
+    """Reduce gradients while the backward pass goes on."""
+    contiguous_gradients: bool = True
+    """Copy gradients into one buffer as they come."""
+    reduce_bucket_size: int | None = Field(None, gt=0)
+    """Elements reduced at once."""
+    allgather_bucket_size: int | None = Field(None, gt=0)
+    """Stages 1 and 2: elements gathered at once."""
+    prefetch_bucket_size: int | None = Field(None, ge=0)
+    """Stage 3: elements gathered ahead of use."""
+    param_persistence_threshold: int | None = Field(None, ge=0)
+    """Stage 3: smaller parameters stay whole on every rank."""
+    max_live_parameters: int | None = Field(None, gt=0)
+    """Stage 3: gathered elements kept at once."""
+    max_reuse_distance: int | None = Field(None, ge=0)
+    """Stage 3: a parameter needed again within so many elements is not let go."""
+    raw: dict[str, Any] = Field(default_factory=dict)
+    """Merged into DeepSpeed's own configuration as it is, such as {zero_optimization: {round_robin_gradients: true}};
+    what this program must decide itself is refused."""
+
+    @field_validator("raw")
+    @classmethod
+    def _raw_keys_are_known(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        for key in raw:
+            if key in OURS_TO_DECIDE:
+                raise ValueError(f"{key} follows from the trainer's own settings: take it away")
+            if key not in PASSED_ON:
+                near = difflib.get_close_matches(str(key), PASSED_ON, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(PASSED_ON)}"
+                raise ValueError(f"DeepSpeed's configuration has no {key}; {hint}")
+        zero = raw.get("zero_optimization", {})
+        if not isinstance(zero, dict) or "stage" in zero:
+            raise ValueError("zero_optimization is a mapping without `stage`, which is trainer.deepspeed.stage")
+        return raw
+
+
+class TrainerSettings(Settings):
+    """The trainer: one process, or several ranks that train together."""
+
+    backend: Literal["auto", "torch", "fsdp", "deepspeed"] = "torch"
+    """`torch`: one process; `fsdp`, `deepspeed`: the model is spread over the ranks; `auto`: by the model's size, the
+    ranks and the memory there is (the log and trainer.json say which and why)."""
+    ranks: int = Field(1, gt=0)
+    """Processes the trainer consists of, one device each."""
+    rank_timeout_s: float = Field(600.0, gt=0)
+    """A rank that keeps the others waiting for longer ends the trainer."""
+    fsdp: FsdpSettings = FsdpSettings()
+    """For `backend: fsdp`."""
+    deepspeed: ZeroSettings = ZeroSettings()
+    """For `backend: deepspeed` (extra `[deepspeed]`)."""
     device: str = "cpu"
-    """`cpu`, `cuda` or `cuda:N`."""
+    """`cpu`, `cuda` or `cuda:N`; ranks take one GPU each, from this one upwards."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Compute precision; parameters and optimizer state stay float32."""
     attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"
@@ -148,7 +232,7 @@ class TrainerSettings(Settings):
     mini_batches: int = Field(1, gt=0)
     """Optimizer updates per step."""
     micro_batch_tokens: int = Field(16384, gt=0)
-    """Token budget of one packed micro-batch (Algorithm 1)."""
+    """Token budget of one packed micro-batch on one rank (Algorithm 1)."""
     logprob_chunk_tokens: int = Field(1024, gt=0)
     """Tokens whose logits exist at once."""
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -164,7 +248,7 @@ class TrainerSettings(Settings):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
     threads: int | Literal["auto"] = "auto"
-    """Compute threads; auto: 1, or all cores in `mode: sync`."""
+    """Compute threads of a rank; auto: 1, or in `mode: sync` all cores, shared by the ranks."""
     max_batch_wait_s: float = Field(1800.0, gt=0)
     """The trainer gives up when no batch came for this long."""
 

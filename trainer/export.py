@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,24 @@ COMPANIONS = (
 TORCH_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def named_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+Policy = PreTrainedModel | Mapping[str, torch.Tensor]
+"""A model, or its full tensors by name where the model itself is in parts."""
+
+
+def named_tensors(model: Policy) -> dict[str, torch.Tensor]:
     """Parameters and persistent buffers by Hugging Face name, detached; of tied ones only the first name."""
+    tensors = model if isinstance(model, Mapping) else first_named(model)
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def first_named(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The parameters and persistent buffers themselves, by the first of their names."""
     seen: set[int] = set()
     tensors = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
             seen.add(id(tensor))
-            tensors[name] = tensor.detach()
+            tensors[name] = tensor
     return tensors
 
 
@@ -43,16 +54,21 @@ def cast(tensor: torch.Tensor, dtype: DType) -> torch.Tensor:
     return tensor.to(TORCH_DTYPES[dtype]) if tensor.is_floating_point() else tensor
 
 
-def write_model(model: PreTrainedModel, folder: Path, *, dtype: DType) -> None:
-    """Weights (safetensors) and config.json into an existing folder; companions are to be written afterwards."""
+def write_model(
+    model: PreTrainedModel, folder: Path, *, dtype: DType, weights: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """Weights (safetensors) and config.json into an existing folder; companions are to be written afterwards.
+
+    weights: the full tensors by name, where those of `model` are parts.
+    """
     holder: Any = model
     generation = holder.generation_config
     holder.generation_config = GenerationConfig()  # its own file is a companion, copied unjudged
     try:
-        if dtype == "float32":
+        if dtype == "float32" and weights is None:
             model.save_pretrained(folder)
         else:
-            tensors = {name: cast(tensor, dtype) for name, tensor in named_tensors(model).items()}
+            tensors = {name: cast(tensor, dtype) for name, tensor in named_tensors(weights or model).items()}
             model.save_pretrained(folder, state_dict=tensors)
             file = folder / "config.json"
             config = json.loads(file.read_text())
@@ -92,9 +108,16 @@ def write_generation_config(folder: Path, *, eos_token_id: int | list[int], toke
     file.write_text(json.dumps(wanted | known | {"eos_token_id": eos_token_id}, indent=2, sort_keys=True) + "\n")
 
 
-def export_policy(model: PreTrainedModel, source: Path, target: Path, *, dtype: DType) -> Path:
+def export_policy(
+    model: PreTrainedModel,
+    source: Path,
+    target: Path,
+    *,
+    dtype: DType,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> Path:
     """The policy as a folder `from_pretrained` reads; it appears whole or not at all. `source` lends the companions."""
     with atomic_folder(target) as partial:
-        write_model(model, partial, dtype=dtype)
+        write_model(model, partial, dtype=dtype, weights=weights)
         copy_companions(source, partial)
     return target

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from trainer.config import LossSettings, WeightClip
+from trainer.ranks import Ranks
 
 LOG_RATIO_CLAMP = 20.0
 """c - p is clamped to this before exp: beyond it u would overflow, and only far outside the trust region."""
@@ -207,6 +208,24 @@ class LossSums:
             {name: torch.maximum(value, other.maxima[name]) for name, value in self.maxima.items()},
             {name: torch.minimum(value, other.minima[name]) for name, value in self.minima.items()},
         )
+
+    def emptied(self) -> LossSums:
+        """What adding changes nothing: of a rank that computed nothing of its own."""
+        return LossSums(
+            {name: torch.zeros_like(value) for name, value in self.sums.items()},
+            {name: torch.full_like(value, -torch.inf) for name, value in self.maxima.items()},
+            {name: torch.full_like(value, torch.inf) for name, value in self.minima.items()},
+        )
+
+    def over(self, ranks: Ranks) -> LossSums:
+        """Those of all ranks together, the same on each. Collective."""
+        if ranks.size == 1:
+            return self
+        reduced = []
+        for part, reduce in ((self.sums, ranks.sum), (self.maxima, ranks.max), (self.minima, ranks.min)):
+            values = reduce(torch.stack([part[name].double() for name in sorted(part)]))
+            reduced.append(dict(zip(sorted(part), values.unbind(), strict=True)))
+        return LossSums(*reduced)
 
     def metrics(self, num_mini_batches: int) -> dict[str, float]:
         """Means over all tokens of the step; `loss` is the mean over its mini-batches.

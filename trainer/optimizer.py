@@ -1,12 +1,13 @@
 """AdamW with a schedule that is a pure function of the step, gradient clipping, and a guard against bad gradients.
 
-Owns: `learning_rate`, `PolicyOptimizer`. Refuses: knowing what the gradient is of, stopping the run (it counts skipped
-updates; the caller decides), and touching a parameter for a gradient that is not finite.
+Owns: `learning_rate`, `make_adamw`, `PolicyOptimizer`. Refuses: knowing what the gradient is of, stopping the run (it
+counts skipped updates; the caller decides), and touching a parameter for a gradient that is not finite.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,27 @@ class UpdateResult:
     is_applied: bool
 
 
+def make_adamw(
+    parameters: Iterable[tuple[torch.nn.Parameter, bool]],
+    settings: OptimizerSettings,
+    *,
+    kind: type[torch.optim.AdamW] = torch.optim.AdamW,
+) -> torch.optim.AdamW:
+    """AdamW over (parameter, is it a matrix): matrices decay, biases and norms do not."""
+    parameters = list(parameters)
+    groups = [
+        {"params": [p for p, is_matrix in parameters if is_matrix], "weight_decay": settings.weight_decay},
+        {"params": [p for p, is_matrix in parameters if not is_matrix], "weight_decay": 0.0},
+    ]
+    return kind(
+        [group for group in groups if group["params"]],
+        lr=settings.lr,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+        fused=True,
+    )
+
+
 class PolicyOptimizer:
     """AdamW over the parameters of one model that require a gradient; matrices decay, biases and norms do not."""
 
@@ -48,20 +70,9 @@ class PolicyOptimizer:
         self.settings, self.num_steps = settings, num_steps
         self.skipped_updates = 0
         """Updates refused since this process started, because the gradient was not finite."""
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        matrices = [parameter for parameter in self._parameters if parameter.ndim >= 2]
-        vectors = [parameter for parameter in self._parameters if parameter.ndim < 2]
-        groups = [
-            {"params": matrices, "weight_decay": settings.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        self._adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=settings.lr,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.eps,
-            fused=True,
-        )
+        self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._parameters = list(self._named.values())
+        self._adamw = make_adamw(((parameter, parameter.ndim >= 2) for parameter in self._parameters), settings)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -83,6 +94,18 @@ class PolicyOptimizer:
         self._adamw.step()
         self.zero_grad()
         return UpdateResult(grad_norm, lr, True)
+
+    def moments(self) -> dict[str, dict[str, torch.Tensor]]:
+        """AdamW's state by name of the parameter; of those that were updated at least once."""
+        state = self._adamw.state
+        return {name: dict(state[parameter]) for name, parameter in self._named.items() if parameter in state}
+
+    def load_moments(self, read: Callable[[str], dict[str, torch.Tensor]]) -> None:
+        """Continue from `moments`, whose entry of a parameter is `read(name)` (empty: it was never updated)."""
+        name_of = {parameter: name for name, parameter in self._named.items()}
+        order = [name_of[parameter] for group in self._adamw.param_groups for parameter in group["params"]]
+        state = {number: entry for number, name in enumerate(order) if (entry := read(name))}
+        self.load_state_dict({"state": state, "param_groups": self.state_dict()["param_groups"]})
 
     def state_dict(self) -> dict[str, Any]:
         """torch's AdamW state; the schedule needs none (it is a function of the step)."""

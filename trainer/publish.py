@@ -9,11 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
 
 from areal_like.config import DType
 from areal_like.weights import TensorBytes, WeightStore
-from trainer.export import cast, named_tensors
+from trainer.export import Policy, cast, named_tensors
 
 
 def tensor_bytes(tensor: torch.Tensor) -> TensorBytes:
@@ -23,7 +22,7 @@ def tensor_bytes(tensor: torch.Tensor) -> TensorBytes:
     return TensorBytes(str(host.dtype).removeprefix("torch."), tuple(host.shape), data)
 
 
-def snapshot(model: PreTrainedModel, *, dtype: DType) -> dict[str, TensorBytes]:
+def snapshot(model: Policy, *, dtype: DType) -> dict[str, TensorBytes]:
     """A copy of the policy in host memory: the model may change while it travels."""
     tensors = {}
     for name, tensor in named_tensors(model).items():
@@ -32,7 +31,7 @@ def snapshot(model: PreTrainedModel, *, dtype: DType) -> dict[str, TensorBytes]:
     return tensors
 
 
-def publish_version(store: WeightStore, model: PreTrainedModel, version: int, lineage: str, *, dtype: DType) -> Path:
+def publish_version(store: WeightStore, model: Policy, version: int, lineage: str, *, dtype: DType) -> Path:
     """Write `model` as `version` of `lineage`; returns the manifest's path.
 
     The payload is complete when this returns, so the model may change at once. Names are Hugging Face's; of tied

@@ -1,7 +1,8 @@
 """One training step: a prepared batch in, updated weights and metrics out.
 
-Owns: `TrainStep`: the order of passes (proximal log-probs, then mini-batches of micro-batches), autocast, updates.
-Refuses: fetching batches, publishing, checkpoints, deciding what to do about skipped updates (it counts them).
+Owns: `TrainStep`: the order of passes (proximal log-probs, then mini-batches of micro-batches), updates, metrics over
+ranks. Refuses: fetching batches, publishing, checkpoints, how the policy is spread over ranks (backends/), deciding
+what to do about skipped updates (it counts them).
 
 What runs when. `prepare` is CPU work without the model and may run in another thread while `run` computes the step
 before. `run`: with several mini-batches and `proximal: recompute`, the log-probs of the whole batch are computed once
@@ -24,12 +25,12 @@ from transformers import PreTrainedModel
 
 from areal_like.messages import BatchSample
 from trainer import agreement
-from trainer.attention import AttentionChoice
+from trainer.attention import AttentionChoice, attach
+from trainer.backends.policy_module import policy_logprobs
+from trainer.backends.port import Backend, Setup
 from trainer.batch import MicroBatch, PreparedBatch, prepare_batch
-from trainer.config import TrainerSettings
-from trainer.logprobs import token_logprobs
 from trainer.loss import LossSums, policy_loss
-from trainer.optimizer import PolicyOptimizer, UpdateResult
+from trainer.optimizer import UpdateResult
 
 
 class Spans(Protocol):
@@ -39,66 +40,78 @@ class Spans(Protocol):
         """Time a block."""
 
 
-class TrainStep:
-    """Turns policy version n - 1 into version n on one batch.
+def ready_model(model: PreTrainedModel, setup: Setup) -> float:
+    """Switch a whole model, not yet in parts, to training, and prove on it that packed log-probs are right.
 
-    Made once per process. Checks at the start, on the model itself, that packed log-probs are right (UserError
-    otherwise). `reference` is needed where kl_coef > 0 and is never changed.
+    Returns the largest difference seen, in nats. Raises UserError where it is too large. A model that is still on the
+    host, to be spread over GPUs, is proved with the kernel that runs there.
+    """
+    model.eval()
+    if setup.settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()  # transformers recomputes activations in training mode only; agreement.check sees dropout
+    choice = setup.attention if model.device.type == setup.ranks.device.type else AttentionChoice("sdpa", "on the host")
+    disagreement_nats = agreement.check(model, choice, setup.compute_dtype, setup.temperature)
+    attach(model, setup.attention)
+    return disagreement_nats
+
+
+class TrainStep:
+    """Turns policy version n - 1 into version n on one batch. Made once per process.
+
+    `reference` is needed where kl_coef > 0, whole on every rank, and is never changed.
     """
 
     def __init__(
         self,
-        model: PreTrainedModel,
-        optimizer: PolicyOptimizer,
-        settings: TrainerSettings,
+        policy: Backend,
+        setup: Setup,
         *,
-        temperature: float,
         groups_per_step: int,
         reference: PreTrainedModel | None = None,
-        attention: AttentionChoice,
         tracer: Spans | None = None,
     ) -> None:
+        settings = setup.settings
         assert (settings.loss.kl_coef > 0) <= (reference is not None), "kl_coef needs a reference model"
         assert settings.loss.weight.mode != "off" or settings.loss.proximal == "behaviour"
-        self.model, self.optimizer, self.settings = model, optimizer, settings
-        self.temperature, self.groups_per_step = temperature, groups_per_step
+        self.policy, self.settings = policy, settings
+        self.groups_per_step = groups_per_step
         self.reference = reference if settings.loss.kl_coef > 0 else None
-        self.device = next(model.parameters()).device
-        self._dtype = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+        self.device = setup.ranks.device
+        self._setup, self._ranks = setup, setup.ranks
         self._tracer = tracer
         self._always_recompute = False
-        model.eval()
-        if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            model.train()  # transformers recomputes activations in training mode only; agreement.check sees dropout
-        self.disagreement_nats = agreement.check(model, attention, self._dtype, temperature)
-        """Largest difference seen at the start between packed log-probs and transformers' own."""
         if self.reference is not None:
             self.reference.eval().requires_grad_(False)
-            agreement.check(self.reference, attention, self._dtype, temperature)
+            agreement.check(self.reference, setup.attention, setup.compute_dtype, setup.temperature)
 
     def prepare(self, samples: Sequence[BatchSample], version: int) -> PreparedBatch:
-        """Pack `samples` for the step that starts from policy `version` (step n: n - 1). No model, any thread."""
+        """This rank's part of `samples`, packed for the step that starts from policy `version` (step n: n - 1).
+
+        No model, any thread.
+        """
         with self._span("pack", lane="prepare"):
-            prepared = prepare_batch(samples, version, self.settings)
+            prepared = prepare_batch(samples, version, self.settings, rank=self._ranks.rank, num_ranks=self._ranks.size)
         assert prepared.metrics["groups"] <= self.groups_per_step, "a batch of more groups than a step has"
         return prepared
 
     def run(self, prepared: PreparedBatch) -> dict[str, float]:
-        """One step; returns its metrics. Weights change in place."""
+        """One step, by all ranks together; returns its metrics, the same on each. Weights change in place."""
         sums: LossSums | None = None
         updates: list[UpdateResult] = []
         proximal = self._proximal(prepared)
         for number, mini_batch in enumerate(prepared.mini_batches):
-            self.optimizer.zero_grad()
+            self.policy.zero_grad()
             for place, micro_batch in enumerate(mini_batch):
                 with self._span("micro_batch", mini_batch=number, tokens=micro_batch.packed.num_tokens):
-                    part = self._backward(micro_batch, proximal.get((number, place)))
+                    is_last = place == len(mini_batch) - 1
+                    part = self._backward(micro_batch, proximal.get((number, place)), is_last=is_last)
                 sums = part if sums is None else sums.plus(part)
             with self._span("update", mini_batch=number):
-                updates.append(self.optimizer.update(prepared.step))
+                updates.append(self.policy.update(prepared.step))
         assert sums is not None
-        return {**prepared.metrics, **sums.metrics(len(prepared.mini_batches)), **_update_metrics(updates)}
+        total = sums.over(self._ranks)
+        return {**prepared.metrics, **total.metrics(len(prepared.mini_batches)), **_update_metrics(updates)}
 
     def _proximal(self, prepared: PreparedBatch) -> dict[tuple[int, int], torch.Tensor]:
         """Log-probs of the whole batch under the policy the step starts from, by (mini-batch, micro-batch)."""
@@ -107,37 +120,28 @@ class TrainStep:
             return {}
         with self._span("proximal"), torch.no_grad():
             return {
-                (number, place): self._logprobs(self.model, micro_batch.to(self.device), with_entropy=False)[0]
+                (number, place): self._logprobs(micro_batch.to(self.device), with_entropy=False)[0]
                 for number, mini_batch in enumerate(prepared.mini_batches)
                 for place, micro_batch in enumerate(mini_batch)
             }
 
-    def _backward(self, micro_batch: MicroBatch, proximal_N: torch.Tensor | None) -> LossSums:
+    def _backward(self, micro_batch: MicroBatch, proximal_N: torch.Tensor | None, *, is_last: bool) -> LossSums:
         micro_batch = micro_batch.to(self.device)
         inputs = replace(micro_batch.inputs, proximal_N=proximal_N)
         if self.reference is not None:
             with torch.no_grad():
-                reference_N, _ = self._logprobs(self.reference, micro_batch, with_entropy=False)
+                reference_N, _ = policy_logprobs(self.reference, micro_batch.packed, self._setup, with_entropy=False)
             inputs = replace(inputs, reference_N=reference_N)
-        current_N, entropy_N = self._logprobs(self.model, micro_batch, with_entropy=True)
+        current_N, entropy_N = self._logprobs(micro_batch, with_entropy=True)
         assert entropy_N is not None
         if self.settings.loss.entropy_coef == 0:
             entropy_N = entropy_N.detach()
         loss, sums = policy_loss(current_N, entropy_N, inputs, self.settings.loss)
-        loss.backward()
-        return sums
+        self.policy.backward(loss, is_last=is_last)
+        return sums.emptied() if micro_batch.is_filler else sums
 
-    def _logprobs(
-        self, model: PreTrainedModel, micro_batch: MicroBatch, *, with_entropy: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16):
-            return token_logprobs(
-                model,
-                micro_batch.packed,
-                temperature=self.temperature,
-                chunk_tokens=self.settings.logprob_chunk_tokens,
-                with_entropy=with_entropy,
-            )
+    def _logprobs(self, micro_batch: MicroBatch, *, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.policy.logprobs(micro_batch.packed, with_entropy=with_entropy)
 
     def _span(self, name: str, lane: str = "main", **args: Any) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._tracer is None else self._tracer.span(name, lane, **args)

@@ -1,9 +1,11 @@
-"""The trained policy and everything that changes with it, without any network: open, step, publish, save, export.
+"""The trained policy and everything that changes with it, without the controller: open, step, publish, save, export.
 
 Owns: the order in which model, optimizer, checkpoint and weight store are touched, and the version they are at.
-Refuses: messages and waiting (worker.py), the mathematics (step.py).
+Refuses: messages and waiting (worker.py), the mathematics (step.py), how a model is spread over ranks (backends/).
 
 Every method but `prepare` runs on the one compute thread; `prepare` touches no model and may run beside it.
+With several ranks each has a Training, and all do the same: what rank 0 is called for it first tells the others, whose
+follower.py then calls the same method there. Files are written by rank 0 alone.
 """
 
 from __future__ import annotations
@@ -20,22 +22,26 @@ from typing import Any, Protocol
 import pydantic
 import torch
 import transformers
+from transformers import PreTrainedModel
 
 from areal_like.config import ProcessSpec
 from areal_like.errors import OperationError, UserError
 from areal_like.messages import BatchSample
 from trainer import checkpoint
-from trainer.attention import AttentionChoice, choose, register
+from trainer.attention import choose, register
+from trainer.backends.choice import choose_backend, make_backend
+from trainer.backends.port import Setup
 from trainer.batch import PreparedBatch
 from trainer.checkpoint import CheckpointState
 from trainer.config import TrainerSettings
 from trainer.export import export_policy
 from trainer.model import load_causal_lm, num_parameters
-from trainer.optimizer import PolicyOptimizer
 from trainer.publish import snapshot
 from trainer.publish_delta import VersionWriter, Written
-from trainer.step import TrainStep
+from trainer.ranks import Order, Ranks, own_device, said_as_lost
+from trainer.step import TrainStep, ready_model
 from trainer.training_state import (
+    check_architecture,
     generator_states,
     restore_generators,
     restore_training_state,
@@ -72,6 +78,7 @@ class Training:
         self.spec, self.settings = spec, trainer_settings(spec)
         self.run_dir = Path(spec.run_dir)
         self.version = -1
+        self.ranks = Ranks.alone()
         self.counters: dict[str, float] = {"steps": 0.0, "tokens": 0.0, "skipped_updates": 0.0}
         self._spans = spans
         self._saved: Path | None = None
@@ -86,7 +93,7 @@ class Training:
         """
         transformers.utils.logging.disable_progress_bar()
         register()
-        spec, settings = self.spec, self.settings
+        spec = self.spec
         assert spec.model.path is not None, "the controller hands a prepared folder"
         self._source = Path(spec.model.path)
         resumed = Path(spec.resume_from) if spec.resume_from else None
@@ -94,32 +101,69 @@ class Training:
         if resumed is not None:
             checkpoint.verify(resumed)
             state = checkpoint.read_state(resumed)
+            check_architecture(resumed, self._source)
             self._source = resumed
-        self.model = load_causal_lm(self._source, device=settings.device)
-        self.attention = choose(settings.attention, self.model.device, settings.precision)
-        self.optimizer = PolicyOptimizer(self.model, settings.optimizer, spec.num_steps)
-        reference = None
-        if settings.loss.kl_coef > 0:
-            reference = load_causal_lm(Path(spec.model.path), device=settings.device)
-        self._step = TrainStep(
-            self.model,
-            self.optimizer,
-            settings,
-            temperature=spec.sampling.temperature,
-            groups_per_step=spec.groups_per_step,
-            reference=reference,
-            attention=self.attention,
-            tracer=self._spans,
-        )
+        self._build()
         if resumed is not None and state is not None:
             self._restore(resumed, state)
         else:
             self.version = 0
-        self._writer = VersionWriter(Path(spec.weight_dir), settings.weights)
-        self._record_setup(self.attention)
+        if self.ranks.is_leader:
+            self._writer = VersionWriter(Path(spec.weight_dir), self.settings.weights)
+
+    def _build(self) -> None:
+        """Model, backend and step; what was chosen, and why, goes into trainer.json."""
+        spec = self.spec
+        device = own_device(self.settings.device, spec.rank)
+        model = load_causal_lm(self._source, device=str(device) if spec.num_ranks == 1 else "cpu")
+        num_trained = num_parameters(model)
+        choice = choose_backend(self.settings, num_trained, device)
+        self.settings = choice.settings
+        self.ranks = self._meet(choice.name)
+        self.attention = choose(self.settings.attention, device, self.settings.precision)
+        setup = Setup(self.settings, spec.sampling.temperature, spec.num_steps, self.attention, self.ranks)
+        disagreement_nats = ready_model(model, setup)
+        self.policy = make_backend(choice.name, model, setup)
+        reference = None
+        if self.settings.loss.kl_coef > 0:
+            reference = load_causal_lm(Path(spec.model.path or ""), device=str(device))
+        self._step = TrainStep(
+            self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, tracer=self._spans
+        )
+        self._backend_words = f"{choice.name} ({choice.reason})"
+        self._record_setup(
+            {
+                "backend": choice.name,
+                "backend_reason": choice.reason,
+                "ranks": self.ranks.size,
+                "attention": self.attention.name,
+                "attention_reason": self.attention.reason,
+                "disagreement_nats": disagreement_nats,
+                "device": str(device),
+                "precision": self.settings.precision,
+                "parameters": num_trained,
+            }
+        )
+
+    def _meet(self, backend: str) -> Ranks:
+        """The other ranks; nobody to meet for plain torch."""
+        settings = self.settings
+        if backend == "torch":
+            return Ranks.alone(settings.device)
+        return Ranks.join(
+            self.spec,
+            settings.device,
+            timeout_s=settings.rank_timeout_s,
+            order_timeout_s=settings.max_batch_wait_s + settings.rank_timeout_s,
+        )
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model; with several ranks its parameters may be parts."""
+        return self.policy.model
 
     def _restore(self, folder: Path, state: CheckpointState) -> None:
-        restore_training_state(folder, self.optimizer)
+        restore_training_state(folder, self.policy)
         restore_generators(state.generators)
         self.version = state.version
         self.counters |= state.counters
@@ -129,28 +173,26 @@ class Training:
             log.warning("settings differ from those the checkpoint was made with: the run continues with the new ones")
         log.info("resumed version %d of lineage %s from %s", state.version, state.lineage, folder)
 
-    def _record_setup(self, attention: AttentionChoice) -> None:
+    def _record_setup(self, chosen: dict[str, Any]) -> None:
         setup = {
-            "attention": attention.name,
-            "attention_reason": attention.reason,
-            "disagreement_nats": self._step.disagreement_nats,
-            "device": str(self.model.device),
-            "precision": self.settings.precision,
-            "parameters": num_parameters(self.model),
+            **chosen,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         }
-        log.info("attention: %s (%s)", attention.name, attention.reason)
+        for what in ("backend", "attention"):
+            log.info("%s: %s (%s)", what, setup[what], setup[f"{what}_reason"])
         log.info("setup: %s", setup)
-        file = self.run_dir / "trainer.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(setup, indent=1) + "\n")
+        if self.ranks.is_leader:
+            file = self.run_dir / "trainer.json"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(setup, indent=1) + "\n")
 
     # ------------------------------------------------------------ steps
 
     def prepare(self, samples: Sequence[BatchSample], step: int) -> PreparedBatch:
-        """Pack the batch of `step`. Touches no model; any thread."""
+        """Pack this rank's part of the batch of `step`; rank 0 hands the batch on. Touches no model; any thread."""
+        self.ranks.send_batch(samples, step, self.spec.lineage)
         return self._step.prepare(samples, step - 1)
 
     def run(self, prepared: PreparedBatch) -> dict[str, float]:
@@ -160,7 +202,9 @@ class Training:
         """
         assert prepared.step == self.version + 1, f"batch of step {prepared.step} at version {self.version}"
         started_s = time.perf_counter()
-        metrics = self._step.run(prepared)
+        self.ranks.tell(Order.STEP)
+        with said_as_lost("training together"):
+            metrics = self._step.run(prepared)
         metrics["step_s"] = time.perf_counter() - started_s
         self.version += 1
         self.counters["steps"] += 1
@@ -180,16 +224,20 @@ class Training:
 
     def publish(self) -> Callable[[], Written]:
         """Copy the present version. What is returned writes the copy into the weight store; it touches no model and may
-        run on another thread, one version at a time.
+        run on another thread, one version at a time. Only rank 0 has a copy to write.
         """
         version, lineage = self.version, self.spec.lineage
-        tensors = snapshot(self.model, dtype=self.spec.model.dtype)
+        self.ranks.tell(Order.PUBLISH)
+        with said_as_lost("gathering the weights"):
+            policy = self._weights_in_parts() or self.model
+        tensors = snapshot(policy, dtype=self.spec.model.dtype) if self.ranks.is_leader else {}
         return lambda: self._writer.write(version, lineage, tensors)
 
     @property
     def setup_words(self) -> str:
         """What was chosen, for the screen."""
-        return f"attention {self.attention.name} ({self.attention.reason})"
+        words = f"attention {self.attention.name} ({self.attention.reason})"
+        return words if self.settings.backend == "torch" else f"{words}; backend {self._backend_words}"
 
     @property
     def is_saved(self) -> bool:
@@ -198,7 +246,12 @@ class Training:
 
     def save(self) -> Path:
         """A checkpoint of the present version, unless there is one. Raises OperationError when the disk refuses."""
-        if self._saved is None or not self.is_saved:
+        if self._saved is not None and self.is_saved:
+            return self._saved
+        self.ranks.tell(Order.SAVE)
+        with said_as_lost("gathering a checkpoint"):
+            weights, moments = self._weights_in_parts(), self.policy.moments()
+        if self.ranks.is_leader:
             state = CheckpointState(
                 version=self.version,
                 lineage=self.spec.lineage,
@@ -207,17 +260,35 @@ class Training:
                 counters=dict(self.counters),
                 generators=generator_states(),
             )
-            self._saved = checkpoint.save(
+            companions = self._companions()
+            checkpoint.save(
                 self.run_dir,
                 state,
-                lambda folder: write_training_state(folder, self.model, self.optimizer, self._companions()),
+                lambda folder: write_training_state(folder, self.model, moments, companions, weights=weights),
                 keep=self.settings.checkpoint.keep,
             )
+        self._saved = checkpoint.checkpoint_folder(self.run_dir, self.version)
         return self._saved
 
     def export(self) -> Path:
         """The policy as a Hugging Face folder <run>/final, in the model's dtype."""
-        return export_policy(self.model, self._companions(), self.run_dir / "final", dtype=self.spec.model.dtype)
+        self.ranks.tell(Order.EXPORT)
+        with said_as_lost("gathering the weights"):
+            weights = self._weights_in_parts()
+        target = self.run_dir / "final"
+        if self.ranks.is_leader:
+            export_policy(self.model, self._companions(), target, dtype=self.spec.model.dtype, weights=weights)
+        return target
+
+    def close(self) -> None:
+        """The end, for all ranks; afterwards nothing may be called."""
+        self.ranks.end_batches()
+        self.ranks.tell(Order.END)
+        self.ranks.close()
+
+    def _weights_in_parts(self) -> dict[str, torch.Tensor] | None:
+        """The full tensors, where the model itself has only parts of them."""
+        return self.policy.full_weights() if self.ranks.has_group else None
 
     def _companions(self) -> Path:
         """Where tokenizer and generation config lie: the prepared folder, or a checkpoint if that one is gone."""

@@ -1,69 +1,123 @@
 """What a checkpoint holds of a running training, and how it comes back bit for bit.
 
-Owns: AdamW's state as safetensors (`<moment>/<number of the parameter>`), the states of the random generators.
+Owns: AdamW's state as safetensors (`<moment>/<name of the parameter>`, each tensor whole), the states of the random
+generators. Any backend with any number of ranks reads what any other wrote.
 Refuses: the folder's law (checkpoint.py), the schedule (a pure function of the step, so it has no state).
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from areal_like.errors import WeightError
+from areal_like.errors import UserError, WeightError
+from trainer.backends.port import Backend, Moments
 from trainer.export import copy_companions, write_model
-from trainer.optimizer import PolicyOptimizer
+from trainer.model import read_config, weight_files
 
 OPTIMIZER = "optimizer.safetensors"
 _GENERATOR = "generator/"
 
 
-def write_training_state(folder: Path, model: PreTrainedModel, optimizer: PolicyOptimizer, source: Path) -> None:
-    """Model (float32), tokenizer files of `source`, optimizer state and torch's generators into `folder`."""
-    write_model(model, folder, dtype="float32")
+def write_training_state(
+    folder: Path,
+    model: PreTrainedModel,
+    moments: Moments,
+    source: Path,
+    *,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Model (float32), tokenizer files of `source`, optimizer state and torch's generators into `folder`.
+
+    The same whatever backend trains: full tensors by the parameter's name. weights: of a model that is in parts.
+    """
+    write_model(model, folder, dtype="float32", weights=weights)
     copy_companions(source, folder)
     tensors: dict[str, torch.Tensor] = {}
-    for number, moments in optimizer.state_dict()["state"].items():
-        for kind, value in moments.items():
-            tensors[f"{kind}/{number}"] = value.detach().contiguous()
+    for name, entry in moments.items():
+        for kind, value in entry.items():
+            tensors[f"{kind}/{name}"] = value.detach().contiguous()
     tensors[_GENERATOR + "cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors |= {f"{_GENERATOR}cuda{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
     save_file(tensors, str(folder / OPTIMIZER))
 
 
-def restore_training_state(folder: Path, optimizer: PolicyOptimizer) -> None:
+def restore_training_state(folder: Path, backend: Backend) -> None:
     """Put the optimizer and torch's generators where `write_training_state` found them; the model is loaded already.
 
     Raises WeightError when the file is damaged or belongs to another model.
     """
     file = folder / OPTIMIZER
+    known = {name for name, _ in backend.model.named_parameters()}
     try:
-        tensors = load_file(str(file))
+        with safe_open(str(file), framework="pt") as opened:
+            stored = set(opened.keys())
+            if _GENERATOR + "cpu" not in stored:
+                raise WeightError(f"{file} holds no generator state")
+            _restore_torch_generators({name: opened.get_tensor(name) for name in stored if name.startswith(_GENERATOR)})
+            kinds: dict[str, list[str]] = {}
+            for key in sorted(stored):
+                kind, _, name = key.partition("/")
+                if key.startswith(_GENERATOR):
+                    continue
+                if name not in known:
+                    raise WeightError(f"{file} belongs to another model: this one has no parameter {name}")
+                kinds.setdefault(name, []).append(kind)
+
+            def read(name: str) -> dict[str, torch.Tensor]:
+                # clone: out of the mapped file, into aligned memory
+                return {kind: opened.get_tensor(f"{kind}/{name}").clone() for kind in kinds.get(name, ())}
+
+            backend.load_moments(read)
     except (OSError, SafetensorError) as error:
         raise WeightError(f"{file} cannot be read ({error})") from error
-    if _GENERATOR + "cpu" not in tensors:
-        raise WeightError(f"{file} holds no generator state")
-    torch.set_rng_state(tensors.pop(_GENERATOR + "cpu"))
-    num_cuda = sum(name.startswith(_GENERATOR) for name in tensors)
-    cuda = [tensors.pop(f"{_GENERATOR}cuda{index}") for index in range(num_cuda)]
-    if torch.cuda.is_available() and num_cuda == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(cuda)
-    groups = optimizer.state_dict()["param_groups"]
-    num_parameters = sum(len(group["params"]) for group in groups)
-    moments: dict[int, dict[str, torch.Tensor]] = {}
-    for key, tensor in tensors.items():
-        kind, _, number = key.partition("/")
-        if not number.isdigit() or int(number) >= num_parameters:
-            raise WeightError(f"{file} belongs to another model: it has no parameter {key}")
-        moments.setdefault(int(number), {})[kind] = tensor.clone()  # out of the mapped file, into aligned memory
-    optimizer.load_state_dict({"state": moments, "param_groups": groups})
+
+
+def check_architecture(checkpoint: Path, prepared: Path) -> None:
+    """Raises UserError where the checkpoint holds another model than the one in `prepared` (if that is still there)."""
+    if not (prepared / "config.json").is_file():
+        return
+    difference = ""
+    for key in ("model_type", "num_hidden_layers"):
+        there, here = (getattr(read_config(folder).get_text_config(), key, None) for folder in (checkpoint, prepared))
+        if there != here:
+            difference = difference or f"{key} is {there} there and {here} in the run's model"
+    theirs, ours = _shapes(checkpoint), _shapes(prepared)
+    for name in sorted(theirs.keys() & ours.keys()):
+        if theirs[name] != ours[name]:
+            shapes = f"{list(theirs[name])} there and {list(ours[name])} in the run's model"
+            difference = difference or f"{name} is {shapes}"
+    if difference:
+        raise UserError(
+            f"the checkpoint is of another architecture: {difference}",
+            where=str(checkpoint),
+            remedy="resume with the model it was made from, or start a new run",
+        )
+
+
+def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of a model folder's tensors by name, from the files' headers alone."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in weight_files(folder):
+        if file.suffix == ".safetensors":
+            with safe_open(str(file), framework="np") as opened:
+                shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    return shapes
+
+
+def _restore_torch_generators(states: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(states.pop(_GENERATOR + "cpu"))
+    if torch.cuda.is_available() and len(states) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([states[f"{_GENERATOR}cuda{index}"] for index in range(len(states))])
 
 
 def generator_states() -> dict[str, Any]:

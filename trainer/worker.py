@@ -49,6 +49,7 @@ from areal_like.messages import (
 from areal_like.trace import Tracer
 from trainer.activity import Activity
 from trainer.batch import PreparedBatch
+from trainer.follower import Follower
 from trainer.publish_delta import Written
 from trainer.training import Training
 from trainer.weight_sender import WeightSender, sender_of
@@ -311,6 +312,19 @@ async def serve(spec: ProcessSpec, stop: asyncio.Event) -> None:
     tracer = Tracer.of(spec.run_dir, spec.name, spec.trace)
     activity = Activity(tracer)
     training = Training(spec, activity)
+    try:
+        if spec.rank:
+            await asyncio.get_running_loop().run_in_executor(
+                ThreadPoolExecutor(1, "compute"), Follower(training, activity).run
+            )
+        else:
+            await _lead(spec, stop, training, activity)
+    finally:
+        tracer.close()
+
+
+async def _lead(spec: ProcessSpec, stop: asyncio.Event, training: Training, activity: Activity) -> None:
+    """Rank 0, or the only one."""
     sender = sender_of(spec, training.settings.weights)
     peer = Peer(
         address=spec.hub_address,
@@ -323,9 +337,7 @@ async def serve(spec: ProcessSpec, stop: asyncio.Event) -> None:
         silence_s=spec.silence_s,
         status=lambda: activity.heartbeat({**training.counters, **(sender.counters if sender else {})}),
     )
-    try:
-        await peer.connect(CONNECT_S)
-        reason = await TrainerWorker(spec, training, peer, stop, activity, sender).run()
-        await peer.close(reason)  # not after a failure: a Goodbye says that the end was orderly
-    finally:
-        tracer.close()
+    await peer.connect(CONNECT_S)
+    reason = await TrainerWorker(spec, training, peer, stop, activity, sender).run()
+    await peer.close(reason)  # not after a failure: a Goodbye says that the end was orderly
+    await asyncio.to_thread(training.close)  # last: an exit of the other ranks before our Goodbye were a surprise

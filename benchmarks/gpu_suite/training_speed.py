@@ -25,9 +25,11 @@ from benchmarks.gpu_suite.attention import usable
 from benchmarks.gpu_suite.case import Context
 from benchmarks.gpu_suite.shapes import SHAPES, Shape, config_of, random_model
 from trainer.attention import Kernel, choose
+from trainer.backends.port import Setup
+from trainer.backends.torch_single import TorchBackend
 from trainer.config import OptimizerSettings, TrainerSettings
-from trainer.optimizer import PolicyOptimizer
-from trainer.step import TrainStep
+from trainer.ranks import Ranks
+from trainer.step import TrainStep, ready_model
 
 PROMPT_TOKENS = 1 / 4
 """Share of each sequence that is prompt: it is computed, but not predicted."""
@@ -128,10 +130,9 @@ def _attempt(
         model.gradient_checkpointing_disable()
     choice = choose(load.kernel or "auto", device, settings.precision)
     stopwatch = Stopwatch(device)
-    step = TrainStep(
-        model, PolicyOptimizer(model, settings.optimizer, 10), settings, temperature=1.0,
-        groups_per_step=len(load.lengths), attention=choice, tracer=stopwatch,
-    )  # fmt: skip
+    setup = Setup(settings, temperature=1.0, num_steps=10, attention=choice, ranks=Ranks.alone(device))
+    disagreement_nats = ready_model(model, setup)
+    step = TrainStep(TorchBackend(model, setup), setup, groups_per_step=len(load.lengths), tracer=stopwatch)
     samples = random_samples(shape, load.lengths)
     with measure.peak_memory(device) as memory:
         warm_up = step.run(step.prepare(samples, 0))
@@ -151,7 +152,7 @@ def _attempt(
         "budget": budget if budget > 1 else None, "tokens_per_s": sum(load.lengths) / pass_s,
         "mfu": arithmetic.share_of_limit(flops, pass_s, peak), "pass_ms": 1e3 * pass_s, "update_ms": 1e3 * update_s,
         "pack_ms": 1e3 * pack_s, "peak_gib": None if memory.num_bytes is None else memory.num_bytes / measure.GIB,
-        "disagreement_nats": step.disagreement_nats,
+        "disagreement_nats": disagreement_nats,
     }  # fmt: skip
 
 

@@ -44,6 +44,8 @@ class Spec:
     name: str
     role: Any
     num_threads: int = 1
+    rank: int = 0
+    num_ranks: int = 1
 
     def save(self, path: Path) -> None:
         path.write_text("{}")
@@ -315,6 +317,35 @@ def test_process_that_announced_and_does_not_leave_is_killed_in_time(tmp_path):
     bounded(test())
 
 
+ECHO = "import sys; print('error: RankLost: the other ranks of the trainer were lost', file=sys.stderr); sys.exit(1)"
+
+
+def ranks_of(watch: Watch, *codes: str) -> None:
+    """A trainer of as many ranks as codes, in place of the one process of the watch."""
+    watch.supervisor.release("one")
+    for rank, code in enumerate(codes):
+        name = f"trainer-{rank}" if rank else "trainer"
+        watch.launcher.codes[name] = [code]
+        spec: Any = Spec(name, "trainer", rank=rank, num_ranks=len(codes))
+        watch.supervisor.add(spec, watch.folder / f"{name}.json", 0, 0.0)
+
+
+def test_rank_that_died_is_judged_before_those_that_only_lost_it(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, SLEEP)
+        ranks_of(watch, ECHO, "import os; os.abort()", ECHO)
+        await watch.tick()
+        await until(lambda: not any(watch.launcher.is_running(name) for name in ("trainer", "trainer-1", "trainer-2")))
+        assert await watch.tick() == []
+        losses = await watch.tick(JUDGED_S)
+        assert [loss.name for loss in losses] == ["trainer-1", "trainer", "trainer-2"]
+        assert "SIGABRT" in losses[0].reason
+        assert {loss.role for loss in losses} == {"trainer"}
+        assert all(loss.is_permanent for loss in losses)
+
+    bounded(test())
+
+
 def test_drained_process_can_be_added_again_once_it_has_ended(tmp_path):
     async def test():
         watch = Watch(tmp_path, "pass", SLEEP)
@@ -329,5 +360,22 @@ def test_drained_process_can_be_added_again_once_it_has_ended(tmp_path):
         await watch.tick()
         assert watch.launcher.starts == ["one", "one"]
         await watch.launcher.stop_all(5.0)
+
+    bounded(test())
+
+
+def test_ranks_that_follow_need_no_hello_and_leave_with_the_first(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, SLEEP)
+        ranks_of(watch, SLEEP, "pass")
+        await watch.tick()
+        watch.supervisor.reported("trainer")
+        assert watch.supervisor.states()["trainer-1"] == "following"
+        watch.supervisor.release("trainer")
+        await until(lambda: not watch.launcher.is_running("trainer-1"))
+        assert await watch.tick(100.0) == []
+        assert await watch.tick(JUDGED_S) == []
+        assert not watch.supervisor.watches_role("trainer")
+        watch.launcher.kill("trainer")
 
     bounded(test())

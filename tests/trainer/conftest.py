@@ -30,8 +30,8 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture
-def tiny_model() -> Callable[..., PreTrainedModel]:
+@pytest.fixture(scope="session")
+def made_model() -> Callable[..., PreTrainedModel]:
     """Make a two-layer model of a family; large initial weights, so that mistakes show."""
 
     def make(family: str = "qwen3", *, seed: int = 0, **changes: Any) -> PreTrainedModel:
@@ -58,6 +58,12 @@ def tiny_model() -> Callable[..., PreTrainedModel]:
 
 
 @pytest.fixture
+def tiny_model(made_model: Callable[..., PreTrainedModel]) -> Callable[..., PreTrainedModel]:
+    """The same for a single test."""
+    return made_model
+
+
+@pytest.fixture
 def sequences() -> Callable[..., tuple[list[np.ndarray], list[np.ndarray]]]:
     """Make random token arrays of given lengths, the first three tokens being the prompt."""
 
@@ -70,8 +76,8 @@ def sequences() -> Callable[..., tuple[list[np.ndarray], list[np.ndarray]]]:
     return make
 
 
-@pytest.fixture
-def make_samples() -> Callable[..., list[BatchSample]]:
+@pytest.fixture(scope="session")
+def made_samples() -> Callable[..., list[BatchSample]]:
     """Make samples of the given group sizes with random answers; versions rise along an answer up to `version`."""
 
     def make(group_sizes: Sequence[int], *, version: int = 3, seed: int = 0, max_answer: int = 12) -> list[BatchSample]:
@@ -97,3 +103,9 @@ def make_samples() -> Callable[..., list[BatchSample]]:
         return samples
 
     return make
+
+
+@pytest.fixture
+def make_samples(made_samples: Callable[..., list[BatchSample]]) -> Callable[..., list[BatchSample]]:
+    """The same for a single test."""
+    return made_samples

@@ -267,8 +267,9 @@ def train(training: Training, batches: Sequence[list[BatchSample]], until: int) 
 
 
 def bits(training: Training) -> dict[str, torch.Tensor]:
-    optimizer = training.optimizer.state_dict()["state"]
-    moments = {f"{kind}/{number}": value for number, kinds in optimizer.items() for kind, value in kinds.items()}
+    moments = {
+        f"{kind}/{name}": value for name, kinds in training.policy.moments().items() for kind, value in kinds.items()
+    }
     return {**{name: p.detach() for name, p in training.model.named_parameters()}, **moments}
 
 

@@ -1,0 +1,166 @@
+"""What does packing gain over padding to the longest? Real response lengths scaled to a tiny model, one thread.
+
+    python -m benchmarks.packing LENGTHS            about 3 minutes
+    python -m benchmarks.packing LENGTHS --quick    about 30 seconds
+
+LENGTHS: a JSON file with `measured_datasets`, each with `id`, `kind` and `groups` (lists of response lengths in tokens,
+one list a prompt). The sets of thinking models are used, scaled so that the longest answer has LONGEST tokens.
+
+`packed`: the trainer's own way: dealt, packed by Algorithm 1, boundaries kept by attention. `padded`: the same
+sequences in the order they came, in batches of as many rows as fill the same token budget when each is padded to the
+longest of the whole set, with transformers' own forward pass and its attention mask. Both compute log-probs of every
+answer token and one gradient; only real tokens count. Sides alternate in one process; the first round is thrown away.
+It also says how full the micro-batches are and how much ranks differ, at SEQUENCES_PER_RANK sequences a rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; oversubscribed threads would measure nothing
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from areal_like.messages import BatchSample
+from areal_like.trajectory import Trajectory
+from benchmarks.runs import write
+from trainer.attention import choose, register
+from trainer.backends.port import Setup
+from trainer.backends.torch_single import TorchBackend
+from trainer.config import OptimizerSettings, TrainerSettings
+from trainer.dealing import deal
+from trainer.ranks import Ranks
+from trainer.step import TrainStep, ready_model
+
+LONGEST, PROMPT = 512, 8
+BUDGET = 2048
+SEQUENCES_PER_RANK = 256
+VOCABULARY = 64
+MODEL = {
+    "model_type": "qwen3", "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 384, "vocab_size": VOCABULARY,
+    "max_position_embeddings": LONGEST + PROMPT, "tie_word_embeddings": False,
+}  # fmt: skip
+"""The quickstart's, with room for the longest answer."""
+
+
+def thinking_sets(file: Path) -> dict[str, list[int]]:
+    """Response lengths of the thinking-model sets, by id."""
+    sets = json.loads(file.read_text())["measured_datasets"]
+    return {one["id"]: [n for group in one["groups"] for n in group] for one in sets if "thinking" in one["kind"]}
+
+
+def fill(known: list[int], capacity: int, num_ranks: int, seed: int) -> tuple[float, float]:
+    """(share of the token budget that is used, how much the fullest rank exceeds the emptiest), unscaled lengths."""
+    lengths = random.Random(seed).choices(known, k=SEQUENCES_PER_RANK * num_ranks)
+    dealt = deal(lengths, num_ranks, capacity)
+    tokens = [sum(lengths[i] for members in own for i in members) for own in dealt]
+    return sum(lengths) / (num_ranks * len(dealt[0]) * capacity), max(tokens) / min(tokens) - 1.0
+
+
+def made_samples(lengths: list[int]) -> list[BatchSample]:
+    """Answers of these lengths behind prompts of PROMPT tokens, in groups of eight."""
+    rng = np.random.default_rng(0)
+    samples = []
+    for index, length in enumerate(lengths):
+        is_sampled_T = np.arange(PROMPT + length) >= PROMPT
+        trajectory = Trajectory(
+            rng.integers(3, VOCABULARY, len(is_sampled_T)).astype(np.int32),
+            is_sampled_T,
+            np.where(is_sampled_T, -np.log(VOCABULARY), 0.0).astype(np.float32),
+            np.where(is_sampled_T, 0, -1).astype(np.int32),
+            "stop",
+        )
+        samples.append(
+            BatchSample(group_id=index // 8, sample_index=index % 8, trajectory=trajectory, reward=float(index % 2))
+        )
+    return samples
+
+
+def padded_pass(model: Any, samples: list[BatchSample]) -> None:
+    """One gradient over padded batches: every row as long as the longest of all."""
+    width = max(len(sample.trajectory) for sample in samples)
+    rows = max(1, BUDGET // width)
+    for first in range(0, len(samples), rows):
+        chosen = samples[first : first + rows]
+        tokens_BT = torch.zeros(len(chosen), width, dtype=torch.int64)
+        mask_BT = torch.zeros(len(chosen), width, dtype=torch.int64)
+        answer_BT = torch.zeros(len(chosen), width, dtype=torch.bool)
+        for row, sample in enumerate(chosen):
+            t = sample.trajectory
+            tokens_BT[row, : len(t)] = torch.from_numpy(t.tokens_T.astype(np.int64))
+            mask_BT[row, : len(t)] = 1
+            answer_BT[row, : len(t)] = torch.from_numpy(np.array(t.loss_mask_T))
+        logits_BTV = model(input_ids=tokens_BT, attention_mask=mask_BT, use_cache=False).logits[:, :-1]
+        logp_BT = torch.log_softmax(logits_BTV, dim=-1).gather(-1, tokens_BT[:, 1:, None])[..., 0]
+        (-(logp_BT * answer_BT[:, 1:]).sum() / len(samples)).backward()
+    model.zero_grad(set_to_none=True)
+
+
+def rates(lengths: list[int], rounds: int) -> tuple[list[float], list[float]]:
+    """Tokens/s of (packed, padded), one figure a round."""
+    register()
+    torch.manual_seed(0)
+    packed_model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**MODEL), dtype=torch.float32)
+    padded_model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**MODEL), dtype=torch.float32, attn_implementation="sdpa"
+    )
+    settings = TrainerSettings(micro_batch_tokens=BUDGET, optimizer=OptimizerSettings(lr=0.0))
+    attention = choose("auto", torch.device("cpu"))
+    setup = Setup(settings, temperature=1.0, num_steps=1, attention=attention, ranks=Ranks.alone())
+    ready_model(packed_model, setup)
+    step = TrainStep(TorchBackend(packed_model, setup), setup, groups_per_step=len(lengths))
+    samples = made_samples(lengths)
+    num_tokens = sum(len(sample.trajectory) for sample in samples)
+    packed, padded = [], []
+    for _ in range(rounds + 1):
+        started_s = time.perf_counter()
+        step.run(step.prepare(samples, 0))
+        packed.append(num_tokens / (time.perf_counter() - started_s))
+        started_s = time.perf_counter()
+        padded_pass(padded_model, samples)
+        padded.append(num_tokens / (time.perf_counter() - started_s))
+    return packed[1:], padded[1:]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lengths", type=Path, help="JSON file with measured response lengths")
+    parser.add_argument("--quick", action="store_true", help="fewer sequences and rounds")
+    told = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    num, rounds = (64, 2) if told.quick else (256, 5)
+    rows = []
+    sets = thinking_sets(told.lengths)
+    capacity = max(max(known) for known in sets.values())  # one budget, which the longest answer of all must fit
+    for name, known in sets.items():
+        drawn = random.Random(0).choices(known, k=num)
+        scaled = [max(1, round(length * LONGEST / max(known))) for length in drawn]
+        packed, padded = rates(scaled, rounds)
+        found = [fill(known, capacity, ranks, seed) for ranks in (1, 2, 4, 8) for seed in range(3)]
+        rows.append(
+            {
+                "set": name, "sequences": num, "tokens_mean": statistics.mean(scaled), "tokens_max": max(scaled),
+                "packed_tokens_per_s": statistics.median(packed), "padded_tokens_per_s": statistics.median(padded),
+                "ratio": statistics.median(a / b for a, b in zip(packed, padded, strict=True)),
+                "budget_used_least": min(used for used, _ in found), "imbalance_most": max(more for _, more in found),
+            }
+        )  # fmt: skip
+        print(json.dumps(rows[-1], indent=1), flush=True)
+    if not told.quick:
+        write("packing", "python -m benchmarks.packing LENGTHS", {"budget": BUDGET, "rounds": rounds, "rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

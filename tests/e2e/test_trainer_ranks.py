@@ -1,0 +1,94 @@
+"""The main job with a trainer of two ranks, for every backend: it learns, it is one trainer, and it ends as one."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from importlib.util import find_spec
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.e2e
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
+
+LEARNING = ["num_steps=30", "eval.every_steps=0", "data.eval.limit=200", "metrics.report=false", "trainer.ranks=2"]
+"""The quickstart, shortened; cosine over 30 steps would slow it, so the rate stays."""
+RATE = ["trainer.optimizer.schedule=constant"]
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(["trainer.backend=fsdp"], id="fsdp"),
+        pytest.param(["trainer.backend=deepspeed", "trainer.deepspeed.stage=1"], id="zero-1", marks=needs_deepspeed),
+        pytest.param(["trainer.backend=deepspeed", "trainer.deepspeed.stage=2"], id="zero-2", marks=needs_deepspeed),
+        pytest.param(["trainer.backend=deepspeed", "trainer.deepspeed.stage=3"], id="zero-3", marks=needs_deepspeed),
+    ],
+)
+def test_thirty_steps_on_two_ranks_reach_three_quarters(backend, areal, quickstart):
+    run = areal("train", quickstart, *LEARNING, *RATE, *backend)
+    assert run.wait() == 0, run.output
+    summary = run.summary
+    assert summary["accuracy_before"] < 0.5
+    assert summary["accuracy_after"] >= 0.75, summary
+    assert summary["audit"] == "clean"
+    assert {path.name for path in (run.folder / "logs").glob("trainer*.log")} == {"trainer.log", "trainer-1.log"}
+    setup = json.loads((run.folder / "trainer.json").read_text())
+    assert setup["ranks"] == 2
+    assert setup["backend"] == backend[0].partition("=")[2]
+
+
+def test_run_of_two_ranks_goes_on_with_one_and_back(areal, quickstart, short):
+    """`resume` after a change of config.yaml: the checkpoint is the same for all backends."""
+    run = areal("train", quickstart, *short[1:], "num_steps=400", "trainer.backend=fsdp", "trainer.ranks=2")
+    run.wait_for_step(3)
+    run.process.terminate()
+    assert run.wait() == 0, run.output
+    folder = run.folder
+    file = folder / "config.yaml"
+    for changed in ({"backend": "torch", "ranks": 1}, {"backend": "auto", "ranks": 2}):
+        config = yaml.safe_load(file.read_text())
+        config["trainer"] |= changed
+        file.write_text(yaml.safe_dump(config))
+        wanted = max(row["step"] for row in run.metrics("step")) + 2
+        again = areal("resume", str(folder))
+        again.wait_until(partial(_has_step, run, wanted), f"step {wanted}")
+        again.process.terminate()
+        assert again.wait() == 0, again.output
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["audit"] == "clean"
+    assert summary["lives"] == 3
+
+
+def _has_step(run, step):
+    return any(row["step"] >= step for row in run.metrics("step"))
+
+
+@pytest.mark.parametrize("victim", ["trainer.json", "trainer-1.json"])
+def test_killed_rank_ends_the_run_with_its_name_and_no_process_stays(victim, areal, quickstart, short):
+    import os
+    import signal
+
+    run = areal("train", quickstart, *short[1:], "num_steps=400", "trainer.backend=fsdp", "trainer.ranks=2")
+    run.wait_for_step(1)
+    family = run.family()
+    os.kill(run.pid_of("trainer", f"/{victim}"), signal.SIGKILL)
+    assert run.wait() == 1, run.output
+    assert f"{victim.removesuffix('.json')}: ended with signal SIGKILL" in run.output
+    assert run.survivors(family, 15.0) == []
+
+
+def test_ranks_that_do_not_divide_the_samples_are_refused_before_anything_starts(areal, quickstart):
+    run = areal("train", quickstart, "trainer.backend=fsdp", "trainer.ranks=5")
+    assert run.wait() == 2
+    assert "384 samples of a step cannot be dealt evenly to 5 ranks" in run.output
+
+
+@needs_deepspeed
+def test_option_that_zero_does_not_know_is_told_in_one_sentence(areal, quickstart, short):
+    raw = "trainer.deepspeed.raw={zero_optimization: {reduce_bucket_sise: 5}}"
+    run = areal("train", quickstart, *short, "trainer.backend=deepspeed", "trainer.ranks=2", raw)
+    assert run.wait() == 2, run.output
+    assert "ZeRO refuses reduce_bucket_sise" in run.output
+    assert "did you mean reduce_bucket_size?" in run.output

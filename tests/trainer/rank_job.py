@@ -1,0 +1,122 @@
+"""One rank of a made-up trainer, as a process: `python rank_job.py JOB RANK`.
+
+JOB is a JSON file: a list of scenes, each a ProcessSpec of rank 0 with what is to happen. Rank 0 trains on batches
+that lie beside it, as the trainer worker would; the others follow. Rank 0 writes what came out into the scene's folder.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import numpy as np
+import torch
+
+import trainer.batch
+from areal_like.config import ProcessSpec
+from areal_like.messages import Batch
+from areal_like.process import die_with_parent
+from areal_like.wire import decode
+from trainer.activity import Activity
+from trainer.follower import Follower
+from trainer.ranks import Ranks
+from trainer.training import Training
+
+HANG_S = 150.0
+"""By then it is over, or its log says where every thread stands."""
+RIGHT_JOIN, RIGHT_CLOSE = Ranks.join, Ranks.close
+RIGHT_MINI_BATCH = trainer.batch._mini_batch
+
+
+def read_batch(folder: Path, step: int) -> Batch:
+    with np.load(folder / f"batch-{step}.npz") as file:
+        frames = [file[f"frame-{index}"].tobytes() for index in range(len(file.files))]
+    batch = decode(frames, frozenset({Batch}))
+    assert isinstance(batch, Batch)
+    return batch
+
+
+def mean_of_each_rank(num_ranks: int) -> Any:
+    """The classic mistake: every rank divides by its own tokens, and the ranks' gradients are averaged."""
+
+    def mini_batch(*arguments: Any) -> Any:
+        micro_batches = RIGHT_MINI_BATCH(*arguments)
+        own = sum(one.packed.num_predictions for one in micro_batches if not one.is_filler)
+        return tuple(
+            one
+            if one.is_filler
+            else replace(
+                one,
+                inputs=replace(
+                    one.inputs, coefficient_N=torch.full_like(one.inputs.coefficient_N, 1 / (own * num_ranks))
+                ),
+            )
+            for one in micro_batches
+        )
+
+    return mini_batch
+
+
+def lead(training: Training, scene: dict[str, Any], batches: Path) -> None:
+    training.open()
+    out, metrics = Path(training.spec.run_dir), []
+    while training.version < scene["until"]:
+        step = training.version + 1
+        batch = read_batch(batches, step)
+        prepared = training.prepare(batch.samples, step)
+        if scene.get("bad_step") == step:
+            prepared.mini_batches[0][0].inputs.advantage_N[0] = float("nan")  # on this rank alone
+        metrics.append(training.run(prepared))
+        if step == scene.get("save_at"):
+            training.save()
+    training.publish()()
+    training.save()
+    training.export()
+    setup = json.loads((out / "trainer.json").read_text())
+    training.close()
+    (out / "result.json").write_text(json.dumps({"metrics": metrics, "setup": setup}))
+
+
+def share_one_group() -> list[Ranks]:
+    """All scenes meet once: DeepSpeed keeps the groups that it made, as if a process trained but once."""
+    met: list[Ranks] = []
+
+    def join(*arguments: Any, **options: Any) -> Ranks:
+        if not met:
+            met.append(RIGHT_JOIN(*arguments, **options))
+        return met[0]
+
+    Ranks.join = join  # type: ignore[method-assign]
+    Ranks.close = lambda self: None  # type: ignore[method-assign]
+    return met
+
+
+def main(job: Path, rank: int) -> None:
+    faulthandler.dump_traceback_later(HANG_S)
+    torch.set_num_threads(1)
+    met = share_one_group()
+    die_with_parent(os.getppid())
+    for scene in json.loads(job.read_text()):
+        spec = ProcessSpec.model_validate(scene["spec"])
+        spec = spec.model_copy(update={"rank": rank, "name": f"trainer-{rank}" if rank else "trainer"})
+        is_wrong = scene.get("is_mean_of_each_rank", False)
+        trainer.batch._mini_batch = mean_of_each_rank(spec.num_ranks) if is_wrong else RIGHT_MINI_BATCH
+        print("scene", Path(spec.run_dir).name, flush=True)
+        training = Training(spec)
+        if rank:
+            Follower(training, Activity()).run()
+        else:
+            lead(training, scene, job.parent)
+    RIGHT_CLOSE(met[0])
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,308 @@
+"""Ranks are one trainer: whatever backend and however many, the same losses, weights, checkpoints; and one end.
+
+Real processes over gloo. One pair of processes plays all scenes of a backend family, one after the other.
+
+Tolerance: sums are taken in another order, and AdamW divides by the root of the second moment, which for a gradient
+near zero makes much of a rounding error. After STEPS steps of lr 1e-3 weights may differ by WEIGHT_ATOL at most.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
+from areal_like.messages import Batch, BatchSample
+from areal_like.wire import encode
+from trainer import checkpoint
+from trainer.export import write_model
+from trainer.tokenizers import build_tokenizer
+from trainer.training import Training
+
+pytestmark = pytest.mark.e2e
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
+
+JOB = Path(__file__).with_name("rank_job.py")
+REPOSITORY = JOB.parents[2]
+STEPS, HALF = 20, 10
+LIMIT_S = 300.0
+LOSS_ATOL, WEIGHT_ATOL = 2e-5, 2e-4
+SETTINGS: dict[str, Any] = {
+    "optimizer": {"lr": 1e-3, "schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.01, "max_grad_norm": 0.5},
+    "mini_batches": 2, "micro_batch_tokens": 48, "rank_timeout_s": 120.0,
+}  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Stage:
+    """A prepared model and recorded batches, and scenes played on them."""
+
+    def __init__(self, folder: Path, model: PreTrainedModel, batches: list[list[BatchSample]]) -> None:
+        self.folder = folder
+        self.prepared = folder / "prepared"
+        self.prepared.mkdir()
+        write_model(model, self.prepared, dtype="float32")
+        build_tokenizer("characters:running_sum", None).save_pretrained(self.prepared)
+        (self.prepared / "generation_config.json").write_text('{"eos_token_id": 2}')
+        self.batches = batches
+        for step, samples in enumerate(batches, 1):
+            frames = encode(Batch(step=step, lineage="l0", samples=tuple(samples)))
+            named = {f"frame-{index}": np.frombuffer(frame, np.uint8) for index, frame in enumerate(frames)}
+            np.savez(folder / f"batch-{step}.npz", **named)
+
+    def spec(self, name: str, ranks: int, settings: dict[str, Any], **changes: Any) -> ProcessSpec:
+        facts: dict[str, Any] = {
+            "role": "trainer", "name": "trainer", "run_id": "t", "run_dir": str(self.folder / name),
+            "hub_address": "tcp://127.0.0.1:1", "parent_pid": os.getpid(), "seed": 1,
+            "model": ModelSettings(path=str(self.prepared)), "sampling": SamplingSettings(temperature=0.9),
+            "staleness": StalenessSettings(), "groups_per_step": 5, "group_size": 4, "num_steps": STEPS,
+            "weight_dir": str(self.folder / name / "weights"), "num_ranks": ranks,
+            "ranks_address": f"tcp://127.0.0.1:{free_port()}",
+            "settings": {**SETTINGS, "ranks": ranks, "weights": {"kind": "disk"}, **settings},
+        }  # fmt: skip
+        return ProcessSpec(**{**facts, **changes})
+
+    def start(self, name: str, ranks: int, scenes: list[dict[str, Any]]) -> list[subprocess.Popen[bytes]]:
+        job = self.folder / f"{name}.json"
+        for scene in scenes:
+            Path(scene["spec"]["run_dir"]).mkdir(parents=True, exist_ok=True)
+        job.write_text(json.dumps(scenes))
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+        processes = []
+        for rank in range(ranks):
+            with (self.folder / f"{name}-{rank}.log").open("wb") as log:
+                command = [sys.executable, "-P", str(JOB), str(job), str(rank)]
+                processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+        return processes
+
+    def log(self, name: str, rank: int) -> str:
+        return (self.folder / f"{name}-{rank}.log").read_text(errors="replace")
+
+    def play(self, name: str, ranks: int, scenes: list[dict[str, Any]]) -> None:
+        processes = self.start(name, ranks, scenes)
+        try:
+            for rank, process in enumerate(processes):
+                assert process.wait(LIMIT_S) == 0, self.log(name, rank)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+    def scene(self, name: str, ranks: int, settings: dict[str, Any], **facts: Any) -> dict[str, Any]:
+        resume_from = facts.pop("resume_from", None)
+        spec = self.spec(name, ranks, settings, resume_from=str(resume_from) if resume_from else None)
+        return {"spec": spec.model_dump(mode="json"), "until": STEPS, **facts}
+
+    def at(self, name: str, version: int) -> Path:
+        return checkpoint.checkpoint_folder(self.folder / name, version)
+
+    def metrics(self, name: str) -> list[dict[str, float]]:
+        return json.loads((self.folder / name / "result.json").read_text())["metrics"]
+
+    def state(self, name: str, version: int = STEPS) -> dict[str, torch.Tensor]:
+        """Weights and moments of a checkpoint."""
+        folder = self.at(name, version)
+        tensors = {**load_file(folder / "model.safetensors"), **load_file(folder / "optimizer.safetensors")}
+        return {key: value for key, value in tensors.items() if not key.startswith("generator")}
+
+    def single(self, name: str, resume_from: Path | None = None, **settings: Any) -> list[dict[str, float]]:
+        """The same on plain torch, in this process."""
+        training = Training(self.spec(name, 1, settings, resume_from=str(resume_from) if resume_from else None))
+        training.open()
+        metrics = []
+        while training.version < STEPS:
+            step = training.version + 1
+            metrics.append(training.run(training.prepare(self.batches[step - 1], step)))
+            if step in (HALF, STEPS):
+                training.save()
+        training.close()
+        return metrics
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory, made_model: Any, made_samples: Any) -> Stage:
+    batches = [made_samples([4, 3, 4, 2, 4], version=step, seed=step) for step in range(STEPS)]
+    return Stage(tmp_path_factory.mktemp("ranks"), made_model(tie_word_embeddings=False), batches)
+
+
+@pytest.fixture(scope="module")
+def torch_metrics(stage: Stage) -> list[dict[str, float]]:
+    torch.set_num_threads(1)
+    return stage.single("torch")
+
+
+@pytest.fixture(scope="module")
+def fsdp(stage: Stage, torch_metrics: Any) -> Stage:
+    """Played by FSDP2 on two ranks."""
+    fsdp = {"backend": "fsdp"}
+    stage.play(
+        "fsdp-job", 2,
+        [
+            stage.scene("fsdp", 2, fsdp, save_at=HALF),
+            stage.scene("fsdp-auto", 2, {"backend": "auto"}, until=1),
+            stage.scene("fsdp-wrong", 2, fsdp, is_mean_of_each_rank=True),
+            stage.scene(
+                "fsdp-options", 2,
+                {**fsdp, "gradient_checkpointing": True, "fsdp": {"cpu_offload": True, "reshard_after_forward": False}},
+            ),
+            stage.scene("fsdp-bfloat16", 2, {**fsdp, "precision": "bfloat16"}, until=2),
+            stage.scene("fsdp-bad", 2, fsdp, until=2, bad_step=1),
+            stage.scene("fsdp-from-torch", 2, fsdp, resume_from=stage.at("torch", HALF)),
+        ],
+    )  # fmt: skip
+    return stage
+
+
+@pytest.fixture(scope="module")
+def zero(fsdp: Stage) -> Stage:
+    """Played by DeepSpeed on two ranks."""
+    scenes = [
+        fsdp.scene(f"zero-{stage}", 2, {"backend": "deepspeed", "deepspeed": {"stage": stage}}, save_at=HALF)
+        for stage in (1, 2, 3)
+    ]
+    third = {"backend": "deepspeed", "deepspeed": {"stage": 3, "param_persistence_threshold": 0}}
+    first = {"backend": "deepspeed", "deepspeed": {"stage": 1}}
+    scenes += [
+        fsdp.scene("zero-3-from-fsdp", 2, third, resume_from=fsdp.at("fsdp", HALF)),
+        fsdp.scene("zero-1-from-zero-3", 2, first, resume_from=fsdp.at("zero-3", HALF)),
+        fsdp.scene("zero-1-bad", 2, first, until=2, bad_step=1),
+        fsdp.scene("zero-3-bad", 2, third, until=2, bad_step=1),
+        fsdp.scene(
+            "zero-3-offloaded", 2,
+            {"backend": "deepspeed", "deepspeed": {"stage": 3, "offload_optimizer": True, "offload_param": True}},
+        ),
+    ]  # fmt: skip
+    fsdp.play("zero-job", 2, scenes)
+    return fsdp
+
+
+def assert_agree(stage: Stage, name: str, torch_metrics: list[dict[str, float]]) -> None:
+    ours = stage.metrics(name)
+    theirs = torch_metrics[-len(ours) :]
+    for step, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        assert a["loss"] == pytest.approx(b["loss"], abs=LOSS_ATOL), step
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3), step
+        assert a["tokens"] == b["tokens"]
+    expected, found = stage.state("torch"), stage.state(name)
+    assert found.keys() == expected.keys()
+    worst = max(float((found[key] - expected[key]).abs().max()) for key in expected if "/" not in key)
+    assert worst < WEIGHT_ATOL, worst
+    steps = [key for key in expected if key.startswith("step/")]
+    assert steps
+    assert all(float(found[key]) == float(expected[key]) for key in steps)
+
+
+def test_fsdp_on_two_ranks_trains_as_one_process_does(fsdp: Stage, torch_metrics: Any) -> None:
+    assert_agree(fsdp, "fsdp", torch_metrics)
+
+
+def test_offload_checkpointed_activations_and_kept_parameters_change_nothing(fsdp: Stage, torch_metrics: Any) -> None:
+    assert_agree(fsdp, "fsdp-options", torch_metrics)
+
+
+def test_a_mean_per_rank_instead_of_the_global_one_is_told_apart(fsdp: Stage, torch_metrics: Any) -> None:
+    with pytest.raises(AssertionError):
+        assert_agree(fsdp, "fsdp-wrong", torch_metrics)
+
+
+def test_mixed_precision_keeps_float32_weights_and_stays_close(fsdp: Stage, torch_metrics: Any) -> None:
+    state = fsdp.state("fsdp-bfloat16", 2)
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+    first = fsdp.metrics("fsdp-bfloat16")[0]
+    assert first["loss"] == pytest.approx(torch_metrics[0]["loss"], abs=0.02)
+    assert first["grad_norm"] == pytest.approx(torch_metrics[0]["grad_norm"], rel=0.1)
+
+
+def test_auto_says_what_it_chose_and_why(fsdp: Stage) -> None:
+    setup = json.loads((fsdp.folder / "fsdp-auto" / "result.json").read_text())["setup"]
+    assert setup["backend"] == "fsdp"
+    assert setup["backend_reason"].startswith("auto: 2 ranks, ")
+    assert setup["ranks"] == 2
+
+
+def test_published_and_exported_weights_are_the_gathered_ones(fsdp: Stage) -> None:
+    final = AutoModelForCausalLM.from_pretrained(fsdp.folder / "fsdp" / "final")
+    (published,) = (fsdp.folder / "fsdp" / "weights").glob("*.safetensors")
+    sent, saved = load_file(published), fsdp.state("fsdp")
+    for name, parameter in final.named_parameters():
+        assert torch.equal(parameter, sent[name])
+        assert torch.equal(parameter, saved[name])
+
+
+@pytest.mark.parametrize("family", ["fsdp", pytest.param("zero-1", marks=needs_deepspeed),
+                                    pytest.param("zero-3", marks=needs_deepspeed)])  # fmt: skip
+def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all(family: str, request: Any) -> None:
+    stage: Stage = request.getfixturevalue("fsdp" if family == "fsdp" else "zero")
+    bad, good = stage.metrics(f"{family}-bad")
+    assert bad["skipped_updates"] == 1
+    assert good["skipped_updates"] == 0
+    assert all(torch.isfinite(tensor).all() for tensor in stage.state(f"{family}-bad", 2).values())
+
+
+def test_a_checkpoint_of_one_process_goes_on_with_fsdp_and_back(fsdp: Stage, torch_metrics: Any) -> None:
+    assert_agree(fsdp, "fsdp-from-torch", torch_metrics)
+    back = fsdp.single("torch-from-fsdp", fsdp.at("fsdp", HALF))
+    for ours, theirs in zip(back, torch_metrics[HALF:], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=LOSS_ATOL)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("name", ["zero-1", "zero-2", "zero-3", "zero-3-offloaded"])
+def test_deepspeed_on_two_ranks_trains_as_one_process_does(name: str, zero: Stage, torch_metrics: Any) -> None:
+    assert_agree(zero, name, torch_metrics)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("name", ["zero-3-from-fsdp", "zero-1-from-zero-3"])
+def test_any_backend_goes_on_from_the_checkpoint_of_another(name: str, zero: Stage, torch_metrics: Any) -> None:
+    assert_agree(zero, name, torch_metrics)
+
+
+@needs_deepspeed
+def test_a_checkpoint_of_deepspeed_goes_on_in_one_process(zero: Stage, torch_metrics: Any) -> None:
+    for ours, theirs in zip(zero.single("torch-from-zero", zero.at("zero-3", HALF)), torch_metrics[HALF:], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=LOSS_ATOL)
+
+
+def test_three_ranks_of_uneven_shards_agree_too(stage: Stage, torch_metrics: Any) -> None:
+    stage.play("three-job", 3, [stage.scene("three", 3, {"backend": "fsdp"})])
+    assert_agree(stage, "three", torch_metrics)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_the_others_at_once(victim: int, stage: Stage) -> None:
+    name = f"killed-{victim}"
+    processes = stage.start(name, 2, [stage.scene(name, 2, {"backend": "fsdp"}, until=10**6)])
+    try:
+        deadline_s = time.monotonic() + LIMIT_S
+        while "backend: fsdp" not in stage.log(name, 0):
+            assert time.monotonic() < deadline_s, stage.log(name, 0)
+            assert processes[0].poll() is None, stage.log(name, 0)
+            time.sleep(0.05)
+        processes[victim].send_signal(signal.SIGKILL)
+        survivor = processes[1 - victim]
+        assert survivor.wait(30.0) == 1  # far below rank_timeout_s
+        assert "RankLost: the other ranks of the trainer were lost" in stage.log(name, 1 - victim)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

@@ -1,0 +1,201 @@
+"""The policy sharded over ranks by FSDP2 (`fully_shard`): parameters, gradients and AdamW's state, each 1/N per rank.
+
+Owns: which modules are sharded together, precision, offload, AdamW on the shards. Refuses: losses, batches, files.
+
+Each decoder layer is gathered when it runs and let go afterwards; embedding, head and final norm stay gathered from the
+beginning of a forward pass to the end of its backward pass. AdamW works on each rank's own part of every parameter as
+an ordinary tensor that shares its memory: the same arithmetic as in one process, element by element.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from trainer.backends.policy_module import PolicyModule, both
+from trainer.backends.port import Moments, ReadMoments, Setup
+from trainer.export import named_tensors
+from trainer.optimizer import UpdateResult, learning_rate, make_adamw
+from trainer.packed import PackedSequences
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """One parameter: the sharded one in the module, and this rank's part of it, sharing its memory."""
+
+    name: str
+    whole: torch.nn.Parameter
+    part: torch.nn.Parameter
+
+
+class FsdpBackend:
+    """See trainer.backends.port.Backend."""
+
+    def __init__(self, model: PreTrainedModel, setup: Setup) -> None:
+        self.model, self._setup = model, setup
+        self.skipped_updates = 0
+        settings, ranks = setup.settings, setup.ranks
+        self._module = PolicyModule(model, setup)
+        offload = settings.fsdp.cpu_offload
+        shard = functools.partial(
+            fully_shard,
+            mesh=init_device_mesh(ranks.device.type, (ranks.size,)),
+            mp_policy=_precision(setup),
+            offload_policy=CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if offload else OffloadPolicy(),
+        )
+        for layer in decoder_layers(model):
+            shard(layer, reshard_after_forward=settings.fsdp.reshard_after_forward)
+        shard(self._module, reshard_after_forward=False)
+        self._module.train(model.training)
+        self._shards = [
+            _Shard(name, parameter, torch.nn.Parameter(_part(parameter)))
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        ]
+        with_elements = [shard for shard in self._shards if shard.part.numel()]
+        self._adamw = make_adamw(((shard.part, shard.whole.ndim >= 2) for shard in with_elements), settings.optimizer)
+
+    def logprobs(self, packed: PackedSequences, *, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return both(self._module(packed, with_entropy))
+
+    def zero_grad(self) -> None:
+        for shard in self._shards:
+            shard.whole.grad = shard.part.grad = None
+
+    def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
+        (loss * self._setup.ranks.size).backward()  # FSDP takes the mean over ranks, and we want the sum
+
+    def update(self, step: int) -> UpdateResult:
+        settings = self._setup.settings.optimizer
+        lr = learning_rate(settings, step, self._setup.num_steps)
+        for shard in self._shards:
+            if shard.whole.grad is not None:
+                shard.part.grad = _part(shard.whole.grad)
+        gradients = [shard.part.grad for shard in self._shards if shard.part.grad is not None]
+        grad_norm = self._norm(gradients)
+        if not math.isfinite(grad_norm):
+            self.skipped_updates += 1
+            self.zero_grad()
+            return UpdateResult(grad_norm, lr, False)
+        share = min(1.0, settings.max_grad_norm / (grad_norm + 1e-6))
+        if share < 1.0:
+            torch._foreach_mul_(gradients, share)
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self._adamw.step()
+        self.zero_grad()
+        return UpdateResult(grad_norm, lr, True)
+
+    def _norm(self, gradients: list[torch.Tensor]) -> float:
+        """2-norm of the global gradient: every element is on exactly one rank."""
+        device = self._setup.ranks.device
+        square = torch.zeros((), dtype=torch.float32, device=device)
+        if gradients:
+            square += torch.nn.utils.get_total_norm(gradients).to(device).square()
+        return float(self._setup.ranks.sum(square).sqrt())
+
+    # ------------------------------------------------------------ whole tensors
+
+    def full_weights(self) -> dict[str, torch.Tensor]:
+        self._let_go()
+        whole = {}
+        for name, tensor in named_tensors(self.model).items():
+            full = self._gather(tensor)
+            if self._setup.ranks.is_leader:
+                whole[name] = full
+        return whole
+
+    def moments(self) -> Moments:
+        state = self._adamw.state
+        steps = [float(entry["step"]) for entry in state.values()]
+        num_updates = self._setup.ranks.max(torch.tensor(max(steps, default=0.0), device=self._setup.ranks.device))
+        if not float(num_updates):
+            return {}
+        found: Moments = {}
+        for shard in self._shards:
+            entry = {}
+            for kind in MOMENTS:
+                part = state[shard.part][kind] if shard.part in state else torch.zeros_like(shard.part)
+                entry[kind] = self._gather(_like(shard.whole, part))
+            if self._setup.ranks.is_leader:
+                found[shard.name] = entry | {"step": num_updates.detach().cpu().clone()}
+        return found
+
+    def load_moments(self, read: ReadMoments) -> None:
+        for shard in self._shards:
+            entry = read(shard.name)
+            if not entry or not shard.part.numel():
+                continue
+            state = self._adamw.state[shard.part]
+            state["step"] = entry["step"].to(torch.float32).to(shard.part.device)
+            for kind in MOMENTS:
+                state[kind] = _cut(entry[kind], shard.whole).to(shard.part.device).clone()
+
+    def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The full tensor, on the host where parts live there; on every rank."""
+        if not isinstance(tensor, DTensor):
+            return tensor
+        device = self._setup.ranks.device
+        if tensor.to_local().device != device:  # offloaded: collectives want the mesh's device
+            tensor = _like(tensor, tensor.to_local().to(device))
+        full: torch.Tensor = tensor.full_tensor()
+        return full
+
+    def _let_go(self) -> None:
+        """Back to sharded parameters: after a forward pass without a backward pass the outermost stay gathered."""
+        for module in self._module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def decoder_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The modules transformers says must not be split, or else the longest list of modules."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if layers:
+        return layers
+    lists = [list(module) for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    return max(lists, key=len, default=[])
+
+
+def _precision(setup: Setup) -> MixedPrecisionPolicy:
+    """Parameters are gathered in the compute type; their shards, and so AdamW, stay float32."""
+    if setup.compute_dtype == torch.float32:
+        return MixedPrecisionPolicy()
+    reduce_dtype = torch.float32 if setup.settings.fsdp.reduce_dtype == "float32" else torch.bfloat16
+    return MixedPrecisionPolicy(param_dtype=setup.compute_dtype, reduce_dtype=reduce_dtype)
+
+
+def _part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part, sharing memory."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(whole: torch.Tensor, part: torch.Tensor) -> DTensor:
+    """A sharded tensor placed as `whole` is, of which `part` is this rank's."""
+    assert isinstance(whole, DTensor)
+    placed: DTensor = DTensor.from_local(
+        part.detach(), whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+    return placed
+
+
+def _cut(full: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a full tensor, cut as `whole` is: along its first dimension, in equal chunks."""
+    assert isinstance(whole, DTensor)
+    mesh = whole.device_mesh
+    chunks = full.chunk(mesh.size(), dim=0)
+    rank = mesh.get_local_rank()
+    part = chunks[rank] if rank < len(chunks) else full[:0]
+    assert part.shape == whole.to_local().shape
+    return part

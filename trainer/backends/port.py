@@ -1,0 +1,77 @@
+"""What every way to spread the trained policy over processes gives to the training step.
+
+Owns: the port `Backend`, and the facts all backends are made with. Refuses: losses, batches, files.
+
+Every method is collective: all ranks call it, in the same order. Names of parameters are Hugging Face's; of tied
+parameters only the first is there.
+
+Shapes: N predictions of one packed micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from trainer.attention import AttentionChoice
+from trainer.config import TrainerSettings
+from trainer.optimizer import UpdateResult
+from trainer.packed import PackedSequences
+from trainer.ranks import Ranks
+
+Moments = dict[str, dict[str, torch.Tensor]]
+"""AdamW's state by parameter: `exp_avg` and `exp_avg_sq` in the parameter's full shape, `step` a scalar; float32."""
+ReadMoments = Callable[[str], dict[str, torch.Tensor]]
+"""The same of one parameter by its name, read when it is needed."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a backend is made with. num_steps: of the run, for the learning rate's schedule."""
+
+    settings: TrainerSettings
+    temperature: float
+    num_steps: int
+    attention: AttentionChoice
+    ranks: Ranks
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Type the passes compute in."""
+        return torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32
+
+
+class Backend(Protocol):
+    """The policy in training, whole or in parts."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model; its parameters may be parts of the full ones."""
+
+    def logprobs(self, packed: PackedSequences, *, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probs [N] and entropies [N] of a micro-batch under the policy (trainer.logprobs)."""
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+
+    def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
+        """Add the gradient of this rank's part of the loss; is_last: an update comes next.
+
+        The gradient of an update is the sum over all ranks and micro-batches: denominators are in the loss already.
+        """
+
+    def update(self, step: int) -> UpdateResult:
+        """Clip the global gradient by its norm and apply it at the rate of `step`; skip it where it is not finite."""
+
+    def full_weights(self) -> dict[str, torch.Tensor]:
+        """Full parameters and persistent buffers by name, float32; empty on other ranks than 0."""
+
+    def moments(self) -> Moments:
+        """AdamW's state of all parameters; empty before the first update, and on other ranks than 0."""
+
+    def load_moments(self, read: ReadMoments) -> None:
+        """Continue from a state that `moments` of any backend gave; the weights are those the model came with."""

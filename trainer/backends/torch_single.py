@@ -1,0 +1,45 @@
+"""The policy in one process, on one device: plain torch.
+
+Owns: nothing but the joints between model, optimizer and step. Refuses: more than one rank.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from trainer.backends.policy_module import policy_logprobs
+from trainer.backends.port import Moments, ReadMoments, Setup
+from trainer.export import named_tensors
+from trainer.optimizer import PolicyOptimizer, UpdateResult
+from trainer.packed import PackedSequences
+
+
+class TorchBackend:
+    """See trainer.backends.port.Backend."""
+
+    def __init__(self, model: PreTrainedModel, setup: Setup) -> None:
+        assert setup.ranks.size == 1, "plain torch trains in one process"
+        self.model, self._setup = model, setup
+        self.optimizer = PolicyOptimizer(model, setup.settings.optimizer, setup.num_steps)
+
+    def logprobs(self, packed: PackedSequences, *, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return policy_logprobs(self.model, packed, self._setup, with_entropy=with_entropy)
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
+        loss.backward()
+
+    def update(self, step: int) -> UpdateResult:
+        return self.optimizer.update(step)
+
+    def full_weights(self) -> dict[str, torch.Tensor]:
+        return named_tensors(self.model)
+
+    def moments(self) -> Moments:
+        return self.optimizer.moments()
+
+    def load_moments(self, read: ReadMoments) -> None:
+        self.optimizer.load_moments(read)

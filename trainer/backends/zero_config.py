@@ -1,0 +1,53 @@
+"""DeepSpeed's own configuration, made from ours.
+
+Owns: `zero_config`. Refuses: importing DeepSpeed; which raw keys are allowed (trainer.config).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.config import TrainerSettings
+
+
+def zero_config(settings: TrainerSettings) -> dict[str, Any]:
+    """What `deepspeed.initialize` is given; `trainer.deepspeed.raw` is merged over the typed options.
+
+    Batch sizes are 1 for DeepSpeed: how many micro-batches an update has changes from step to step, and we say where it
+    ends. Its own optimizers are left alone: they are compiled at first use, and torch's AdamW serves on every device.
+    """
+    zero = settings.deepspeed
+    options: dict[str, Any] = {
+        "stage": zero.stage,
+        "contiguous_gradients": zero.contiguous_gradients,
+        "overlap_comm": zero.overlap_comm,
+        "reduce_bucket_size": zero.reduce_bucket_size,
+        "allgather_bucket_size": zero.allgather_bucket_size,
+        "stage3_prefetch_bucket_size": zero.prefetch_bucket_size,
+        "stage3_param_persistence_threshold": zero.param_persistence_threshold,
+        "stage3_max_live_parameters": zero.max_live_parameters,
+        "stage3_max_reuse_distance": zero.max_reuse_distance,
+    }
+    options = {key: value for key, value in options.items() if value is not None}
+    if zero.offload_optimizer:
+        options["offload_optimizer"] = {"device": "cpu", "pin_memory": settings.device != "cpu"}
+    if zero.offload_param:
+        options["offload_param"] = {"device": "cpu", "pin_memory": settings.device != "cpu"}
+    made: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": settings.optimizer.max_grad_norm,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 1_000_000_000,
+        "zero_optimization": options,
+    }
+    return _merged(made, zero.raw)
+
+
+def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        is_section = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if is_section else value
+    return merged

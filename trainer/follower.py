@@ -1,0 +1,81 @@
+"""What every rank of the trainer but rank 0 does: train along, as rank 0 tells it, until rank 0 says that it is over.
+
+Owns: obeying orders, and receiving and packing batches in the shadow of the running step. Refuses: talking to the
+controller, writing files, deciding anything: signals are rank 0's to answer, so SIGTERM is not heeded here.
+
+Threads: the caller's obeys orders and computes (waits for rank 0, until the deadline of trainer.ranks); a second one
+receives and packs (waits for rank 0 likewise, and for its one place in `_packed`). It ends after the last batch, or
+with the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+
+from trainer.activity import Activity
+from trainer.batch import PreparedBatch
+from trainer.ranks import Order, RankLost
+from trainer.training import Training
+
+log = logging.getLogger(__name__)
+
+
+class Follower:
+    """Drives one Training by the orders of rank 0. `run` once."""
+
+    def __init__(self, training: Training, activity: Activity) -> None:
+        self._training, self._activity = training, activity
+        self._packed: queue.Queue[PreparedBatch | BaseException] = queue.Queue(maxsize=1)
+        """A prefetch of one, as on rank 0."""
+
+    def run(self) -> None:
+        """To the end. Raises RankLost, OperationError, UserError."""
+        training = self._training
+        with self._activity.state("load"):
+            training.open()
+        threading.Thread(target=self._receive, name="packing", daemon=True).start()
+        while (order := self._next_order()) is not Order.END:
+            match order:
+                case Order.STEP:
+                    prepared = self._next_batch()
+                    with self._activity.state("forward_backward", step=prepared.step):
+                        training.run(prepared)
+                    del prepared
+                case Order.PUBLISH:
+                    with self._activity.state("publish", version=training.version):
+                        training.publish()
+                case Order.SAVE:
+                    with self._activity.state("checkpoint", version=training.version):
+                        training.save()
+                case Order.EXPORT:
+                    with self._activity.state("export"):
+                        training.export()
+        training.close()
+
+    def _next_order(self) -> Order:
+        with self._activity.state("wait:batch", step=self._training.version + 1):
+            return self._training.ranks.hear()
+
+    def _next_batch(self) -> PreparedBatch:
+        """Rank 0 has packed it, so it was sent. Raises what receiving it raised."""
+        limit_s = self._training.settings.rank_timeout_s
+        try:
+            found = self._packed.get(timeout=limit_s)
+        except queue.Empty:
+            raise RankLost(f"rank 0 trains on a batch that did not come here within {limit_s:g} s") from None
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _receive(self) -> None:
+        """Batches from rank 0, packed, into `_packed`; whatever goes wrong too."""
+        training = self._training
+        try:
+            while (batch := training.ranks.next_batch()) is not None:
+                with self._activity.span("packing", "packing", step=batch.step, samples=len(batch.samples)):
+                    prepared = training.prepare(batch.samples, batch.step)
+                self._packed.put(prepared, timeout=training.settings.max_batch_wait_s)
+        except BaseException as error:  # the fault boundary of this thread: the other one raises it
+            self._packed.put(error)
