@@ -18,8 +18,7 @@ examples:
 In `mode: sync` every phase has all GPUs, one after the other; otherwise --rollout-share of them generate.
 
 What is real: admission, leases, staleness, batching, packing. What is a model: how long a GPU takes. The defaults of
---efficiency are fitted on published runs (docs/benchmarks.md says how well they predict others); your own machines are
-better described by --calibrate.
+--efficiency are of the usual order, not measured; your own machines are better described by --calibrate.
 """
 
 

@@ -61,14 +61,15 @@ class Costs(Protocol):
 
 @dataclass(frozen=True)
 class Efficiencies:
-    """What is reached of a data sheet. Defaults: fitted on the four synchronous rows of Table 1, arXiv 2505.24298
-    (`python -m benchmarks.simulator`)."""
+    """What is reached of a data sheet. The defaults are guesses of the usual order, but for `train_mfu`: the mean of what
+    arXiv 2505.24298 reports for training with dynamic batching (section 7.5: 388 to 455 of an H800's 989 TFLOP/s).
+    `python -m benchmarks.simulator` fits the other ones on that paper's synchronous rows."""
 
-    decode_floor_s: float = 3e-3
+    decode_floor_s: float = 6e-3
     """Shortest decode step."""
     bandwidth: float = 0.6
     """Share of the memory bandwidth in decoding."""
-    train_mfu: float = 0.35
+    train_mfu: float = 0.43
     """Share of the FLOP/s in training."""
     step_overhead_s: float = 10.0
     """Per trainer step: collecting, dealing out, optimizer, resharding and publishing weights."""
