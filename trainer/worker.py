@@ -51,6 +51,7 @@ from trainer.activity import Activity
 from trainer.batch import PreparedBatch
 from trainer.follower import Follower
 from trainer.publish_delta import Written
+from trainer.ranks import leave_at_once
 from trainer.training import Training
 from trainer.weight_sender import WeightSender, sender_of
 
@@ -319,6 +320,10 @@ async def serve(spec: ProcessSpec, stop: asyncio.Event) -> None:
             )
         else:
             await _lead(spec, stop, training, activity)
+    except BaseException as error:
+        if training.ranks.has_group:
+            leave_at_once(error)
+        raise
     finally:
         tracer.close()
 

@@ -26,7 +26,7 @@ from areal_like.process import die_with_parent
 from areal_like.wire import decode
 from trainer.activity import Activity
 from trainer.follower import Follower
-from trainer.ranks import Ranks
+from trainer.ranks import Ranks, leave_at_once
 from trainer.training import Training
 
 HANG_S = 150.0
@@ -69,11 +69,12 @@ def lead(training: Training, scene: dict[str, Any], batches: Path) -> None:
     out, metrics = Path(training.spec.run_dir), []
     while training.version < scene["until"]:
         step = training.version + 1
-        batch = read_batch(batches, step)
+        batch = read_batch(batches, (step - 1) % scene["num_batches"] + 1)
         prepared = training.prepare(batch.samples, step)
         if scene.get("bad_step") == step:
             prepared.mini_batches[0][0].inputs.advantage_N[0] = float("nan")  # on this rank alone
         metrics.append(training.run(prepared))
+        print("step", step, flush=True)
         if step == scene.get("save_at"):
             training.save()
     training.publish()()
@@ -119,4 +120,7 @@ def main(job: Path, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    try:
+        main(Path(sys.argv[1]), int(sys.argv[2]))
+    except BaseException as error:
+        leave_at_once(error)
