@@ -9,14 +9,20 @@ TORCH_INDEX ?=
 TORCH_VERSION ?= 2.13.0
 ARGS ?=
 VENV := .venv
+SGLANG_VENV := .venv-sglang
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test check lint types contracts format reference docs clean
+.PHONY: quickstart sglang-cpu test check lint types contracts format reference docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/areal-like train configs/quickstart.yaml $(ARGS)
 
+# SGLang on a CPU, in an environment of its own; made anew when its pins change.
+sglang-cpu:
+	@$(PYTHON) tests/fixtures/sglang_cpu/build.py $(SGLANG_VENV) --torch-version $(TORCH_VERSION) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
 test: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory sglang-cpu || echo "no SGLang here: the tests that need it are skipped"
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: lint types contracts test

@@ -307,12 +307,20 @@ class RunConfig(Settings):
 
     @property
     def rollout_devices(self) -> tuple[str, ...]:
-        """Device of each rollout worker: plain `cuda` and several workers mean one GPU each, the trainer's left out."""
-        device, count = self.rollout.engine.device, self.rollout.num_workers
-        if device != "cuda" or count == 1:
-            return (device,) * count
-        all_gpus = [f"cuda:{index}" for index in range(count + self.trainer.ranks)]
-        return tuple(gpu for gpu in all_gpus if gpu not in self.trainer_devices)[:count]
+        """Device of each rollout worker: plain `cuda` and several workers mean one GPU each (sglang: `tp_size` in a row,
+        the first is named), the trainer's left out."""
+        engine, count = self.rollout.engine, self.rollout.num_workers
+        width = engine.sglang.tp_size if engine.kind == "sglang" else 1
+        if engine.device != "cuda" or count * width == 1:
+            return (engine.device,) * count
+        firsts: list[str] = []
+        index = 0
+        while len(firsts) < count:
+            wanted = [f"cuda:{index + offset}" for offset in range(width)]
+            is_free = not set(wanted) & set(self.trainer_devices)
+            firsts += wanted[:1] if is_free else []
+            index += width if is_free else 1
+        return tuple(firsts)
 
     @property
     def trainer_devices(self) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from controller.data import Table, load_demonstrations, load_eval, load_train
 from controller.reward_services import problems_of
 from controller.telemetry.sink_kinds import is_installed, sinks_of
 from controller.validate import positions_of
+from controller.wiring import engine_mistakes
 
 MIN_WORKER_BYTES = 100_000_000
 """Memory of its own that a rollout worker takes at least, whatever the model: torch and transformers alone."""
@@ -66,6 +67,9 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         found.problems.append(Problem(("warm_start",), "is needed for supervised steps", "give warm_start.data"))
     found.problems += _folders(config)
     found.problems += _packages(config)
+    for error in engine_mistakes(config) if purpose != "sft" else []:
+        is_absent = error.where == "rollout.engine.python"  # another machine may well have that environment
+        (found.absent if is_absent else found.problems).append(_as_problem(error.where, error))
     found.absent += _devices(config)
     if purpose != "sft":
         found.absent += problems_of(config)

@@ -25,6 +25,7 @@ from rich.console import Console
 from areal_like.channel import Hub
 from areal_like.curve import make_run_keys
 from areal_like.errors import LedgerError, OperationError, ProcessDied, UserError
+from areal_like.ports import quiet_port
 from areal_like.trace import Tracer, merge_traces
 from areal_like.weights import WeightStore, default_root, sweep_dead
 from controller import protocol as p
@@ -34,7 +35,7 @@ from controller.coordinator import Coordinator
 from controller.crew import Crew
 from controller.display import Display
 from controller.job_rows import JobRows
-from controller.launch.local import LocalLauncher, quiet_port
+from controller.launch.local import LocalLauncher
 from controller.ledger import Ledger
 from controller.model_folder import weight_bytes
 from controller.outcome import Outcome

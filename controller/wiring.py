@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from areal_like.config import ModelSettings, ProcessSpec, TraceSettings
-from areal_like.errors import WeightError
+from areal_like.errors import UserError, WeightError
 from areal_like.trace import DETAIL_SHARE
 from controller.config import RunConfig
 from controller.run_folder import RunFolder
 from controller.settings import CoordinatorSettings
 from services.reward.score_file import Order, Standing, score_file
+from rollout.engine.sglang.arguments import extra_words
+from rollout.engine.sglang.environment import argument_table, check_version, find_python
 from trainer.checkpoint import all_checkpoints, verify
 from trainer.prepare_spec import PrepareSpec
 
@@ -242,6 +244,22 @@ def checkpoint_problem(folder: Path) -> str | None:
     except WeightError as error:
         return str(error)
     return None
+
+
+def engine_mistakes(config: RunConfig) -> list[UserError]:
+    """What the environment of `rollout.engine.kind: sglang` lacks here, and arguments its version does not take."""
+    engine = config.rollout.engine
+    if engine.kind != "sglang" or engine.sglang.attach:
+        return []
+    try:
+        python = find_python(engine.python)
+        check_version(python)
+        interruption = "drain" if config.mode == "one_step_off" else config.rollout.interruption
+        if engine.sglang.arguments:
+            extra_words(engine, argument_table(python, is_cpu=engine.device == "cpu"), interruption)
+    except UserError as error:
+        return [error]
+    return []
 
 
 def pinned_facts(config: RunConfig) -> dict[str, object]:

@@ -79,11 +79,31 @@ def settings_of(spec: ProcessSpec) -> RolloutSettings:
 
 
 def make_engine(spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tracer: Tracer) -> Engine:
-    """The engine the settings name."""
+    """The engine the settings name. Raises UserError."""
+    dtype = settings.engine.dtype or spec.model.dtype
+    if settings.engine.kind == "sglang":
+        return make_sglang(spec, settings, model_dir, tracer)
     from rollout.engine.embedded import EmbeddedEngine  # imports torch
 
-    dtype = settings.engine.dtype or spec.model.dtype
     return EmbeddedEngine(model_dir, settings.engine, dtype=dtype, num_threads=spec.num_threads, tracer=tracer)
+
+
+def make_sglang(spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tracer: Tracer) -> Engine:
+    """The engine over this worker's own SGLang server, launched or attached to."""
+    from rollout.engine.sglang.engine import SGLangEngine, Whereabouts  # imports torch
+
+    index = int(spec.name.rpartition("-")[2])
+    attach = settings.engine.sglang.attach
+    return SGLangEngine(
+        model_dir,
+        settings.engine,
+        dtype=spec.model.dtype,
+        num_threads=spec.num_threads,
+        interruption=worker.interruption_of(spec, settings),
+        whereabouts=Whereabouts(spec.name, Path(spec.run_dir) / "logs" / f"{spec.name}-sglang.log", spec.seed + index),
+        attach=attach[index] if attach else None,
+        tracer=tracer,
+    )
 
 
 class Connections:

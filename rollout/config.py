@@ -9,19 +9,53 @@ from pydantic import Field
 from areal_like.config import AddBos, DType, Settings
 
 
+class SGLangSettings(Settings):
+    """SGLang servers, one per rollout worker; used with `rollout.engine.kind: sglang`."""
+
+    attach: tuple[str, ...] = ()
+    """Instead of launching: addresses of running servers, one per worker, e.g. [http://127.0.0.1:30000]."""
+    tp_size: int = Field(1, gt=0)
+    """GPUs (on a CPU: processes) that share one copy of the model."""
+    memory_fraction: float | None = Field(None, gt=0, lt=1)
+    """Share of a GPU's memory for weights and cache (`--mem-fraction-static`); None: SGLang's own choice."""
+    arguments: dict[str, str | int | float | bool | None] = Field({})
+    """Further arguments of sglang.launch_server without the dashes, e.g. {chunked-prefill-size: 4096}; true for a flag
+    that takes no value. Checked against that version's own list before the launch."""
+    environment: dict[str, str] = Field({})
+    """Variables added to the servers' environment."""
+    stream_tokens: int = Field(8, gt=0)
+    """A server reports an answer's progress every so many tokens; what was not reported is lost when it dies."""
+    control_timeout_s: float = Field(60.0, gt=0)
+    """Deadline of every control call but loading weights. A server that answers none for this long counts as dead."""
+    load_timeout_s: float = Field(600.0, gt=0)
+    """Deadline of loading one version."""
+    stall_timeout_s: float = Field(300.0, gt=0)
+    """A server with work that reports no token for this long, and is not paused, counts as dead."""
+    max_restarts: int = Field(3, ge=0)
+    """Restarts of a dead server within `restart_window_s`; one more, and its worker ends with the reason."""
+    restart_window_s: float = Field(600.0, gt=0)
+    """Restarts older than this are forgotten."""
+
+
 class EngineSettings(Settings):
     """Which engine generates, and with how much room."""
 
-    kind: Literal["embedded"] = "embedded"
-    """`embedded`: our own continuous-batching decoder for Hugging Face causal LMs."""
+    kind: Literal["embedded", "sglang"] = "embedded"
+    """`embedded`: our own continuous-batching decoder for Hugging Face causal LMs; `sglang`: an SGLang server per
+    worker, in an environment of its own."""
     num_slots: int = Field(64, gt=0)
-    """Answers generated at once (rows of the preallocated KV cache)."""
+    """Answers generated at once (embedded: rows of the preallocated KV cache)."""
     max_context: int = Field(2048, gt=1)
     """Longest prompt plus answer, in tokens."""
     device: str = "cpu"
     """`cpu`, `cuda` or `cuda:N`."""
     dtype: DType | None = None
     """Compute dtype; None: the model's."""
+    python: str = ".venv-sglang/bin/python"
+    """Interpreter of the environment SGLang is installed in; a relative path is looked for in the current folder, then
+    in the checkout. `make sglang-cpu` builds one for CPUs."""
+    sglang: SGLangSettings = SGLangSettings()
+    """SGLang's own settings."""
 
 
 class RoutingSettings(Settings):

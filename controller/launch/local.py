@@ -11,9 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +28,6 @@ KILL_WAIT_S = 5.0
 """A killed process is gone by then, unless the kernel holds it."""
 WAIT_SLICE_S = 0.1
 """How long a second signal may go unnoticed while processes are awaited."""
-_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass
@@ -82,26 +79,6 @@ def child_environment(num_threads: int, *, user_path: Path) -> dict[str, str]:
     # as long with the default, and no longer than usual with this.
     environment.setdefault("GOMP_SPINCOUNT", "10000")
     return environment
-
-
-def quiet_port() -> int:
-    """A port of this machine that nobody listens on, outside the range the kernel takes for outgoing connections.
-
-    A server that binds it later, or again after a restart, then finds it free although connections come and go.
-    """
-    try:
-        lowest = int(_PORT_RANGE.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        lowest = 32768
-    candidates = random.sample(range(10_000, lowest), min(64, lowest - 10_000)) if lowest > 10_000 else []
-    for port in [*candidates, 0]:
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise OperationError("no free port on this machine")
 
 
 def describe_status(returncode: int) -> str:

@@ -40,13 +40,13 @@ from rollout.engine.device import beside_generation, find_device, finish
 from rollout.engine.generic import GenericDecoder
 from rollout.engine.loading import DTYPES, open_verified
 from rollout.engine.port import (
-    EndReason,
     EngineCapabilities,
     GenerationOutcome,
     GenerationRequest,
     Interruption,
     LoadReport,
 )
+from rollout.engine.requests import check_request, ended_already
 from rollout.engine.shape import read_config, why_not_lean
 from rollout.engine.slots import Answer
 
@@ -158,12 +158,10 @@ class EmbeddedEngine:
     async def generate(self, request: GenerationRequest) -> GenerationOutcome:
         """See the port. Raises UserError (the request cannot fit), EngineError (the engine failed)."""
         core = self._check_alive()
-        self._check_request(request, core)
+        check_request(request, context=core.slots.max_context, vocab_size=core.decoder.vocab_size)
+        if (outcome := ended_already(request)) is not None:
+            return outcome
         stop_ids = np.array(sorted(set(request.sampling.stop_token_ids)), np.int64)
-        is_stopped = len(request.prefix) > 0 and int(request.prefix.tokens_R[-1]) in stop_ids
-        if is_stopped or len(request.prefix) >= request.sampling.max_new_tokens:
-            reason: EndReason = "stop" if is_stopped else "length"
-            return GenerationOutcome(request_id=request.request_id, segment=Segment.empty(), end_reason=reason)
         self._num_tickets += 1
         ticket = self._num_tickets
         future = self._futures[ticket] = self._loop.create_future()
@@ -175,27 +173,6 @@ class EmbeddedEngine:
             raise
         finally:
             del self._futures[ticket]
-
-    def _check_request(self, request: GenerationRequest, core: GenerationCore) -> None:
-        num_known, context = len(request.prompt_P) + len(request.prefix), core.slots.max_context
-        if not len(request.prompt_P):
-            raise UserError("an empty prompt", remedy="prompts need at least one token")
-        if num_known + 1 > context:
-            raise UserError(
-                f"a prompt and answer of {num_known} tokens leave no room in a context of {context}",
-                remedy="raise rollout.engine.max_context or drop the row",
-            )
-        vocab_size = core.decoder.vocab_size
-        for tokens in (request.prompt_P, request.prefix.tokens_R):
-            outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
-            if len(outside):
-                raise UserError(
-                    f"token {outside[0]} is not in a vocabulary of {vocab_size}",
-                    remedy="model and tokenizer do not belong together",
-                )
-        sampling = request.sampling
-        if sampling.temperature < 0 or sampling.top_p <= 0 or sampling.top_k < 0:
-            raise UserError(f"temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k}")
 
     def progress(self) -> Mapping[int, Segment]:
         """For each running request: all newly sampled tokens so far."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -14,7 +12,7 @@ from small_run import bounded, until
 
 from areal_like.errors import OperationError
 from controller.launch import local
-from controller.launch.local import LocalLauncher, child_environment, describe_status, quiet_port, tail_of
+from controller.launch.local import LocalLauncher, child_environment, describe_status, tail_of
 
 SLEEP = ["-c", "import time; time.sleep(60)"]
 STUBBORN = [
@@ -141,19 +139,6 @@ def test_status_is_told_in_words():
     assert describe_status(3) == "status 3"
     assert describe_status(-9) == "signal SIGKILL"
     assert describe_status(-99) == "signal 99"
-
-
-def test_quiet_port_lies_outside_the_range_of_outgoing_connections():
-    ports = {quiet_port() for _ in range(20)}
-    if sys.platform == "linux":
-        lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-        assert all(port < lowest for port in ports) or lowest <= 10_000
-    assert all(1024 <= port < 65536 for port in ports)
-
-
-def test_quiet_port_is_found_where_the_kernel_says_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr(local, "_PORT_RANGE", tmp_path / "absent")
-    assert quiet_port()
 
 
 def test_cancelled_start_leaves_no_process(tmp_path):

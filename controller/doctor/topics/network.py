@@ -46,7 +46,7 @@ def port_range(machine: Machine) -> Finding:
 
 def loopback(machine: Machine) -> Finding:
     """A free port on 127.0.0.1, bound and connected to."""
-    from controller.launch.local import quiet_port
+    from areal_like.ports import quiet_port
 
     try:
         port = quiet_port()

@@ -1,0 +1,42 @@
+"""Which requests an engine can take at all: the checks every engine makes before it generates.
+
+Owns: those checks. Refuses: waiting, generating.
+"""
+
+from __future__ import annotations
+
+from areal_like.errors import UserError
+from areal_like.trajectory import Segment
+from rollout.engine.port import EndReason, GenerationOutcome, GenerationRequest
+
+
+def check_request(request: GenerationRequest, *, context: int, vocab_size: int) -> None:
+    """Raises UserError when the request cannot be generated with a context of so many tokens and this vocabulary."""
+    num_known = len(request.prompt_P) + len(request.prefix)
+    if not len(request.prompt_P):
+        raise UserError("an empty prompt", remedy="prompts need at least one token")
+    if num_known + 1 > context:
+        raise UserError(
+            f"a prompt and answer of {num_known} tokens leave no room in a context of {context}",
+            remedy="raise rollout.engine.max_context or drop the row",
+        )
+    for tokens in (request.prompt_P, request.prefix.tokens_R):
+        outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+        if len(outside):
+            raise UserError(
+                f"token {outside[0]} is not in a vocabulary of {vocab_size}",
+                remedy="model and tokenizer do not belong together",
+            )
+    sampling = request.sampling
+    if sampling.temperature < 0 or sampling.top_p <= 0 or sampling.top_k < 0:
+        raise UserError(f"temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k}")
+
+
+def ended_already(request: GenerationRequest) -> GenerationOutcome | None:
+    """The outcome when the answer handed in is complete, else None."""
+    prefix, sampling = request.prefix, request.sampling
+    is_stopped = len(prefix) > 0 and int(prefix.tokens_R[-1]) in sampling.stop_token_ids
+    if not is_stopped and len(prefix) < sampling.max_new_tokens:
+        return None
+    reason: EndReason = "stop" if is_stopped else "length"
+    return GenerationOutcome(request_id=request.request_id, segment=Segment.empty(), end_reason=reason)

@@ -1,0 +1,145 @@
+"""The command line and the variables of one SGLang server.
+
+Owns: what we set, why, and what a user may add. Refuses: starting it (process.py), knowing what its version takes
+(environment.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from areal_like.errors import UserError
+from rollout.config import EngineSettings
+from rollout.engine.port import Interruption
+from rollout.engine.sglang.environment import CPU_VARIABLES, Argument, argument_words, clashing, clean_environment
+
+SPARE_POSITIONS = 8
+"""SGLang ends an answer a little before its context length; ours is used to the last position."""
+CPU_MEMORY_FRACTION = 0.1
+_WHERE = "rollout.engine.sglang.arguments"
+_OURS = (
+    "model-path", "model", "host", "port", "nccl-port", "device", "dtype", "tp-size", "tensor-parallel-size",
+    "context-length", "max-running-requests", "weight-version", "skip-tokenizer-init", "incremental-streaming-output",
+    "stream-interval", "random-seed", "mem-fraction-static", "base-gpu-id", "load-format", "skip-server-warmup",
+    "config",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What stays the same over the restarts of a server. `context` is the longest prompt plus answer, tokens."""
+
+    python: Path
+    settings: EngineSettings
+    dtype: str
+    context: int
+    num_threads: int
+    interruption: Interruption
+    extra: tuple[str, ...]
+    """Command-line words of `rollout.engine.sglang.arguments`."""
+
+    @property
+    def is_cpu(self) -> bool:
+        """It runs on a CPU."""
+        return self.settings.device == "cpu"
+
+    def command(self, folder: Path, version: int, *, port: int, nccl_port: int, seed: int) -> list[str]:
+        """The server's command line. `version` -1: the folder's weights stay there, the first version brings others."""
+        settings, sglang = self.settings, self.settings.sglang
+        words: dict[str, object] = {
+            "model-path": folder,
+            "weight-version": version if version >= 0 else "none",
+            "random-seed": seed % 2**31,
+            "host": "127.0.0.1",
+            "port": port,
+            "nccl-port": nccl_port,
+            "device": "cpu" if self.is_cpu else "cuda",
+            "dtype": self.dtype,
+            "tp-size": sglang.tp_size,
+            "context-length": self.context + SPARE_POSITIONS,
+            "max-running-requests": settings.num_slots,
+            "stream-interval": sglang.stream_tokens,
+            "load-format": "auto" if version >= 0 else "dummy",
+        }
+        flags = ["skip-tokenizer-init", "incremental-streaming-output", "skip-server-warmup"]
+        if self.is_cpu:
+            words |= {
+                "attention-backend": "torch_native",
+                "mem-fraction-static": sglang.memory_fraction or CPU_MEMORY_FRACTION,
+                "max-total-tokens": settings.num_slots * (self.context + SPARE_POSITIONS),
+            }
+        elif sglang.memory_fraction:
+            words["mem-fraction-static"] = sglang.memory_fraction
+        if ":" in settings.device:
+            words["base-gpu-id"] = int(settings.device.partition(":")[2])
+        # With the overlapped scheduler a pause in place leaves one batch under way that no span accounts for.
+        # On a CPU there is nothing to overlap with: it is slower.
+        if self.is_cpu or self.interruption == "keep_kv":
+            flags.append("disable-overlap-schedule")
+        given = {word.removeprefix("--") for word in self.extra if word.startswith("--")}
+        line = [str(self.python), "-m", "sglang.launch_server"]
+        for name, value in words.items():
+            line += [] if name in given else [f"--{name}", str(value)]
+        return [*line, *(f"--{flag}" for flag in flags if flag not in given), *self.extra]
+
+    def variables(self, scratch: Path) -> dict[str, str]:
+        """The server's environment: nothing of ours is importable there, nothing is fetched, and its files go to
+        `scratch`.
+        """
+        variables = clean_environment()
+        variables |= {
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "TMPDIR": str(scratch),
+            "PYTHONUNBUFFERED": "1",
+            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # the spare positions; ours never get there
+        }
+        if self.is_cpu:
+            variables |= CPU_VARIABLES | {"OMP_NUM_THREADS": str(self.num_threads)}
+            if self.settings.sglang.tp_size > 1:
+                variables["SGLANG_CPU_OMP_THREADS_BIND"] = _cores(self.settings.sglang.tp_size)
+        return variables | self.settings.sglang.environment
+
+
+def plan_launch(
+    python: Path,
+    settings: EngineSettings,
+    table: Mapping[str, Argument],
+    *,
+    dtype: str,
+    context: int,
+    num_threads: int,
+    interruption: Interruption,
+) -> Launch:
+    """Check the user's further arguments against that version's list. Raises UserError."""
+    extra = extra_words(settings, table, interruption)
+    return Launch(python, settings, dtype, context, num_threads, interruption, tuple(extra))
+
+
+def extra_words(settings: EngineSettings, table: Mapping[str, Argument], interruption: Interruption) -> list[str]:
+    """Command-line words of the user's further arguments. Raises UserError for one that cannot be given."""
+    given = settings.sglang.arguments
+    for name in clashing(given, _OURS):
+        raise UserError(
+            f"`{name}` is set by the engine itself", where=_WHERE, remedy="use the settings of rollout.engine"
+        )
+    unset = dict.fromkeys(clashing(given, ["disable-overlap-schedule"]))
+    if interruption == "keep_kv" and any(given[name] is False for name in unset):
+        raise UserError(
+            "keep_kv needs the plain scheduler: the overlapped one leaves a token whose version nobody knows",
+            where=_WHERE,
+            remedy="take disable-overlap-schedule away, or rollout.interruption: recompute",
+        )
+    return argument_words(given, table, _WHERE)
+
+
+def _cores(count: int) -> str:
+    """Cores of each of `count` ranks, as SGLang wants them: `0-3|4-7`."""
+    cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
+    share = max(1, len(cores) // count)
+    parts = [cores[rank * share % len(cores) :][:share] for rank in range(count)]
+    return "|".join(",".join(map(str, part)) for part in parts)

@@ -1,0 +1,92 @@
+"""Attaching to a server somebody else runs: whether it is one we can work with, and holds the model we train.
+
+Owns: those checks, each with its own sentence. Refuses: changing the server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from areal_like.errors import UserError, first_line
+from rollout.config import EngineSettings
+from rollout.engine.port import Interruption
+from rollout.engine.sglang.client import ServerGone, ServerRefused, SGLangClient
+from rollout.engine.sglang.environment import KNOWN_VERSION
+
+WHERE = "rollout.engine.sglang.attach"
+SHAPE_KEYS = (
+    "architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings", "num_experts",
+    "num_experts_per_tok", "rope_theta",
+)  # fmt: skip
+"""What must be equal in two config.json for the weights of one to fit the other."""
+
+
+async def check_attached(
+    url: str, settings: EngineSettings, interruption: Interruption, model_dir: Path, context: int
+) -> None:
+    """Raises UserError when the server cannot be reached, is of another version, or holds another model."""
+    client = SGLangClient(
+        url,
+        control_timeout_s=settings.sglang.control_timeout_s,
+        load_timeout_s=settings.sglang.load_timeout_s,
+    )
+    try:
+        model, server = await client.model_info(), await client.server_info()
+    except (ServerGone, ServerRefused) as error:
+        what = f"no SGLang server answers at {url} ({first_line(error)})"
+        raise UserError(what, where=WHERE, remedy="start it, or leave attach out") from error
+    finally:
+        await client.close()
+    check_server(url, server, interruption, context)
+    check_model(url, model, model_dir)
+
+
+def check_server(url: str, server: Mapping[str, Any], interruption: Interruption, context: int) -> None:
+    """Raises UserError for a version or a way of running that does not fit."""
+    version = str(server.get("version", "of unknown version"))
+    if version != KNOWN_VERSION:
+        raise UserError(
+            f"the server at {url} is SGLang {version}, and {KNOWN_VERSION} is needed",
+            where=WHERE,
+            remedy=f"start one of version {KNOWN_VERSION}",
+        )
+    if interruption == "keep_kv" and not server.get("disable_overlap_schedule"):
+        raise UserError(
+            f"keep_kv needs the server at {url} to run with --disable-overlap-schedule: the overlapped scheduler "
+            "leaves a token whose version nobody knows",
+            where=WHERE,
+            remedy="start it with that flag, or rollout.interruption: recompute",
+        )
+    length = server.get("context_length")
+    if isinstance(length, int) and length < context:
+        raise UserError(
+            f"the server at {url} has a context of {length} tokens, and rollout.engine.max_context is {context}",
+            where=WHERE,
+            remedy=f"rollout.engine.max_context: {length}, or start it with a longer --context-length",
+        )
+
+
+def check_model(url: str, model: Mapping[str, Any], model_dir: Path) -> None:
+    """Raises UserError when the server's model is not of the shape of the one in `model_dir`."""
+    path = Path(str(model.get("model_path", "")))
+    ours = _config_of(model_dir)
+    theirs: Mapping[str, Any] = _config_of(path) if (path / "config.json").is_file() else model
+    for key in SHAPE_KEYS:
+        if key in ours and theirs.get(key) is not None and theirs[key] != ours[key]:
+            raise UserError(
+                f"the server at {url} holds another model ({path}): its {key} is {theirs[key]}, ours is {ours[key]}",
+                where=WHERE,
+                remedy="start it with the model of model.path",
+            )
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} has no readable config.json ({error})", where=WHERE) from error
+    return config if isinstance(config, dict) else {}

@@ -1,0 +1,161 @@
+"""What can be asked of one SGLang server over HTTP.
+
+Owns: the pooled connections, one method per endpoint, a deadline on every one, the shape of what fails. Refuses:
+deciding what follows from a failure (engine.py, supervisor.py), starting servers.
+
+A server that cannot be reached, breaks off or misses a deadline is `ServerGone`; one that answers "no" is
+`ServerRefused`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+import aiohttp
+import msgspec
+
+from areal_like.errors import EngineError
+from rollout.engine.sglang.answer import StreamEvent, parse_event
+
+PauseMode = Literal["retract", "in_place", "abort"]
+PROBE_TIMEOUT_S = 10.0
+_DONE = b"[DONE]"
+
+
+class ServerGone(EngineError):
+    """The server cannot be reached, broke off, or missed a deadline."""
+
+
+class ServerRefused(EngineError):
+    """The server answered with an error."""
+
+    def __init__(self, call: str, status: int, text: str) -> None:
+        self.call, self.status, self.text = call, status, text
+        super().__init__(f"{call} was refused with status {status}: {text[:400]}")
+
+
+class SGLangClient:
+    """One server's endpoints. Make it on the event loop; `close` it there."""
+
+    def __init__(self, url: str, *, control_timeout_s: float, load_timeout_s: float) -> None:
+        self.url = url.rstrip("/")
+        self._control_timeout_s, self._load_timeout_s = control_timeout_s, load_timeout_s
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=control_timeout_s),
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Drop all connections."""
+        await self._session.close()
+
+    # ------------------------------------------------------------ generating
+
+    async def stream(self, body: dict[str, Any]) -> AsyncIterator[StreamEvent]:
+        """The events of one /generate request with `stream` set. Has no deadline of its own: a server that is paused
+        says nothing, and one that is dead is found by its supervisor, which then closes this client.
+        """
+        try:
+            async with self._session.post(f"{self.url}/generate", data=_encode(body), headers=_JSON) as response:
+                if response.status != 200:
+                    raise ServerRefused("/generate", response.status, await response.text(errors="replace"))
+                rest = b""
+                async for block in response.content.iter_any():
+                    *lines, rest = (rest + block).split(b"\n\n")
+                    for line in lines:
+                        data = line.strip().removeprefix(b"data:").strip()
+                        if data == _DONE:
+                            return
+                        yield parse_event(data)
+        except (aiohttp.ClientError, OSError, RuntimeError) as error:
+            raise ServerGone(f"the stream broke off: {type(error).__name__}: {error}") from error
+        raise ServerGone("the stream broke off")
+
+    async def abort(self, request_id: str) -> None:
+        """End one request; its stream gets what it had, with finish reason `abort`."""
+        await self._post("/abort_request", {"rid": request_id})
+
+    # ------------------------------------------------------------ control
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop at a token boundary. `retract`: requests go back to the queue; `in_place`: they keep their cache."""
+        await self._post("/pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self._post("/continue_generation", {})
+
+    async def load(self, folder: str, version: int, *, flush_cache: bool) -> None:
+        """Replace the weights by those of a Hugging Face folder on the server's disk."""
+        body = {
+            "model_path": folder, "load_format": "auto", "weight_version": str(version),
+            "flush_cache": flush_cache, "abort_all_requests": False,
+        }  # fmt: skip
+        answer = await self._post("/update_weights_from_disk", body, timeout_s=self._load_timeout_s)
+        if not answer.get("success", False):
+            raise ServerRefused("/update_weights_from_disk", 200, str(answer.get("message", answer)))
+
+    async def flush_cache(self) -> None:
+        """Forget all prefixes. Raises ServerRefused while requests run."""
+        await self._post("/flush_cache", {})
+
+    async def release_memory(self, tags: tuple[str, ...]) -> None:
+        """Give GPU memory back (needs the memory saver). `tags` of `weights`, `kv_cache`; all when empty."""
+        await self._post("/release_memory_occupation", {"tags": list(tags)} if tags else {})
+
+    async def resume_memory(self, tags: tuple[str, ...]) -> None:
+        """Take it again."""
+        await self._post("/resume_memory_occupation", {"tags": list(tags)} if tags else {})
+
+    # ------------------------------------------------------------ asking
+
+    async def probe(self) -> None:
+        """Returns once the server's front process answers. Raises ServerGone. (Not /health: that takes a second.)"""
+        await self._get("/model_info", timeout_s=min(PROBE_TIMEOUT_S, self._control_timeout_s))
+
+    async def model_info(self) -> dict[str, Any]:
+        """Model path, version of the weights, and so on."""
+        return await self._get("/model_info")
+
+    async def server_info(self) -> dict[str, Any]:
+        """The arguments the server runs with, its own version, its state."""
+        return await self._get("/server_info")
+
+    async def checksums(self) -> dict[str, Any]:
+        """A checksum per tensor, under SGLang's own names."""
+        return await self._post("/weights_checker", {"action": "checksum"}, timeout_s=self._load_timeout_s)
+
+    # ------------------------------------------------------------ inside
+
+    async def _post(self, path: str, body: dict[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
+        return await self._call("POST", path, _encode(body), timeout_s or self._control_timeout_s)
+
+    async def _get(self, path: str, timeout_s: float | None = None) -> dict[str, Any]:
+        return await self._call("GET", path, None, timeout_s or self._control_timeout_s)
+
+    async def _call(self, method: str, path: str, body: bytes | None, timeout_s: float) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._session.request(
+                method, self.url + path, data=body, headers=_JSON if body else None, timeout=timeout
+            ) as response:
+                data = await response.read()
+        except (TimeoutError, aiohttp.ClientError, OSError, RuntimeError) as error:
+            words = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
+            raise ServerGone(f"{path}: {words}") from error
+        if response.status != 200:
+            raise ServerRefused(path, response.status, data.decode(errors="replace"))
+        try:
+            answer = msgspec.json.decode(data) if data else {}
+        except msgspec.DecodeError:
+            answer = {"message": data.decode(errors="replace")}
+        return answer if isinstance(answer, dict) else {"answer": answer}
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def _encode(body: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(body)

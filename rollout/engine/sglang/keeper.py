@@ -1,0 +1,316 @@
+"""Keeps one engine's server alive: starts it, notices when it is dead or hangs, starts it again with the version now in
+use, and gives up with a reason when that happens too often.
+
+Owns: readiness, the watch, the restart budget. Refuses: requests and versions (engine.py), processes (process.py).
+
+Signs of death, any of which ends the server's whole family:
+
+    sign                                                 found by
+    one of its processes ended                           a look at them every WATCH_S, and when a stream breaks
+    no answer to a probe for `control_timeout_s`         /model_info every PROBE_S
+    work, no pause, and no token for `stall_timeout_s`   the engine, asked every WATCH_S
+
+The watch is a task; nobody waits for a server without its answer: `ready` and `settle` return, or raise its last error.
+A server attached to is watched by probes alone and never ended; when it is back, it is given the version in use again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from areal_like.errors import EngineError
+from areal_like.ports import quiet_port
+from rollout.config import SGLangSettings
+from rollout.engine.sglang.arguments import Launch
+from rollout.engine.sglang.client import ServerGone, ServerRefused, SGLangClient
+from rollout.engine.sglang.process import ServerProcess, explain_start, make_scratch
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 0.25
+PROBE_S = 5.0
+READY_POLL_S = 0.1
+START_TIMEOUT_S = 1800.0
+"""Of one start; the controller's `launch.startup_timeout_s` bounds the first one closer."""
+BACKOFF_S = (0.0, 1.0, 5.0, 15.0)
+"""Before the first, second, ... restart within the window; the last value repeats."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """What a server is started with: a folder, and the version of the weights in it (-1: none worth loading)."""
+
+    folder: Path
+    version: int
+
+
+@dataclass(frozen=True)
+class Live:
+    """A server that is ready. `epoch` counts servers; `is_incremental`: its events hold new tokens only."""
+
+    client: SGLangClient
+    epoch: int
+    process: ServerProcess | None
+    is_incremental: bool = True
+
+
+class ServerKeeper:
+    """One server, or its successor."""
+
+    def __init__(
+        self,
+        settings: SGLangSettings,
+        home: Home,
+        *,
+        launch: Launch | None,
+        url: str | None,
+        seed: int,
+        log_path: Path,
+        stalled_s: Callable[[], float],
+    ) -> None:
+        """Either `launch` or the `url` of a running server. `stalled_s()`: for how long work has made no progress."""
+        assert (launch is None) != (url is None)
+        self._settings, self._launch, self._url = settings, launch, url
+        self._seed, self._log_path, self._stalled_s = seed, log_path, stalled_s
+        self.home = home
+        self._live: Live | None = None
+        self._epoch = 0
+        self._changed = asyncio.Condition()
+        self._num_checks = 0
+        self._probed_s = self._answered_s = 0.0
+        self._wake = asyncio.Event()
+        self._doubt = ""
+        self._restarts_s: deque[float] = deque()
+        self._scratch: Path | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._error: EngineError | None = None
+        self._condemned = ""
+        self.num_restarts = 0
+        self.last_reason = ""
+
+    # ------------------------------------------------------------ life
+
+    async def start(self) -> Live:
+        """The first server, and the watch over it. Raises UserError for what a restart would not mend."""
+        if self._launch is not None:
+            self._scratch = make_scratch()
+        try:
+            live = await self._bring_up()
+        except BaseException:
+            self._remove_scratch()
+            raise
+        self._task = asyncio.create_task(self._watch(), name="sglang-watch")
+        return live
+
+    async def close(self) -> None:
+        """End the watch and the server (one attached to is left alone). Safe to call twice."""
+        self._error = self._error or EngineError("the engine was closed")
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._take_down()
+        self._remove_scratch()
+        await self._tell()
+
+    def _remove_scratch(self) -> None:
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    # ------------------------------------------------------------ for the engine
+
+    @property
+    def live(self) -> Live | None:
+        """The server if it is ready now."""
+        return None if self._condemned else self._live
+
+    async def ready(self) -> Live:
+        """Return a server that is ready. Raises EngineError when there will be none; bounded by starts and budget."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.live is not None or self._error is not None)
+        if self._error is not None:
+            raise self._error
+        assert self._live is not None
+        return self._live
+
+    async def settle(self, epoch: int, doubt: str) -> Live:
+        """Something went wrong with the server of `epoch`: return once it was found healthy, or has a successor."""
+        if self._live is not None and self._live.epoch == epoch:
+            target = self._num_checks + 2  # one under way may have begun before the doubt
+            self._doubt = doubt
+            self._wake.set()
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._error or self._epoch > epoch or self._num_checks >= target)
+        return await self.ready()
+
+    async def replace(self, epoch: int, reason: str) -> Live:
+        """End the server of `epoch` and return its successor: its state is unknown. Costs nothing of the budget."""
+        if self._live is not None and self._live.epoch == epoch:
+            self._condemned = reason
+            self._wake.set()
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._error is not None or self._epoch > epoch)
+        return await self.ready()
+
+    # ------------------------------------------------------------ the watch
+
+    async def _watch(self) -> None:
+        """Stop: cancelled by `close`. Waker: WATCH_S, or a doubt."""
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(WATCH_S):
+                        await self._wake.wait()
+                self._wake.clear()
+                reason, is_forgiven = self._condemned or await self._reason_to_end(), bool(self._condemned)
+                if reason:
+                    await self._renew(reason, is_forgiven=is_forgiven)
+                elif not self._doubt:
+                    self._num_checks += 1
+                    await self._tell()
+        except EngineError as error:
+            self._error = error
+        except Exception as error:
+            log.exception("the watch over the SGLang server failed")
+            self._error = EngineError(f"the watch over the SGLang server failed: {type(error).__name__}: {error}")
+        await self._take_down()
+        await self._tell()
+
+    async def _reason_to_end(self) -> str:
+        """Which sign of death there is; empty for none. Probes when it is time, or when there is doubt."""
+        live, settings = self._live, self._settings
+        assert live is not None
+        if live.process is not None and (ended := live.process.why_ended()) is not None:
+            return ended
+        if self._doubt or time.monotonic() - self._probed_s >= PROBE_S:
+            self._probed_s = time.monotonic()
+            if await self._answers(live):
+                self._answered_s, self._doubt = time.monotonic(), ""
+            elif (silent_s := time.monotonic() - self._answered_s) >= settings.control_timeout_s:
+                return f"the server answered nothing for {silent_s:.0f} s"
+        if (stalled_s := self._stalled_s()) >= settings.stall_timeout_s:
+            return f"the server reported no token for {stalled_s:.0f} s"
+        return ""
+
+    async def _answers(self, live: Live) -> bool:
+        try:
+            await live.client.probe()
+        except ServerGone:
+            return False
+        except ServerRefused as error:
+            log.warning("the server's answer to a probe: %s", error)
+        return True
+
+    async def _renew(self, reason: str, *, is_forgiven: bool) -> None:
+        """Replace a dead server, as often as the budget allows. Raises EngineError when it is spent."""
+        await self._take_down()
+        self._doubt = ""
+        while True:
+            self.last_reason = reason
+            wait_s = 0.0 if is_forgiven else self._spend(reason)
+            log.warning("SGLang server: %s; starting another with version %d", reason, self.home.version)
+            await asyncio.sleep(wait_s)
+            self.num_restarts += 1
+            try:
+                await self._bring_up()
+            except (EngineError, ValueError) as error:
+                reason, is_forgiven = str(error), False
+                continue
+            return
+
+    def _spend(self, reason: str) -> float:
+        """One restart out of the budget; the wait before it."""
+        now_s = time.monotonic()
+        while self._restarts_s and now_s - self._restarts_s[0] > self._settings.restart_window_s:
+            self._restarts_s.popleft()
+        if len(self._restarts_s) >= self._settings.max_restarts:
+            raise EngineError(
+                f"the SGLang server died more than {self._settings.max_restarts} times within "
+                f"{self._settings.restart_window_s:g} s; the last time: {reason} (log: {self._log_path})"
+            )
+        wait_s = BACKOFF_S[min(len(self._restarts_s), len(BACKOFF_S) - 1)]
+        self._restarts_s.append(now_s)
+        return wait_s
+
+    # ------------------------------------------------------------ up and down
+
+    async def _bring_up(self) -> Live:
+        process = None
+        if self._launch is not None:
+            process, url = await self._spawn(self._launch)
+        else:
+            assert self._url is not None
+            url = self._url
+        client = SGLangClient(
+            url,
+            control_timeout_s=self._settings.control_timeout_s,
+            load_timeout_s=self._settings.load_timeout_s,
+        )
+        try:
+            await self._wait_ready(client, process)
+            is_incremental = True
+            if process is None:
+                is_incremental = await self._take_over(client)
+            else:
+                process.remember_family()
+        except BaseException:
+            await client.close()
+            if process is not None:
+                await process.end()
+            raise
+        self._epoch += 1
+        self._live, self._condemned = Live(client, self._epoch, process, is_incremental), ""
+        self._probed_s = self._answered_s = time.monotonic()
+        await self._tell()
+        return self._live
+
+    async def _spawn(self, launch: Launch) -> tuple[ServerProcess, str]:
+        assert self._scratch is not None
+        port, nccl_port = quiet_port(), quiet_port()
+        command = launch.command(
+            self.home.folder, self.home.version, port=port, nccl_port=nccl_port, seed=self._seed + self.num_restarts
+        )
+        log.info("starting %s", " ".join(command))
+        variables = launch.variables(self._scratch)
+        return await ServerProcess.start(command, variables, self._log_path, self._scratch), f"http://127.0.0.1:{port}"
+
+    async def _wait_ready(self, client: SGLangClient, process: ServerProcess | None) -> None:
+        """Raises UserError or EngineError when it ends first, EngineError at the deadline."""
+        limit_s = START_TIMEOUT_S if process else self._settings.control_timeout_s
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            if process is not None and (ended := process.why_ended()) is not None:
+                raise explain_start(process.log_tail(), ended, self._log_path)
+            try:
+                return await client.probe()
+            except ServerGone as error:
+                if time.monotonic() > deadline_s:
+                    where = self._log_path if process else client.url
+                    raise EngineError(f"no SGLang server within {limit_s:g} s ({where}): {error}") from error
+            except ServerRefused:  # it listens before it can answer
+                pass
+            await asyncio.sleep(READY_POLL_S)
+
+    async def _take_over(self, client: SGLangClient) -> bool:
+        """A server we did not start may hold anything: give it the version in use. Whether it streams increments."""
+        if self.home.version >= 0:
+            await client.load(str(self.home.folder), self.home.version, flush_cache=True)
+        return bool((await client.server_info()).get("incremental_streaming_output", False))
+
+    async def _take_down(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            await live.client.close()
+            if live.process is not None:
+                await live.process.end()
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,186 @@
+"""One SGLang server as processes of this machine: started so that it cannot outlive us, watched, ended, and its end
+explained in one sentence.
+
+Owns: the start through a small wrapper, the family of processes, its log, its scratch folder. Refuses: HTTP
+(client.py), restarts (keeper.py).
+
+No orphans, by three independent means: the kernel kills the server when the thread that started it ends (the wrapper
+asks for that before it becomes the server; SGLang asks the same for its own children), it stays in our process group,
+which our launcher kills as a whole, and an orderly end kills every member of the family.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from areal_like.errors import EngineError, UserError
+
+TAIL_BYTES = 64_000
+END_WAIT_S = 5.0
+SCRATCH_PREFIX = "areal_like-sg-"
+
+# Runs under our interpreter with nothing but the standard library, and becomes the server.
+_WRAPPER = """
+import ctypes, os, signal, sys
+parent = int(sys.argv[1])
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+if os.getppid() != parent:
+    sys.exit("the process that wanted a server is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class ServerProcess:
+    """A started server and everything it started. Make it with `start`, on the loop of the main thread."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log_path: Path, log_start: int, scratch: Path) -> None:
+        self._process, self._log_path, self._log_start, self._scratch = process, log_path, log_start, scratch
+        self._family: dict[int, psutil.Process] = {}
+
+    @classmethod
+    async def start(
+        cls, command: Sequence[str], environment: Mapping[str, str], log_path: Path, scratch: Path
+    ) -> ServerProcess:
+        """Start it; its output is appended to `log_path`. Raises EngineError when the machine refuses."""
+        wrapper = [sys.executable, "-I", "-S", "-c", _WRAPPER, str(os.getpid()), *command]
+        try:
+            log_path.parent.mkdir(parents=True, exist_ok=True)
+            with log_path.open("ab") as log:
+                log_start = log.tell()
+                process = await asyncio.create_subprocess_exec(
+                    *wrapper,
+                    env=dict(environment),
+                    cwd=scratch,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=asyncio.subprocess.STDOUT,
+                )
+        except OSError as error:
+            raise EngineError(f"the SGLang server cannot be started: {error}") from error
+        return cls(process, log_path, log_start, scratch)
+
+    @property
+    def pid(self) -> int:
+        """Of the server's front process."""
+        return self._process.pid
+
+    def remember_family(self) -> None:
+        """Call once the server is ready: from now on the end of any of its processes is the server's end."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.pid).children(recursive=True):
+                if "resource_tracker" not in " ".join(_command_of(child)):
+                    self._family[child.pid] = child
+
+    def why_ended(self) -> str | None:
+        """In words, once the front process or one of those remembered has ended; None while all live."""
+        if self._process.returncode is not None:
+            return f"the server ended with {_status(self._process.returncode)}"
+        for pid, member in self._family.items():
+            if not _lives(member):
+                return f"process {pid} of the server ended"
+        return None
+
+    async def end(self) -> None:
+        """Kill the whole family and wait until it is gone, within END_WAIT_S. Safe to call twice."""
+        members = dict(self._family)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            front = psutil.Process(self.pid)
+            for child in front.children(recursive=True):
+                members[child.pid] = child
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+        for member in members.values():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                member.send_signal(signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_WAIT_S):
+                await self._process.wait()
+                while any(_lives(member) for member in members.values()):  # noqa: ASYNC110 - not our processes
+                    await asyncio.sleep(0.02)
+
+    def log_tail(self) -> str:
+        """The end of what this server wrote, not its predecessors."""
+        try:
+            with self._log_path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(self._log_start, size - TAIL_BYTES))
+                return file.read().decode(errors="replace")
+        except OSError:
+            return ""
+
+
+def _command_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _status(returncode: int) -> str:
+    if returncode >= 0:
+        return f"status {returncode}"
+    try:
+        return f"signal {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"signal {-returncode}"
+
+
+def make_scratch() -> Path:
+    """A folder for one engine's servers, short enough for the paths of sockets. Those of dead workers are swept."""
+    root = Path(tempfile.gettempdir())
+    for old in root.glob(f"{SCRATCH_PREFIX}*-*"):
+        owner = old.name.removeprefix(SCRATCH_PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if owner.isdigit() and not psutil.pid_exists(int(owner)) and old.stat().st_uid == os.getuid():
+                shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=root))
+
+
+_CAUSES: tuple[tuple[str, str, str], ...] = (
+    # words in the log; what they mean ({0} is what was found); how to mend it
+    (r"error: (unrecognized arguments: .+|argument .+)", "SGLang refuses its command line: {0}",
+     "mend rollout.engine.sglang.arguments"),
+    (r"(Model architectures? .+ (?:are|is) not supported[^.\n]*)", "SGLang cannot load this model here: {0}",
+     "rollout.engine.kind: embedded, or an environment with the kernels this model needs"),
+    (r"((?:torch\.)?(?:cuda\.)?OutOfMemoryError[^\n]*|Not enough memory[^\n]*|DefaultCPUAllocator: can't allocate[^\n]*"
+     r"|MemoryError[^\n]*|Cannot allocate memory[^\n]*)", "no memory for the SGLang server: {0}",
+     "lower rollout.engine.num_slots or max_context, or change rollout.engine.sglang.memory_fraction"),
+    (r"([^\n]*(?:[Aa]ddress already in use|port \d+ is (?:not available|already in use))[^\n]*)",
+     "the SGLang server's port is taken: {0}", "free it, or leave the choice to us"),
+)  # fmt: skip
+
+
+def explain_start(tail: str, ended: str, log_path: Path) -> Exception:
+    """Why a server did not come up: UserError where a restart would repeat what its log shows, else EngineError."""
+    for pattern, what, remedy in _CAUSES:
+        found = re.search(pattern, tail)
+        if found:
+            words = " ".join(found.group(1).split())[:300]
+            return UserError(what.format(words), where="rollout.engine", remedy=f"{remedy} (log: {log_path})")
+    return EngineError(f"{ended} before it was ready: {last_words(tail)} (log: {log_path})")
+
+
+def last_words(tail: str) -> str:
+    """The last line of a log that names an error, else its last line."""
+    lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    telling = [line for line in lines if re.match(r"(?:\w+\.)*\w*(?:Error|Exception)\b", line)]
+    return (telling or lines or ["it said nothing"])[-1][:300]

@@ -1,0 +1,87 @@
+"""From a published version to a folder SGLang can load, beside the store, while generation goes on.
+
+Owns: verification, that folder (weights in one safetensors file, everything else linked from the model's folder), its
+removal. Refuses: the swap (engine.py), transport (whatever brought the manifest here).
+
+Payloads that are safetensors already (`kind: disk`) are linked, others are written once, in the same file system
+(shared memory stays shared memory). Names are Hugging Face's; SGLang fuses them itself when it loads.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from areal_like.errors import WeightError
+from areal_like.weights import WeightManifest
+from rollout.engine.loading import open_verified
+
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
+WEIGHT_FILE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class StagedVersion:
+    """A version whose folder is ready. `num_bytes` of weights."""
+
+    version: int
+    folder: Path
+    num_bytes: int
+
+
+class Stager:
+    """Makes and removes the folders of one engine. Methods block on file I/O: call them from one thread."""
+
+    def __init__(self, model_dir: Path, name: str) -> None:
+        """`name` tells the engines of one store apart."""
+        self._model_dir, self._name = model_dir, name
+        self._shapes: dict[str, tuple[int, ...]] | None = None
+        self._count = 0
+
+    def stage(self, manifest_path: Path) -> StagedVersion:
+        """Verify a payload and lay it out. Raises WeightError: damaged, not finite, of another model, no room."""
+        manifest, tensors = open_verified(manifest_path)
+        self._check(manifest, tensors)
+        self._count += 1
+        folder = manifest_path.parent / f"staged-{self._name}" / f"{manifest.version}-{self._count}"
+        try:
+            folder.mkdir(parents=True)
+            for source in sorted(self._model_dir.iterdir()):
+                if source.is_file() and not source.name.endswith(WEIGHT_SUFFIXES):
+                    (folder / source.name).symlink_to(source.resolve())
+            weights = folder / WEIGHT_FILE
+            if manifest.kind == "disk":
+                os.link(manifest_path.parent / manifest.payload, weights)
+            else:
+                save_file(tensors, weights, metadata={"format": "pt"})
+        except Exception as error:  # safetensors has errors of its own for a full disk
+            shutil.rmtree(folder, ignore_errors=True)
+            raise WeightError(f"version {manifest.version} cannot be staged in {folder}: {error}") from error
+        return StagedVersion(manifest.version, folder, manifest.num_bytes)
+
+    def _check(self, manifest: WeightManifest, tensors: Mapping[str, Tensor]) -> None:
+        """The server would find all this out too, but with its weights half replaced."""
+        for name, tensor in tensors.items():
+            if not bool(torch.isfinite(tensor.sum(dtype=torch.float32))) and not bool(torch.isfinite(tensor).all()):
+                raise WeightError(f"version {manifest.version}: {name} holds a value that is not finite")
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if self._shapes is None:
+            self._shapes = shapes
+        for name in [*self._shapes, *shapes]:
+            if shapes.get(name) != self._shapes.get(name):
+                raise WeightError(
+                    f"version {manifest.version}: {name} has shape {shapes.get(name)}, before it was "
+                    f"{self._shapes.get(name)}"
+                )
+
+    @staticmethod
+    def drop(staged: StagedVersion) -> None:
+        """Remove a folder nobody will load again."""
+        shutil.rmtree(staged.folder, ignore_errors=True)
