@@ -158,6 +158,18 @@ def short() -> list[str]:
 
 
 @pytest.fixture(scope="session")
+def sglang_python() -> Iterator[str]:
+    """Interpreter of the environment `make sglang-cpu` builds; also in the variable AREAL_LIKE_SGLANG_PYTHON."""
+    name = "AREAL_LIKE_SGLANG_PYTHON"
+    python = os.environ.get(name) or str(REPOSITORY / ".venv-sglang" / "bin" / "python")
+    if not Path(python).is_file():
+        pytest.skip("no SGLang here: make sglang-cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, python)
+        yield python
+
+
+@pytest.fixture(scope="session")
 def quickstart() -> str:
     return str(REPOSITORY / "configs" / "quickstart.yaml")
 

@@ -41,6 +41,7 @@ class SGLangClient:
     def __init__(self, url: str, *, control_timeout_s: float, load_timeout_s: float) -> None:
         self.url = url.rstrip("/")
         self._control_timeout_s, self._load_timeout_s = control_timeout_s, load_timeout_s
+        self._streams: set[aiohttp.StreamReader] = set()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=control_timeout_s),
@@ -48,7 +49,9 @@ class SGLangClient:
         )
 
     async def close(self) -> None:
-        """Drop all connections."""
+        """Drop all connections; streams under way end with ServerGone."""
+        for content in self._streams:  # closing the session forgets them, and their readers would wait for ever
+            content.set_exception(aiohttp.ClientConnectionError("the connection was given up"))
         await self._session.close()
 
     # ------------------------------------------------------------ generating
@@ -61,14 +64,14 @@ class SGLangClient:
             async with self._session.post(f"{self.url}/generate", data=_encode(body), headers=_JSON) as response:
                 if response.status != 200:
                     raise ServerRefused("/generate", response.status, await response.text(errors="replace"))
-                rest = b""
-                async for block in response.content.iter_any():
-                    *lines, rest = (rest + block).split(b"\n\n")
-                    for line in lines:
-                        data = line.strip().removeprefix(b"data:").strip()
+                self._streams.add(response.content)
+                try:
+                    async for data in _events(response.content):
                         if data == _DONE:
                             return
                         yield parse_event(data)
+                finally:
+                    self._streams.discard(response.content)
         except (aiohttp.ClientError, OSError, RuntimeError) as error:
             raise ServerGone(f"the stream broke off: {type(error).__name__}: {error}") from error
         raise ServerGone("the stream broke off")
@@ -152,6 +155,15 @@ class SGLangClient:
         except msgspec.DecodeError:
             answer = {"message": data.decode(errors="replace")}
         return answer if isinstance(answer, dict) else {"answer": answer}
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """What stands behind `data:` in each event. In blocks, since an event may be longer than any line limit."""
+    rest = b""
+    async for block in content.iter_any():
+        *events, rest = (rest + block).split(b"\n\n")
+        for event in events:
+            yield event.strip().removeprefix(b"data:").strip()
 
 
 _JSON = {"Content-Type": "application/json"}

@@ -1,0 +1,158 @@
+"""A stand-in for `python -m sglang.launch_server`: the endpoints and manners of SGLang's control plane, no model.
+
+Token at output position p of a request is (last input token + 1 + p) % 50, whatever the version; its log-prob is
+-(1 + version) / 100. So a token lost, repeated or stamped wrongly shows. `FAKE_*` variables make it misbehave.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+from aiohttp import web
+
+TICK_S = float(os.environ.get("FAKE_TICK_S", "0.002"))
+
+
+class Server:
+    def __init__(self, arguments):
+        self.arguments = arguments
+        self.version = arguments.weight_version
+        self.model_path = arguments.model_path
+        self.is_paused = False
+        self.calls = []
+        self.requests = {}
+
+    async def generate(self, request):
+        body = await request.json()
+        self.calls.append(["generate", body["extra_key"], len(body["input_ids"])])
+        if "FAKE_REFUSE_GENERATE" in os.environ:
+            return web.json_response({"error": {"message": "no"}}, status=400)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        mine = self.requests[body["rid"]] = {"is_aborted": False}
+        try:
+            await self.stream(body, mine, response)
+        finally:
+            self.requests.pop(body["rid"], None)
+        return response
+
+    async def stream(self, body, mine, response):
+        ids, limit = body["input_ids"], body["sampling_params"]["max_new_tokens"]
+        spans, told, tokens = [], 0, []
+        every, finish = self.arguments.stream_interval, None
+        give_up_at = int(os.environ.get("FAKE_ABORT_AT", "0"))
+        while finish is None:
+            await asyncio.sleep(TICK_S)
+            if mine["is_aborted"]:
+                finish = {"type": "abort", "message": "Aborted"}
+            elif self.is_paused:
+                continue
+            else:
+                tokens.append((ids[-1] + 1 + len(tokens)) % 50)
+                if not spans or spans[-1]["version"] != self.version:
+                    spans.append({"version": self.version, "start": len(tokens) - 1, "end": 0})
+                spans[-1]["end"] = len(tokens)
+                if tokens[-1] in body["sampling_params"]["stop_token_ids"]:
+                    finish = {"type": "stop", "matched": tokens[-1]}
+                elif len(tokens) >= limit:
+                    finish = {"type": "length", "length": limit}
+                elif len(tokens) == give_up_at:
+                    finish = {"type": "abort", "message": "out of memory"}
+            if finish is None and len(tokens) % every:
+                continue
+            new = range(told, len(tokens))
+            label = {at: span["version"] for span in spans for at in range(span["start"], span["end"])}
+            logprobs = [[-(1 + int(label[at])) / 100, tokens[at], None] for at in new]
+            event = {
+                "output_ids": tokens[told:],
+                "meta_info": {
+                    "id": body["rid"],
+                    "finish_reason": finish,
+                    "prompt_tokens": len(ids),
+                    "cached_tokens": 0,
+                    "completion_tokens": len(tokens),
+                    "weight_versions": spans,
+                    "output_token_logprobs": logprobs,
+                },
+            }
+            told = len(tokens)
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+
+    async def abort(self, request):
+        body = await request.json()
+        self.calls.append(["abort", body["rid"]])
+        if body["rid"] in self.requests:
+            self.requests[body["rid"]]["is_aborted"] = True
+        return web.Response()
+
+    async def pause(self, request):
+        self.calls.append(["pause", (await request.json())["mode"]])
+        self.is_paused = True
+        return web.json_response({"status": "ok"})
+
+    async def resume(self, request):
+        self.calls.append(["resume"])
+        self.is_paused = False
+        return web.json_response({"status": "ok"})
+
+    async def load(self, request):
+        body = await request.json()
+        self.calls.append(["load", body["weight_version"], body["flush_cache"]])
+        if body["weight_version"] == os.environ.get("FAKE_REFUSE_VERSION"):
+            return web.json_response({"success": False, "message": "does not fit"}, status=400)
+        if body["weight_version"] == os.environ.get("FAKE_DIE_LOADING") and not self.marked("died loading"):
+            os._exit(9)
+        assert (Path(body["model_path"]) / "model.safetensors").exists()
+        self.version, self.model_path = body["weight_version"], body["model_path"]
+        return web.json_response({"success": True, "message": "done"})
+
+    def marked(self, what):
+        """Whether this was done once already, by this server or one before it."""
+        mark = Path(os.environ["FAKE_MARKS"]) / what
+        was = mark.exists()
+        mark.touch()
+        return was
+
+    async def model_info(self, request):
+        return web.json_response({"model_path": self.model_path, "weight_version": self.version})
+
+    async def server_info(self, request):
+        return web.json_response({
+            "version": "0.5.23", "incremental_streaming_output": True, "disable_overlap_schedule": True,
+            "context_length": self.arguments.context_length, "calls": self.calls,
+            "path": [part for part in sys.path if part], "weight_version": self.version,
+        })  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="launch_server.py")
+    for name in ("model-path", "weight-version", "host", "dtype", "device", "load-format", "attention-backend"):
+        parser.add_argument(f"--{name}")
+    for name in ("port", "nccl-port", "tp-size", "context-length", "max-running-requests", "stream-interval",
+                 "random-seed", "max-total-tokens"):  # fmt: skip
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--mem-fraction-static", type=float)
+    for name in ("skip-tokenizer-init", "incremental-streaming-output", "skip-server-warmup",
+                 "disable-overlap-schedule"):  # fmt: skip
+        parser.add_argument(f"--{name}", action="store_true")
+    arguments = parser.parse_args()
+    words = os.environ.get("FAKE_DIE_AT_START")
+    if words:
+        sys.exit(words)
+    server = Server(arguments)
+    app = web.Application()
+    app.add_routes([
+        web.post("/generate", server.generate), web.post("/abort_request", server.abort),
+        web.post("/pause_generation", server.pause), web.post("/continue_generation", server.resume),
+        web.post("/update_weights_from_disk", server.load), web.get("/model_info", server.model_info),
+        web.get("/server_info", server.server_info),
+    ])  # fmt: skip
+    web.run_app(app, host=arguments.host, port=arguments.port, print=None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Claims about starting a server, and what is said when that does not work, against fake environments."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from areal_like.errors import EngineError, UserError
+from rollout.config import EngineSettings, SGLangSettings
+from rollout.engine.sglang.arguments import extra_words
+from rollout.engine.sglang.attach import check_model, check_server
+from rollout.engine.sglang.environment import Argument, argument_table, check_version, find_python
+from rollout.engine.sglang.process import explain_start
+
+TABLE = {
+    "chunked-prefill-size": Argument(True, False),
+    "enable-metrics": Argument(False, False),
+    "schedule-policy": Argument(True, False, ("lpm", "fcfs")),
+    "cuda-graph-bs": Argument(True, True),
+    "disable-overlap-schedule": Argument(False, False),
+}
+
+
+def words(interruption="recompute", **arguments):
+    named = {name.replace("_", "-"): value for name, value in arguments.items()}
+    return extra_words(EngineSettings(kind="sglang", sglang=SGLangSettings(arguments=named)), TABLE, interruption)
+
+
+def test_further_arguments_become_words_of_the_command_line():
+    given = {"chunked_prefill_size": 4096, "enable_metrics": True, "schedule_policy": "lpm", "cuda_graph_bs": "1 2 4"}
+    assert words(**given) == [
+        "--chunked-prefill-size", "4096", "--enable-metrics", "--schedule-policy", "lpm",
+        "--cuda-graph-bs", "1", "2", "4",
+    ]  # fmt: skip
+    assert words(enable_metrics=False, schedule_policy=None) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"chunked_prefil_size": 1}, "no argument `chunked-prefil-size`.*did you mean chunked-prefill-size"),
+        ({"enable_metrics": "yes"}, "takes no value"),
+        ({"chunked_prefill_size": True}, "takes a value"),
+        ({"schedule_policy": "best"}, "cannot be `best`.*one of lpm, fcfs"),
+        ({"port": 30000}, "`port` is set by the engine itself"),
+        ({"model_path": "x"}, "`model-path` is set by the engine itself"),
+    ],
+)
+def test_arguments_this_version_does_not_take_are_refused(arguments, said):
+    with pytest.raises(UserError, match=said):
+        words(**arguments)
+
+
+def test_keep_kv_refuses_the_overlapped_scheduler():
+    with pytest.raises(UserError, match="keep_kv needs the plain scheduler"):
+        words("keep_kv", disable_overlap_schedule=False)
+
+
+def test_versions_are_asked_where_sglang_lives(fake_world):
+    assert check_version(fake_world.python)["sglang"] == "0.5.23"
+    with pytest.raises(UserError, match=r"SGLang 0\.4\.1 is installed .* 0\.5\.23 is needed: .*stamp"):
+        check_version(fake_world.environment("0.4.1"))
+    with pytest.raises(UserError, match="has no SGLang"):
+        check_version(fake_world.environment(None))
+    with pytest.raises(UserError, match=r"no interpreter .*make sglang-cpu"):
+        find_python(str(fake_world.root / "nothing"))
+
+
+def test_the_list_of_arguments_is_that_of_the_environment_and_asked_once(fake_world):
+    table = argument_table(fake_world.python, is_cpu=True)
+    assert table["schedule-policy"] == Argument(True, False, ("lpm", "fcfs"))
+    assert not table["enable-metrics"].takes_value
+    assert table["cuda-graph-bs"].takes_many
+    (fake_world.python.parents[1] / "packages" / "sglang" / "srt" / "server_args.py").write_text("raise SystemExit")
+    assert argument_table(fake_world.python, is_cpu=True) == table
+
+
+@pytest.mark.parametrize(
+    ("log", "kind", "said"),
+    [
+        ("launch_server.py: error: unrecognized arguments: --fast\n", UserError, "refuses its command line: .*--fast"),
+        (
+            "ValueError: Model architectures ['X'] are not supported for now. Supported",
+            UserError,
+            "cannot load this model",
+        ),
+        ("RuntimeError: Not enough memory. Please try increasing --mem-fraction-static.", UserError, "no memory"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", UserError, "no memory.*CUDA out of memory"),
+        ("OSError: [Errno 98] Address already in use", UserError, "port is taken"),
+        ("starting\nKeyError: 'surprise'\nbye\n", EngineError, "status 1 before it was ready: KeyError: 'surprise'"),
+    ],
+)
+def test_a_failed_start_is_explained_in_one_sentence(tmp_path, log, kind, said):
+    error = explain_start(log, "the server ended with status 1", tmp_path / "log")
+    assert type(error) is kind
+    with pytest.raises(kind, match=said):
+        raise error
+
+
+def test_a_server_that_refuses_to_start_leaves_nothing_behind(fake_world):
+    async def body():
+        fake_world.monkeypatch.setenv("FAKE_DIE_AT_START", "launch_server.py: error: argument --dtype: no")
+        engine = fake_world.make()
+        with pytest.raises(UserError, match="refuses its command line: argument --dtype: no"):
+            await engine.start()
+        await engine.close()
+        assert [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE] == []
+
+    fake_world.run(body())
+
+
+ORPHANS = """
+import asyncio, sys
+sys.path.insert(0, {here!r})
+from pathlib import Path
+from rollout.engine.sglang.process import ServerProcess
+
+async def main():
+    command = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+    process = await ServerProcess.start(command, {{}}, Path({root!r}) / "log", Path({root!r}))
+    print(process.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the launcher kills the process group")
+def test_the_server_dies_with_a_worker_killed_outright(tmp_path):
+    import rollout
+
+    here = str(rollout.__path__[0].removesuffix("/rollout"))
+    worker = subprocess.Popen(
+        [sys.executable, "-c", ORPHANS.format(here=here, root=str(tmp_path))], stdout=subprocess.PIPE, text=True
+    )
+    assert worker.stdout is not None
+    server = psutil.Process(int(worker.stdout.readline()))
+    while "up" not in (tmp_path / "log").read_text():
+        time.sleep(0.01)
+    worker.kill()
+    worker.wait()
+    gone, alive = psutil.wait_procs([server], timeout=10)
+    assert (gone, alive) == ([server], [])
+
+
+def test_an_attached_server_must_be_of_the_known_version_and_fit():
+    good = {"version": "0.5.23", "disable_overlap_schedule": True, "context_length": 100}
+    check_server("u", good, "keep_kv", 100)
+    with pytest.raises(UserError, match=r"is SGLang 0\.5\.22"):
+        check_server("u", {**good, "version": "0.5.22"}, "recompute", 100)
+    with pytest.raises(UserError, match="--disable-overlap-schedule"):
+        check_server("u", {**good, "disable_overlap_schedule": False}, "keep_kv", 100)
+    with pytest.raises(UserError, match="has a context of 100 tokens"):
+        check_server("u", good, "recompute", 101)
+
+
+def test_an_attached_server_must_hold_a_model_of_the_same_shape(tmp_path):
+    for name, size in (("ours", 8), ("same", 8), ("other", 16)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(f'{{"model_type": "qwen3", "hidden_size": {size}}}')
+    check_model("u", {"model_path": str(tmp_path / "same")}, tmp_path / "ours")
+    with pytest.raises(UserError, match="hidden_size is 16, ours is 8"):
+        check_model("u", {"model_path": str(tmp_path / "other")}, tmp_path / "ours")
+    with pytest.raises(UserError, match="model_type is llama, ours is qwen3"):
+        check_model("u", {"model_path": "elsewhere", "model_type": "llama"}, tmp_path / "ours")

@@ -1,0 +1,178 @@
+"""Claims about new versions under running answers, and about servers that die, against a fake launcher."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from areal_like.errors import EngineError, WeightError
+
+SLOW = "0.01"
+
+
+async def begin(fake_world, engine, count=3, length=60):
+    """Requests that generate, each with tokens."""
+    tasks = [asyncio.ensure_future(engine.generate(fake_world.ask(n, length))) for n in range(count)]
+    await fake_world.until(lambda: all(len(engine.progress().get(n, ())) for n in range(count)))
+    return tasks
+
+
+def calls_of(info):
+    return [call for call in info["calls"] if call[0] in ("pause", "load", "resume")]
+
+
+@pytest.mark.parametrize(("mode", "pause", "flush"), [("recompute", "retract", True), ("keep_kv", "in_place", False)])
+def test_a_swap_pauses_loads_and_continues(fake_world, mode, pause, flush):
+    async def body():
+        fake_world.monkeypatch.setenv("FAKE_TICK_S", SLOW)
+        async with fake_world.engine(interruption=mode) as engine:
+            tasks = await begin(fake_world, engine)
+            report = await engine.load_version(fake_world.publish(1), mode)
+            assert (report.version, engine.version) == (1, 1)
+            for outcome in await asyncio.gather(*tasks):
+                fake_world.check(outcome.segment)
+                assert set(outcome.segment.versions_R.tolist()) == {0, 1}
+            info = await fake_world.server_info(engine)
+            assert calls_of(info)[-3:] == [["pause", pause], ["load", "1", flush], ["resume"]]
+            keys = [call[1] for call in info["calls"] if call[0] == "generate"]
+            await engine.generate(fake_world.ask(50))
+            after = [call for call in (await fake_world.server_info(engine))["calls"] if call[0] == "generate"][-1]
+            assert after[1] not in keys, "a prefix of the old weights could be found again"
+            assert 0 < engine.counters()["paused_s"] < 5
+
+    fake_world.run(body())
+
+
+def test_drain_lets_running_answers_finish_and_holds_new_ones(fake_world):
+    async def body():
+        fake_world.monkeypatch.setenv("FAKE_TICK_S", SLOW)
+        async with fake_world.engine(interruption="drain") as engine:
+            tasks = await begin(fake_world, engine)
+            loading = asyncio.ensure_future(engine.load_version(fake_world.publish(1), "drain"))
+            await fake_world.until(lambda: not engine._gate.is_set())
+            late = asyncio.ensure_future(engine.generate(fake_world.ask(9)))
+            assert {v for task in tasks for v in (await task).segment.versions_R.tolist()} == {0}
+            await loading
+            assert set((await late).segment.versions_R.tolist()) == {1}
+
+    fake_world.run(body())
+
+
+def test_pause_and_resume_stop_and_go_on(fake_world):
+    async def body():
+        fake_world.monkeypatch.setenv("FAKE_TICK_S", SLOW)
+        async with fake_world.engine() as engine:
+            tasks = await begin(fake_world, engine)
+            await engine.pause()
+            late = asyncio.ensure_future(engine.generate(fake_world.ask(9)))
+            await engine.load_version(fake_world.publish(1), "recompute")
+            assert (await fake_world.server_info(engine))["calls"][-1] == ["load", "1", True]
+            assert not late.done()
+            await engine.resume()
+            for outcome in await asyncio.gather(*tasks, late):
+                fake_world.check(outcome.segment)
+
+    fake_world.run(body())
+
+
+def test_a_rollback_ends_answers_that_have_newer_tokens(fake_world):
+    async def body():
+        fake_world.monkeypatch.setenv("FAKE_TICK_S", SLOW)
+        async with fake_world.engine(load=3) as engine:
+            tasks = await begin(fake_world, engine)
+            await engine.load_version(fake_world.publish(2), "recompute")
+            for outcome in await asyncio.gather(*tasks):
+                assert outcome.end_reason == "cancelled"
+                assert set(outcome.segment.versions_R.tolist()) == {3}
+            assert set((await engine.generate(fake_world.ask(9))).segment.versions_R.tolist()) == {2}
+
+    fake_world.run(body())
+
+
+def test_a_refused_version_costs_a_server_and_no_answer(fake_world):
+    async def body():
+        fake_world.monkeypatch.setenv("FAKE_TICK_S", SLOW)
+        fake_world.monkeypatch.setenv("FAKE_REFUSE_VERSION", "1")
+        async with fake_world.engine(max_restarts=0) as engine:
+            tasks = await begin(fake_world, engine)
+            with pytest.raises(WeightError, match=r"cannot load version 1: .*does not fit"):
+                await engine.load_version(fake_world.publish(1), "recompute")
+            assert engine.version == 0
+            for outcome in await asyncio.gather(*tasks):
+                fake_world.check(outcome.segment)
+                assert set(outcome.segment.versions_R.tolist()) == {0}
+
+    fake_world.run(body())
+
+
+def test_versions_that_are_not_finite_or_of_another_shape_never_reach_the_server(fake_world):
+    async def body():
+        async with fake_world.engine() as engine:
+            with pytest.raises(WeightError, match="not finite"):
+                await engine.load_version(fake_world.publish(1, float("nan")), "recompute")
+            manifest = fake_world.publish(2)
+            payload = manifest.with_name(manifest.name.replace(".manifest.json", ".weights"))
+            payload.write_bytes(bytes(reversed(payload.read_bytes())))
+            with pytest.raises(WeightError, match="checksum"):
+                await engine.load_version(manifest, "recompute")
+            assert [call[1] for call in calls_of(await fake_world.server_info(engine)) if call[0] == "load"] == ["0"]
+
+    fake_world.run(body())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_answers_go_on_after_their_server_died_or_froze(fake_world, number):
+    async def body():
+        fake_world.monkeypatch.setenv("FAKE_TICK_S", SLOW)
+        async with fake_world.engine(control_timeout_s=0.5, max_restarts=1) as engine:
+            await engine.load_version(fake_world.publish(4), "recompute")
+            tasks = await begin(fake_world, engine)
+            process = (await engine._keeper.ready()).process
+            if number == signal.SIGSTOP:
+                engine._keeper._probed_s = 0.0  # the next look need not wait for its turn
+            os.kill(process.pid, number)
+            for outcome in await asyncio.gather(*tasks):
+                fake_world.check(outcome.segment)
+                assert (outcome.end_reason, len(outcome.segment)) == ("length", 60)
+            info = await fake_world.server_info(engine)
+            assert info["weight_version"] == "4", "the successor did not start with the version in use"
+            assert engine.counters()["server_restarts"] == 1
+
+    fake_world.run(body())
+
+
+def test_a_server_that_dies_while_it_loads_is_replaced_and_loads_again(fake_world):
+    async def body():
+        fake_world.monkeypatch.setenv("FAKE_TICK_S", SLOW)
+        fake_world.monkeypatch.setenv("FAKE_DIE_LOADING", "1")
+        async with fake_world.engine() as engine:
+            tasks = await begin(fake_world, engine)
+            await engine.load_version(fake_world.publish(1), "recompute")
+            assert engine.version == 1
+            for outcome in await asyncio.gather(*tasks):
+                fake_world.check(outcome.segment)
+                assert len(outcome.segment) == 60
+
+    fake_world.run(body())
+
+
+def test_a_spent_budget_of_restarts_ends_the_engine_with_the_reason(fake_world):
+    async def body():
+        fake_world.monkeypatch.setenv("FAKE_TICK_S", SLOW)
+        async with fake_world.engine(max_restarts=1) as engine:
+            tasks = await begin(fake_world, engine)
+            for _ in range(2):
+                live = await engine._keeper.ready()
+                os.kill(live.process.pid, signal.SIGKILL)
+                await fake_world.until(lambda live=live: engine._keeper.live is not live)
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(result, EngineError)
+                assert "died more than 1 times" in str(result)
+                assert "SIGKILL" in str(result)
+            with pytest.raises(EngineError, match="died more than 1 times"):
+                await engine.load_version(fake_world.publish(1), "recompute")
+
+    fake_world.run(body())
