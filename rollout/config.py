@@ -23,8 +23,9 @@ class SGLangSettings(Settings):
     that takes no value. Checked against that version's own list before the launch."""
     environment: dict[str, str] = Field({})
     """Variables added to the servers' environment."""
-    stream_tokens: int = Field(8, gt=0)
-    """A server reports an answer's progress every so many tokens; what was not reported is lost when it dies."""
+    stream_tokens: int = Field(1, gt=0)
+    """A server reports an answer's progress every so many tokens. With more than 1, what an answer got after a new
+    version is known only at its end, and sampled again should the server die before."""
     control_timeout_s: float = Field(60.0, gt=0)
     """Deadline of every control call but loading weights. A server that answers none for this long counts as dead."""
     load_timeout_s: float = Field(600.0, gt=0)

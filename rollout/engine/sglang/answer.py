@@ -2,26 +2,31 @@
 
 Owns: reading stream events, growing the arrays, the versions out of the server's spans. Refuses: sockets, retries.
 
-SGLang stamps spans of output positions with the name of the weights in use when they were sampled
-(`meta_info.weight_versions`). Where its boundary is exact: always without the overlapped scheduler, and in `retract`
-with it; `pause in place` with the overlapped scheduler is one token early for requests in the batch under way and right
-for others, which no one can tell apart afterwards, so that pair is never used (arguments.py).
+How the versions come. An answer's last event brings spans of output positions with the name of the weights they were
+sampled with: those are the truth, and the whole attempt is stamped by them. Every earlier event names the weights in
+use when the server's front passed it on. Outputs and the answer to a weight update come to the front through one queue,
+and we let generation go on only after that answer, so the name is right for every token of the event, as long as it
+holds one token, or names the same weights as the event before it. Any other event hides a boundary: its tokens, and
+those after it, are held back until the spans come, and are sampled again should the server die first.
+
+The spans' own boundary is exact without the overlapped scheduler, and in `retract` with it. A pause in place with the
+overlapped scheduler is one token early for requests in the batch under way and right for others, which no one can tell
+apart afterwards, so that pair is never used (arguments.py).
 
 Shape legend: R tokens of the answer, N tokens new in one event.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from areal_like.errors import EngineError
-from areal_like.trajectory import Segment
+from areal_like.trajectory import NO_VERSION, Segment
 
 FIRST_ROOM = 256
-FinishType = Literal["stop", "length", "abort"]
 
 
 class VersionSpan(msgspec.Struct, frozen=True):
@@ -89,21 +94,25 @@ class GrowingAnswer:
         self._logprobs = np.zeros(FIRST_ROOM, np.float32)
         self._versions = np.zeros(FIRST_ROOM, np.int32)
         self._count = 0
+        self._hidden = 0
         self._attempt_start = 0
+        self._attempt_version = NO_VERSION
+        self.num_corrected = 0
+        """Tokens whose stamp the spans changed after they had been shown."""
 
     def __len__(self) -> int:
         return self._count
 
     @property
     def segment(self) -> Segment:
-        """All new tokens so far; a view that later growth does not change."""
+        """All new tokens whose version is certain; a view that later growth does not change."""
         end = self._count
         return Segment(self._tokens[:end], self._logprobs[:end], self._versions[:end])
 
     @property
     def last_version(self) -> int:
         """Version of the newest token; -1 before the first."""
-        return int(self._versions[self._count - 1]) if self._count else -1
+        return int(self._versions[self._count - 1]) if self._count else NO_VERSION
 
     @property
     def last_token(self) -> int:
@@ -113,50 +122,79 @@ class GrowingAnswer:
     @property
     def is_attempt_empty(self) -> bool:
         """The attempt under way has brought no token yet."""
-        return self._count == self._attempt_start
+        return self._count + self._hidden == self._attempt_start
 
-    def begin_attempt(self) -> None:
-        """A new request continues the answer; positions of its events count from here."""
-        self._attempt_start = self._count
+    def begin_attempt(self, version: int) -> None:
+        """A new request continues the answer; positions of its events count from here. What is hidden is forgotten.
+
+        `version`: what the engine samples with as the attempt begins.
+        """
+        self._attempt_start, self._hidden, self._attempt_version = self._count, 0, version
 
     def take(self, event: StreamEvent, *, is_incremental: bool) -> int:
         """Append what the event adds; how many tokens that is.
 
         Raises EngineError where ids, log-probs and versions do not belong together.
         """
-        meta, done = event.meta_info, self._count - self._attempt_start
-        ids, logprobs = event.output_ids, meta.output_token_logprobs
-        if not is_incremental:
-            ids, logprobs = ids[done:], logprobs[done:]
-        if not ids:
-            return 0
-        if len(logprobs) != len(ids):
-            raise EngineError(f"the server sent {len(ids)} tokens with {len(logprobs)} log-probs")
-        count = len(ids)
-        self._grow(self._count + count)
-        here = slice(self._count, self._count + count)
-        self._tokens[here] = ids
-        self._logprobs[here] = [-np.inf if entry[0] is None else min(entry[0], 0.0) for entry in logprobs]
+        meta, held = event.meta_info, self._count + self._hidden
+        done = held - self._attempt_start
+        count = meta.completion_tokens - done  # the last event of a request aborted in the queue repeats a token
+        start = 0 if is_incremental else done
+        ids = event.output_ids[start : start + max(count, 0)]
+        logprobs = meta.output_token_logprobs[start : start + max(count, 0)]
+        if len(ids) != count or len(logprobs) != count:
+            raise EngineError(
+                f"after {done} tokens the server says {meta.completion_tokens}, and sends {len(event.output_ids)} with "
+                f"{len(meta.output_token_logprobs)} log-probs"
+            )
         if [entry[1] for entry in logprobs] != list(ids):
             raise EngineError("the server's log-probs are of other tokens than it sent")
-        self._versions[here] = versions_of(meta, done, done + count)
-        self._count += count
+        if count:
+            self._append(ids, [-np.inf if entry[0] is None else min(entry[0], 0.0) for entry in logprobs])
+            self._stamp(meta, count)
+        if meta.weight_versions:
+            self._settle(meta)
         return count
+
+    def _append(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        start = self._count + self._hidden
+        self._grow(start + len(ids))
+        self._tokens[start : start + len(ids)] = ids
+        self._logprobs[start : start + len(ids)] = logprobs
+        self._hidden += len(ids)
+
+    def _stamp(self, meta: MetaInfo, count: int) -> None:
+        """Show the newest `count` tokens with the version the event names, if it is certain."""
+        version = version_number(meta.weight_version)
+        is_certain = self._hidden == count and (count == 1 or version == self._attempt_version)
+        self._attempt_version = version
+        if is_certain:
+            self._versions[self._count : self._count + count] = version
+            self._count, self._hidden = self._count + count, 0
+
+    def _settle(self, meta: MetaInfo) -> None:
+        """Stamp the whole attempt by the server's spans, and show it."""
+        start, end = self._attempt_start, self._count + self._hidden
+        versions = versions_of(meta, 0, end - start)
+        self.num_corrected += int((versions[: self._count - start] != self._versions[start : self._count]).sum())
+        self._versions[start:end] = versions
+        self._count, self._hidden = end, 0
 
     def _grow(self, needed: int) -> None:
         if needed <= len(self._tokens):
             return
         room = max(needed, 2 * len(self._tokens))
+        used = self._count + self._hidden
         for name in ("_tokens", "_logprobs", "_versions"):
             old = getattr(self, name)
             grown = np.zeros(room, old.dtype)
-            grown[: self._count] = old[: self._count]
+            grown[:used] = old[:used]
             setattr(self, name, grown)
 
 
 def versions_of(meta: MetaInfo, start: int, end: int) -> np.ndarray:
     """Version of output positions `start` to `end` [N], int32. Raises EngineError when spans leave one out."""
-    versions_N = np.full(end - start, -1, np.int32)
+    versions_N = np.full(end - start, NO_VERSION, np.int32)
     for span in meta.weight_versions:
         low, high = max(span.start, start), min(span.end, end)
         if low < high:

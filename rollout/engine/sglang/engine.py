@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from areal_like.errors import EngineError, WeightError
+from areal_like.errors import EngineError, UserError, WeightError
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
 from rollout.config import EngineSettings
@@ -115,7 +115,7 @@ class SGLangEngine:
         self._keeper: ServerKeeper | None = None
         self._current: StagedVersion | None = None
         self._version = -1
-        self._num_swaps = 0
+        self._num_swaps = self._num_corrected = 0
         self._num_tickets = 0
         self._num_streaming = 0
         self._is_paused = False
@@ -141,7 +141,12 @@ class SGLangEngine:
     async def start(self) -> None:
         """Check environment and arguments, and bring the server up. Raises UserError, EngineError."""
         config = await asyncio.to_thread(read_config, self._model_dir)
-        self._vocab_size = int(config.vocab_size)
+        self._vocab_size = int(config.get_text_config().vocab_size)
+        if not config.architectures:
+            what = "config.json names no `architectures`, and SGLang chooses the model's code by them"
+            raise UserError(
+                what, where=str(self._model_dir), remedy="save the model with transformers' save_pretrained"
+            )
         self._context = min(self._context, getattr(config, "max_position_embeddings", None) or self._context)
         launch = None if self._attach else await asyncio.to_thread(self._plan)
         if self._attach:
@@ -188,7 +193,12 @@ class SGLangEngine:
     def counters(self) -> dict[str, float]:
         """Monotonic: tokens, prefill_tokens, cached_tokens, swaps, server_restarts; busy_s, idle_s, paused_s."""
         restarts = self._keeper.num_restarts if self._keeper else 0
-        return {**self._meter.counters(), "swaps": float(self._num_swaps), "server_restarts": float(restarts)}
+        return {
+            **self._meter.counters(),
+            "swaps": float(self._num_swaps),
+            "server_restarts": float(restarts),
+            "corrected_tokens": float(self._num_corrected),
+        }
 
     # ------------------------------------------------------------------ requests
 
@@ -229,7 +239,7 @@ class SGLangEngine:
         answer, before = running.answer, len(running.answer)
         self._num_tickets += 1
         running.ticket = f"{self._where.name}-{self._num_tickets}"
-        answer.begin_attempt()
+        answer.begin_attempt(self._version)
         expected = self._version if self._interruption == "keep_kv" else None
         self._streams(running, True)
         finish: Finish | None = None
@@ -294,6 +304,10 @@ class SGLangEngine:
     def _take(self, running: _Running, event: StreamEvent, live: Live) -> None:
         is_first = running.answer.is_attempt_empty
         count = running.answer.take(event, is_incremental=live.is_incremental)
+        if running.answer.num_corrected:
+            log.warning("%s: %d tokens were stamped anew by the server", running.ticket, running.answer.num_corrected)
+            self._num_corrected += running.answer.num_corrected
+            running.answer.num_corrected = 0
         self._meter.came(count, event.meta_info if is_first and count else None)
 
     async def _end_of(self, running: _Running, finish: Finish | None, before: int) -> EndReason | None:
@@ -472,5 +486,6 @@ class SGLangEngine:
 
 def _is_overtaken(event: StreamEvent, expected: int) -> bool:
     """The first token of an attempt was sampled under another version than the gate showed."""
-    spans = event.meta_info.weight_versions
-    return bool(event.output_ids) and bool(spans) and spans[0].version != str(expected)
+    meta = event.meta_info
+    first = meta.weight_versions[0].version if meta.weight_versions else meta.weight_version
+    return bool(event.output_ids) and first != str(expected)

@@ -46,7 +46,7 @@ class FakeWorld:
         self.model_dir = root / "model"
         AutoConfig.for_model(
             "qwen3", vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
-            max_position_embeddings=128,
+            max_position_embeddings=128, architectures=["Qwen3ForCausalLM"],
         ).save_pretrained(self.model_dir)  # fmt: skip
         self.store = WeightStore(root / "weights", "shm", keep=50)
         self.python = self.environment("0.5.23")
@@ -77,7 +77,7 @@ class FakeWorld:
 
     def make(self, *, attach: str | None = None, interruption: Any = "recompute", **sglang: Any) -> SGLangEngine:
         environment = {"FAKE_MARKS": str(self.marks), **{k: v for k, v in os.environ.items() if k.startswith("FAKE_")}}
-        settings = {"stream_tokens": 2, "control_timeout_s": 5.0, "environment": environment, **sglang}
+        settings = {"control_timeout_s": 5.0, "environment": environment, **sglang}
         return SGLangEngine(
             self.model_dir,
             EngineSettings(

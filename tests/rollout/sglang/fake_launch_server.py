@@ -74,7 +74,8 @@ class Server:
                     "prompt_tokens": len(ids),
                     "cached_tokens": 0,
                     "completion_tokens": len(tokens),
-                    "weight_versions": spans,
+                    "weight_version": self.version,
+                    **({"weight_versions": spans} if finish else {}),
                     "output_token_logprobs": logprobs,
                 },
             }
