@@ -40,7 +40,7 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "architectures": ["Qwen3ForCausalLM"],
 }  # fmt: skip
 TOLERANCE_NATS, APART_NATS = 1e-4, 0.1
-PATIENCE_S = 600.0
+PATIENCE_S = 1200.0
 SLOW_S = 0.02
 """Added to every forward pass of the server, so that answers outlast what the tests do to it."""
 
