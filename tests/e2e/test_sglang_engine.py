@@ -291,7 +291,7 @@ def test_drain_lets_answers_finish_under_the_version_they_began_with(world: Worl
         requests = [ask(n) for n in range(130, 134)]
         tasks = await start_all(world, requests)
         loading = asyncio.ensure_future(world.load(6, "drain"))
-        await until(lambda: not world.engine._gate.is_set())
+        await until(lambda: not world.engine._attempts.gate.is_set())
         late = asyncio.ensure_future(world.engine.generate(ask(140)))
         for request, outcome in zip(requests, await asyncio.gather(*tasks), strict=True):
             assert set(outcome.segment.versions_R.tolist()) == {5}

@@ -115,6 +115,11 @@ class GrowingAnswer:
         return int(self._versions[self._count - 1]) if self._count else NO_VERSION
 
     @property
+    def newest_version(self) -> int:
+        """The highest version any token may have, hidden ones included; -1 before the first."""
+        return self._attempt_version if self._hidden else self.last_version
+
+    @property
     def last_token(self) -> int:
         """The newest token; -1 before the first."""
         return int(self._tokens[self._count - 1]) if self._count else -1

@@ -52,7 +52,7 @@ def test_drain_lets_running_answers_finish_and_holds_new_ones(fake_world):
         async with fake_world.engine(interruption="drain") as engine:
             tasks = await begin(fake_world, engine)
             loading = asyncio.ensure_future(engine.load_version(fake_world.publish(1), "drain"))
-            await fake_world.until(lambda: not engine._gate.is_set())
+            await fake_world.until(lambda: not engine._attempts.gate.is_set())
             late = asyncio.ensure_future(engine.generate(fake_world.ask(9)))
             assert {v for task in tasks for v in (await task).segment.versions_R.tolist()} == {0}
             await loading

@@ -1,0 +1,267 @@
+"""Answers under way on one server: requests, their attempts, and the gate they pass.
+
+Owns: slots, the gate, what is sent, what the server's reasons for ending mean. Refuses: versions and pauses
+(engine.py), the server's life (keeper.py), reading events (answer.py).
+
+One request is as many attempts as it takes: an attempt that breaks off (the server died, or was replaced) is followed
+by another that hands the server prompt plus all tokens so far. Tokens of an answer are therefore sampled once each,
+whatever happens to servers.
+
+The gate is closed while a version is swapped in, so that no attempt begins between a pause and the new weights. Prefix
+caches are told apart by `extra_key`, which changes with every swap: with `keep_kv` nothing is flushed, and keys and
+values of old weights stay with the requests that made them. An attempt whose first token carries another version than
+the gate showed was overtaken by the swap; with `keep_kv` it may have used an old prefix, and is thrown away and made
+again. With `recompute` and `drain` the whole cache is flushed inside the pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from areal_like.errors import EngineError
+from areal_like.trajectory import Segment
+from rollout.engine.port import EndReason, GenerationOutcome, GenerationRequest
+from rollout.engine.requests import check_request, ended_already
+from rollout.engine.sglang.answer import Finish, GrowingAnswer, StreamEvent
+from rollout.engine.sglang.client import ServerGone, ServerRefused, SGLangClient
+from rollout.engine.sglang.keeper import Live, ServerKeeper
+from rollout.engine.sglang.meter import Meter
+
+log = logging.getLogger(__name__)
+
+MAX_BARREN_ATTEMPTS = 5
+"""Attempts in a row that bring an answer no token: then the server, or the request, is at fault."""
+BARREN_WAIT_S = 0.5
+
+
+@dataclass
+class _Running:
+    """A request and what it has so far."""
+
+    request: GenerationRequest
+    answer: GrowingAnswer = field(default_factory=GrowingAnswer)
+    ticket: str = ""
+    is_streaming: bool = False
+    is_void: bool = False
+    """It has tokens of versions newer than the one swapped in: it ends as `cancelled`."""
+    barren: int = 0
+
+
+class Attempts:
+    """All answers of one engine. `version`, `prefix_key` and the gate are the engine's to change, in a swap."""
+
+    def __init__(
+        self,
+        keeper: ServerKeeper,
+        meter: Meter,
+        *,
+        name: str,
+        num_slots: int,
+        context: int,
+        vocab_size: int,
+        keeps_kv: bool,
+    ) -> None:
+        """`keeps_kv`: swaps may leave old keys and values on the server."""
+        self._keeper, self.meter, self._name, self._keeps_kv = keeper, meter, name, keeps_kv
+        self.context, self.vocab_size = context, vocab_size
+        self.version = -1
+        self.prefix_key = 0
+        """Prefixes are shared among requests of equal key."""
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.num_streaming = self.num_corrected = 0
+        # A few more than the server runs at once, so that a slot need not wait for the next request's way there.
+        self._slots = asyncio.Semaphore(num_slots + max(1, num_slots // 8))
+        self._running: dict[int, _Running] = {}
+        self._background: set[asyncio.Task[Any]] = set()
+        self._num_tickets = 0
+
+    def close(self) -> None:
+        """Whoever waits at the gate finds out that there is no server."""
+        for task in list(self._background):
+            task.cancel()
+        self.gate.set()
+
+    async def generate(self, request: GenerationRequest) -> GenerationOutcome:
+        """One answer, over as many attempts as it takes. Raises UserError (it cannot fit), EngineError (no server)."""
+        check_request(request, context=self.context, vocab_size=self.vocab_size)
+        if (outcome := ended_already(request)) is not None:
+            return outcome
+        running = self._running[request.request_id] = _Running(request)
+        asked_s, paused_s = time.monotonic(), self.meter.paused_s
+        try:
+            async with self._slots:
+                began_s = time.monotonic()
+                end_reason: EndReason | None = None
+                while end_reason is None:
+                    end_reason = "cancelled" if running.is_void else await self._attempt(running)
+            return GenerationOutcome(
+                request_id=request.request_id,
+                segment=running.answer.segment,
+                end_reason=end_reason,
+                queue_s=began_s - asked_s,
+                generate_s=time.monotonic() - began_s,
+                paused_s=self.meter.paused_s - paused_s,
+            )
+        finally:
+            del self._running[request.request_id]
+
+    def progress(self) -> Mapping[int, Segment]:
+        """For each running request: all newly sampled tokens so far."""
+        return {request_id: running.answer.segment for request_id, running in self._running.items()}
+
+    async def _attempt(self, running: _Running) -> EndReason | None:
+        """One request to the server, from the tokens so far. How the answer ended, or None: it must go on."""
+        live = await self._admitted()
+        if running.is_void:
+            return "cancelled"
+        answer, before = running.answer, len(running.answer)
+        self._num_tickets += 1
+        running.ticket = f"{self._name}-{self._num_tickets}"
+        answer.begin_attempt(self.version)
+        expected = self.version if self._keeps_kv else None
+        self._streams(running, True)
+        finish: Finish | None = None
+        try:
+            events = live.client.stream(self._body(running))
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    if event.error is not None:
+                        raise ServerRefused("/generate", 200, bytes(event.error).decode(errors="replace"))
+                    if running.is_void or (expected is not None and _is_overtaken(event, expected)):
+                        self._spawn_abort(live.client, running.ticket)
+                        return "cancelled" if running.is_void else None
+                    expected = None if event.output_ids else expected
+                    self._take(running, event, live)
+                    finish = event.meta_info.finish_reason
+        except asyncio.CancelledError:
+            self._spawn_abort(live.client, running.ticket)
+            raise
+        except ServerGone as error:
+            self._streams(running, False)
+            await self._after_break(running, live, before, str(error))
+            return None
+        except ServerRefused as error:
+            raise EngineError(f"the server refuses a request it should take: {error}") from error
+        finally:
+            self._streams(running, False)
+        return await self._end_of(running, finish, before)
+
+    async def _admitted(self) -> Live:
+        """A server, at a moment when the gate is open: no await may follow before the request is made."""
+        while True:
+            await self.gate.wait()
+            live = await self._keeper.ready()
+            if self.gate.is_set() and self._keeper.live is live:
+                return live
+
+    def _body(self, running: _Running) -> dict[str, Any]:
+        request, answer = running.request, running.answer
+        sampling = request.sampling
+        ids = [*request.prompt_P.tolist(), *request.prefix.tokens_R.tolist(), *answer.segment.tokens_R.tolist()]
+        left = min(
+            sampling.max_new_tokens - len(request.prefix), self.context - len(request.prompt_P) - len(request.prefix)
+        )
+        if request.segment_tokens:
+            left = min(left, request.segment_tokens)
+        return {
+            "rid": running.ticket,
+            "input_ids": ids,
+            "sampling_params": {
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k or -1,
+                "max_new_tokens": left - len(answer),
+                "stop_token_ids": list(sampling.stop_token_ids),
+            },
+            "return_logprob": True,
+            "stream": True,
+            "extra_key": str(self.prefix_key),
+        }
+
+    def _take(self, running: _Running, event: StreamEvent, live: Live) -> None:
+        is_first = running.answer.is_attempt_empty
+        count = running.answer.take(event, is_incremental=live.is_incremental)
+        if running.answer.num_corrected:
+            log.warning("%s: %d tokens were stamped anew by the server", running.ticket, running.answer.num_corrected)
+            self.num_corrected += running.answer.num_corrected
+            running.answer.num_corrected = 0
+        self.meter.came(count, event.meta_info if is_first and count else None)
+
+    async def _end_of(self, running: _Running, finish: Finish | None, before: int) -> EndReason | None:
+        """What the server's reason means for the whole answer."""
+        request, answer = running.request, running.answer
+        total = len(request.prefix) + len(answer)
+        if finish is not None and finish.type == "stop" and answer.last_token in request.sampling.stop_token_ids:
+            return "stop"
+        if total >= request.sampling.max_new_tokens or len(request.prompt_P) + total >= self.context:
+            return "length"
+        if request.segment_tokens and len(answer) >= request.segment_tokens:
+            return "segment"
+        if running.is_void:
+            return "cancelled"
+        if finish is not None and finish.type == "abort" and len(answer) > before:
+            log.info("the server gave up %s after %d tokens: %s", running.ticket, len(answer) - before, finish.message)
+            return "cancelled"  # what it has goes on elsewhere
+        # Everything else is no end of ours: the model's own end-of-sequence id where it is no stop id, or a server that
+        # could not go on for want of memory.
+        await self._count_barren(running, before, f"{finish.type}: {finish.message}" if finish else "no reason given")
+        return None
+
+    async def _after_break(self, running: _Running, live: Live, before: int, words: str) -> None:
+        await self._count_barren(running, before, words)
+        await self._keeper.settle(live.epoch, words)
+
+    async def _count_barren(self, running: _Running, before: int, words: str) -> None:
+        running.barren = 0 if len(running.answer) > before else running.barren + 1
+        if running.barren >= MAX_BARREN_ATTEMPTS:
+            raise EngineError(
+                f"{MAX_BARREN_ATTEMPTS} attempts brought an answer no token; the last ended with: {words}"
+            )
+        if running.barren:
+            await asyncio.sleep(BARREN_WAIT_S)
+
+    def _streams(self, running: _Running, is_streaming: bool) -> None:
+        if running.is_streaming == is_streaming:
+            return
+        running.is_streaming = is_streaming
+        self.num_streaming += 1 if is_streaming else -1
+        self.meter.works(self.num_streaming > 0)
+        if self.num_streaming:
+            self.idle.clear()
+        else:
+            self.idle.set()
+
+    def _spawn_abort(self, client: SGLangClient, ticket: str) -> None:
+        """Free the slot on the server without waiting for it; a server that is gone needs no telling."""
+
+        async def abort() -> None:
+            with contextlib.suppress(ServerGone, ServerRefused):
+                await client.abort(ticket)
+
+        task = asyncio.create_task(abort(), name=f"abort-{ticket}")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def void_newer_than(self, version: int, client: SGLangClient) -> None:
+        """A rollback: answers with tokens of abandoned versions end as they are (law 5)."""
+        for running in self._running.values():
+            if max(running.answer.newest_version, running.request.prefix.last_version) > version:
+                running.is_void = True
+                if running.is_streaming:
+                    self._spawn_abort(client, running.ticket)
+
+
+def _is_overtaken(event: StreamEvent, expected: int) -> bool:
+    """The first token of an attempt was sampled under another version than the gate showed."""
+    meta = event.meta_info
+    first = meta.weight_versions[0].version if meta.weight_versions else meta.weight_version
+    return bool(event.output_ids) and first != str(expected)
