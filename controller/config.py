@@ -307,8 +307,8 @@ class RunConfig(Settings):
 
     @property
     def rollout_devices(self) -> tuple[str, ...]:
-        """Device of each rollout worker: plain `cuda` and several workers mean one GPU each (sglang: `tp_size` in a row,
-        the first is named), the trainer's left out."""
+        """Device of each rollout worker: plain `cuda` and several workers mean one GPU each (sglang: `tp_size` in a
+        row, named by the first), the trainer's left out."""
         engine, count = self.rollout.engine, self.rollout.num_workers
         width = engine.sglang.tp_size if engine.kind == "sglang" else 1
         if engine.device != "cuda" or count * width == 1:

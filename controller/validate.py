@@ -25,6 +25,7 @@ from controller.config import (
 )
 from controller.config_problems import Problem, nearest, show
 from controller.rank_problems import rank_problems
+from controller.validate_engine import engine_problems
 
 MAX_NAME_BYTES = 200
 """File systems take 255; -eval, -2 and the like are appended."""
@@ -45,7 +46,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         rank_problems,
         _reward,
         _devices,
-        _engine,
+        engine_problems,
         _launch,
         _weights,
         _metrics,
@@ -338,28 +339,6 @@ def _devices(config: RunConfig) -> Iterator[Problem]:
     template = config.rollout.prompt_template
     if template is not None and PLACEHOLDER not in template:
         yield Problem(("rollout.prompt_template",), "does not say where the prompt goes", f"write {PLACEHOLDER} in it")
-
-
-def _engine(config: RunConfig) -> Iterator[Problem]:
-    engine, count = config.rollout.engine, config.rollout.num_workers
-    if engine.kind != "sglang":
-        if engine.sglang.model_fields_set:
-            yield Problem(
-                ("rollout.engine.sglang", "rollout.engine.kind"),
-                f"says how SGLang runs, and the engine is {engine.kind}",
-                "rollout.engine.kind: sglang",
-            )
-        return
-    attach = engine.sglang.attach
-    if attach and len(attach) != count:
-        yield Problem(
-            ("rollout.engine.sglang.attach", "rollout.num_workers"),
-            f"names {len(attach)} server{'s' if len(attach) > 1 else ''} for {count} worker{'s' if count > 1 else ''}",
-            "one address per worker",
-        )
-    for index, url in enumerate(attach):
-        if not re.fullmatch(r"https?://[^/\s]+(:\d+)?/?", url):
-            yield Problem((f"rollout.engine.sglang.attach.{index}",), f"`{url}` is no address", "http://HOST:PORT")
 
 
 def _launch(config: RunConfig) -> Iterator[Problem]:

@@ -32,7 +32,8 @@ def sglang(machine: Machine) -> Finding:
     """SGLang, in an environment of its own or in this one."""
     entry = versions.required_of("sglang")
     known = entry.text.partition("==")[2] or "unknown"
-    how = f"python3 -m venv {SGLANG_PYTHON.parents[1]} && {SGLANG_PYTHON.parent}/pip install '{entry.text}'"
+    own_environment = f"python3 -m venv {SGLANG_PYTHON.parents[1]} && {SGLANG_PYTHON.parent}/pip install '{entry.text}'"
+    how = f"make sglang-cpu; for GPUs: {own_environment}"
     own = Path(getattr(_engine_settings(), "python", "") or SGLANG_PYTHON).expanduser()
     if own.is_file():
         ran = machine.run([str(own.absolute()), "-I", "-c", _VERSIONS_THERE], deadline_s=20)
