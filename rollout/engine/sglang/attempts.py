@@ -101,8 +101,8 @@ class Attempts:
             async with self._slots:
                 began_s = time.monotonic()
                 end_reason: EndReason | None = None
-                while end_reason is None:
-                    end_reason = "cancelled" if running.is_void else await self._attempt(running)
+                while end_reason is None:  # an answer may break off at its very last token, so look before each attempt
+                    end_reason = self._reached(running) or await self._attempt(running)
             return GenerationOutcome(
                 request_id=request.request_id,
                 segment=running.answer.segment,
@@ -197,17 +197,10 @@ class Attempts:
         self.meter.came(count, event.meta_info if is_first and count else None)
 
     async def _end_of(self, running: _Running, finish: Finish | None, before: int) -> EndReason | None:
-        """What the server's reason means for the whole answer."""
-        request, answer = running.request, running.answer
-        total = len(request.prefix) + len(answer)
-        if finish is not None and finish.type == "stop" and answer.last_token in request.sampling.stop_token_ids:
-            return "stop"
-        if total >= request.sampling.max_new_tokens or len(request.prompt_P) + total >= self.context:
-            return "length"
-        if request.segment_tokens and len(answer) >= request.segment_tokens:
-            return "segment"
-        if running.is_void:
-            return "cancelled"
+        """What the server's reason means for the whole answer; None: it must go on, or has reached its end."""
+        answer = running.answer
+        if self._reached(running) is not None:
+            return None
         if finish is not None and finish.type == "abort" and len(answer) > before:
             log.info("the server gave up %s after %d tokens: %s", running.ticket, len(answer) - before, finish.message)
             return "cancelled"  # what it has goes on elsewhere
@@ -215,6 +208,18 @@ class Attempts:
         # could not go on for want of memory.
         await self._count_barren(running, before, f"{finish.type}: {finish.message}" if finish else "no reason given")
         return None
+
+    def _reached(self, running: _Running) -> EndReason | None:
+        """The end the answer has reached with the tokens it has, whatever the server says."""
+        request, answer = running.request, running.answer
+        total = len(request.prefix) + len(answer)
+        if len(answer) and answer.last_token in request.sampling.stop_token_ids:
+            return "stop"
+        if total >= request.sampling.max_new_tokens or len(request.prompt_P) + total >= self.context:
+            return "length"
+        if request.segment_tokens and len(answer) >= request.segment_tokens:
+            return "segment"
+        return "cancelled" if running.is_void else None
 
     async def _after_break(self, running: _Running, live: Live, before: int, words: str) -> None:
         await self._count_barren(running, before, words)
