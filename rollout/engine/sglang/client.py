@@ -9,7 +9,7 @@ A server that cannot be reached, breaks off or misses a deadline is `ServerGone`
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Literal
 
 import aiohttp
@@ -56,7 +56,7 @@ class SGLangClient:
 
     # ------------------------------------------------------------ generating
 
-    async def stream(self, body: dict[str, Any]) -> AsyncIterator[StreamEvent]:
+    async def stream(self, body: dict[str, Any]) -> AsyncGenerator[StreamEvent, None]:
         """The events of one /generate request with `stream` set. Has no deadline of its own: a server that is paused
         says nothing, and one that is dead is found by its supervisor, which then closes this client.
         """
