@@ -25,7 +25,7 @@ from controller.config import (
 )
 from controller.config_problems import Problem, nearest, show
 from controller.rank_problems import rank_problems
-from controller.validate_engine import engine_problems
+from controller.validate_engine import device_problems, engine_problems
 
 MAX_NAME_BYTES = 200
 """File systems take 255; -eval, -2 and the like are appended."""
@@ -45,7 +45,8 @@ def cross_check(config: RunConfig) -> list[Problem]:
         _loss,
         rank_problems,
         _reward,
-        _devices,
+        device_problems,
+        _rollout,
         engine_problems,
         _launch,
         _weights,
@@ -324,13 +325,7 @@ def _reward(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("reward.scorers",), "every scorer has weight 0: all rewards would be equal", "give one a weight")
 
 
-def _devices(config: RunConfig) -> Iterator[Problem]:
-    devices = {"rollout.engine.device": config.rollout.engine.device, "trainer.device": config.trainer.device}
-    if config.warm_start is not None:
-        devices["warm_start.sft.device"] = config.warm_start.sft.device
-    for key, device in devices.items():
-        if not re.fullmatch(r"cpu|cuda|cuda:\d+", device):
-            yield Problem((key,), f"no device `{device}`", "cpu, cuda or cuda:N")
+def _rollout(config: RunConfig) -> Iterator[Problem]:
     for key, threads in (("rollout.threads", config.rollout.threads), ("trainer.threads", config.trainer.threads)):
         if threads != "auto" and threads < 1:
             yield Problem((key,), f"must be at least 1, not {threads}", "auto")

@@ -1,4 +1,4 @@
-"""Which settings of the engine cannot work together. Pure, as validate.py is.
+"""Which settings of engine and devices cannot work. Pure, as validate.py is.
 
 Owns: those cross-checks. Refuses: looking at the engine's environment (preflight.py).
 """
@@ -33,3 +33,13 @@ def engine_problems(config: RunConfig) -> Iterator[Problem]:
     for index, url in enumerate(attach):
         if not re.fullmatch(r"https?://[^/\s]+(:\d+)?/?", url):
             yield Problem((f"rollout.engine.sglang.attach.{index}",), f"`{url}` is no address", "http://HOST:PORT")
+
+
+def device_problems(config: RunConfig) -> Iterator[Problem]:
+    """Names of devices that are none."""
+    devices = {"rollout.engine.device": config.rollout.engine.device, "trainer.device": config.trainer.device}
+    if config.warm_start is not None:
+        devices["warm_start.sft.device"] = config.warm_start.sft.device
+    for key, device in devices.items():
+        if not re.fullmatch(r"cpu|cuda|cuda:\d+", device):
+            yield Problem((key,), f"no device `{device}`", "cpu, cuda or cuda:N")

@@ -20,9 +20,9 @@ from areal_like.trace import DETAIL_SHARE
 from controller.config import RunConfig
 from controller.run_folder import RunFolder
 from controller.settings import CoordinatorSettings
-from services.reward.score_file import Order, Standing, score_file
 from rollout.engine.sglang.arguments import extra_words
 from rollout.engine.sglang.environment import argument_table, check_version, find_python
+from services.reward.score_file import Order, Standing, score_file
 from trainer.checkpoint import all_checkpoints, verify
 from trainer.prepare_spec import PrepareSpec
 

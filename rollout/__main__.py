@@ -92,8 +92,11 @@ def make_sglang(spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, t
     """The engine over this worker's own SGLang server, launched or attached to."""
     from rollout.engine.sglang.engine import SGLangEngine, Whereabouts  # imports torch
 
-    index = int(spec.name.rpartition("-")[2])
+    digits = spec.name.rpartition("-")[2]
+    index = int(digits) if digits.isdigit() else 0
     attach = settings.engine.sglang.attach
+    if attach and index >= len(attach):
+        raise UserError(f"{spec.name} has no server to attach to", where="rollout.engine.sglang.attach")
     return SGLangEngine(
         model_dir,
         settings.engine,
