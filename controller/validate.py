@@ -13,7 +13,6 @@ from typing import Any
 
 from areal_like import templates
 from areal_like.config import BUILT_IN_TOKENIZERS
-from areal_like.prompts import PLACEHOLDER
 from controller.config import (
     BUILT_IN_GENERATORS,
     BUILT_IN_SCORERS,
@@ -25,7 +24,7 @@ from controller.config import (
 )
 from controller.config_problems import Problem, nearest, show
 from controller.rank_problems import rank_problems
-from controller.validate_engine import device_problems, engine_problems
+from controller.validate_engine import device_problems, engine_problems, rollout_problems
 
 MAX_NAME_BYTES = 200
 """File systems take 255; -eval, -2 and the like are appended."""
@@ -46,7 +45,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         rank_problems,
         _reward,
         device_problems,
-        _rollout,
+        rollout_problems,
         engine_problems,
         _launch,
         _weights,
@@ -323,17 +322,6 @@ def _reward(config: RunConfig) -> Iterator[Problem]:
             yield Problem(keys, what, f"max_tokens: {longest}")
     if all(scorer.weight == 0 for scorer in config.reward.scorers):
         yield Problem(("reward.scorers",), "every scorer has weight 0: all rewards would be equal", "give one a weight")
-
-
-def _rollout(config: RunConfig) -> Iterator[Problem]:
-    for key, threads in (("rollout.threads", config.rollout.threads), ("trainer.threads", config.trainer.threads)):
-        if threads != "auto" and threads < 1:
-            yield Problem((key,), f"must be at least 1, not {threads}", "auto")
-    if not re.fullmatch(r"single_turn|[A-Za-z_][\w.]*:[A-Za-z_]\w*", config.rollout.workflow):
-        yield Problem(("rollout.workflow",), f"no workflow `{config.rollout.workflow}`", "single_turn, or module:Class")
-    template = config.rollout.prompt_template
-    if template is not None and PLACEHOLDER not in template:
-        yield Problem(("rollout.prompt_template",), "does not say where the prompt goes", f"write {PLACEHOLDER} in it")
 
 
 def _launch(config: RunConfig) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Which settings of engine and devices cannot work. Pure, as validate.py is.
+"""Which settings of rollout workers, their engine and devices cannot work. Pure, as validate.py is.
 
 Owns: those cross-checks. Refuses: looking at the engine's environment (preflight.py).
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from areal_like.prompts import PLACEHOLDER
 from controller.config import RunConfig
 from controller.config_problems import Problem
 
@@ -43,3 +44,15 @@ def device_problems(config: RunConfig) -> Iterator[Problem]:
     for key, device in devices.items():
         if not re.fullmatch(r"cpu|cuda|cuda:\d+", device):
             yield Problem((key,), f"no device `{device}`", "cpu, cuda or cuda:N")
+
+
+def rollout_problems(config: RunConfig) -> Iterator[Problem]:
+    """Threads, the workflow's name and the prompt's template."""
+    for key, threads in (("rollout.threads", config.rollout.threads), ("trainer.threads", config.trainer.threads)):
+        if threads != "auto" and threads < 1:
+            yield Problem((key,), f"must be at least 1, not {threads}", "auto")
+    if not re.fullmatch(r"single_turn|[A-Za-z_][\w.]*:[A-Za-z_]\w*", config.rollout.workflow):
+        yield Problem(("rollout.workflow",), f"no workflow `{config.rollout.workflow}`", "single_turn, or module:Class")
+    template = config.rollout.prompt_template
+    if template is not None and PLACEHOLDER not in template:
+        yield Problem(("rollout.prompt_template",), "does not say where the prompt goes", f"write {PLACEHOLDER} in it")
