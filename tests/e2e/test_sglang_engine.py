@@ -93,7 +93,7 @@ class World:
         )
 
     def settings(self, **more: Any) -> EngineSettings:
-        sglang = {"control_timeout_s": 5.0, "stall_timeout_s": 8.0, **more}
+        sglang = {"control_timeout_s": 15.0, "stall_timeout_s": 60.0, **more}
         return EngineSettings(
             kind="sglang",
             num_slots=SLOTS,
