@@ -61,9 +61,11 @@ class Costs(Protocol):
 
 @dataclass(frozen=True)
 class Efficiencies:
-    """What is reached of a data sheet. The defaults are guesses of the usual order, but for `train_mfu`: the mean of what
-    arXiv 2505.24298 reports for training with dynamic batching (section 7.5: 388 to 455 of an H800's 989 TFLOP/s).
-    `python -m benchmarks.simulator` fits the other ones on that paper's synchronous rows."""
+    """What is reached of a data sheet.
+
+    The defaults are guesses of the usual order, but for `train_mfu`: the mean of what arXiv 2505.24298 reports for
+    training with dynamic batching (section 7.5: 388 to 455 of an H800's 989 TFLOP/s). `python -m benchmarks.simulator`
+    fits the other ones on that paper's synchronous rows."""
 
     decode_floor_s: float = 6e-3
     """Shortest decode step."""
