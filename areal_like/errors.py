@@ -47,6 +47,17 @@ class EngineError(OperationError):
     """The generation engine failed."""
 
 
+class PolicyDiverged(EngineError):
+    """The numbers of policy `version` have overflowed: training brought it there, and one sentence says it all."""
+
+    def __init__(self, version: int, what: str) -> None:
+        self.version = version
+        super().__init__(
+            f"the policy has diverged at version {version} ({what}) -> lower trainer.optimizer.lr or "
+            "trainer.optimizer.max_grad_norm, and resume from a checkpoint before it"
+        )
+
+
 class LedgerError(OperationError):
     """The run's ledger is damaged or refuses a write."""
 

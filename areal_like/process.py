@@ -3,8 +3,8 @@
 Owns: exit statuses, signals, the parent's death, compute threads, logging to stderr. Refuses: starting processes
 (controller/launch), and what a process does.
 
-Exit statuses: 0 orderly, 2 the user's mistake, 1 anything else. Unless it is 0, the last line on stderr is
-`error: ...`; for status 1 a traceback stands before it.
+Exit statuses: 0 orderly, 2 the user's mistake, 4 the policy has diverged, 1 anything else. Unless it is 0, the last
+line on stderr is `error: ...`; for status 1 a traceback stands before it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from typing import NoReturn, TypeVar
 import psutil
 
 from areal_like.config import ProcessSpec, StartSpec
-from areal_like.errors import UserError
+from areal_like.errors import PolicyDiverged, UserError
 from areal_like.shadow import append_user_path, check_not_shadowed
 
 log = logging.getLogger(__name__)
 
-ORDERLY, FAILED, USER_MISTAKE = 0, 1, 2
+ORDERLY, FAILED, USER_MISTAKE, DIVERGED = 0, 1, 2, 4
 EXIT_GRACE_S = 20.0
 """Leftover threads may delay the end for this long; then the process goes without them."""
 PARENT_POLL_S = 1.0
@@ -91,20 +91,20 @@ async def until_signalled(main: Callable[[asyncio.Event], Awaitable[None]]) -> N
 
 
 def report_end(error: BaseException) -> int:
-    """Print how it ended (`error: ...` last, a traceback before it unless the user erred); the exit status."""
+    """Print how it ended (`error: ...` last, a traceback before it unless words suffice); the exit status."""
     if isinstance(error, SystemExit):
         if isinstance(error.code, str):
             print(f"error: {error.code}", file=sys.stderr, flush=True)
             return FAILED
         return error.code or ORDERLY
     cause = first_cause(error)
-    is_users = isinstance(cause, UserError)
-    if not is_users:
+    is_plain = isinstance(cause, UserError | PolicyDiverged)
+    if not is_plain:
         traceback.print_exception(error)
     text = " ".join(str(cause).split())
-    said = text if is_users else f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+    said = text if is_plain else f"{type(cause).__name__}: {text}" if text else type(cause).__name__
     print(f"error: {said}", file=sys.stderr, flush=True)
-    return USER_MISTAKE if is_users else FAILED
+    return (DIVERGED if isinstance(cause, PolicyDiverged) else USER_MISTAKE) if is_plain else FAILED
 
 
 def first_cause(error: BaseException) -> BaseException:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from areal_like import messages as m
 from areal_like.channel import Hub
-from areal_like.errors import OperationError, ProcessDied, UserError
+from areal_like.errors import OperationError, UserError
 from areal_like.process import first_cause
 from areal_like.trace import Tracer
 from controller import protocol as p
@@ -117,8 +117,10 @@ class Server:
         self._last_step: int | None = None
         """Told to the trainer with NoMoreBatches."""
         self._saved_version = -1
-        self._death: ProcessDied | None = None
+        self._death: OperationError | None = None
         """The last process that is gone for good."""
+        self._diverged: set[str] = set()
+        """Rollout workers that ended because the policy has diverged, and have finished no sample since."""
         self.is_hurried = False
         """The user wants it over now: no wait for anybody."""
 
@@ -240,6 +242,8 @@ class Server:
                 return None
             case m.Draining():
                 return self._crew.draining(peer, self._clock())
+            case m.SampleFinished():
+                self._diverged.discard(peer)
             case m.VersionLoaded():
                 self._tracer.instant("version_loaded", lane=peer, version=message.version)
                 self._journal.measure(
@@ -384,7 +388,9 @@ class Server:
         self._monitor.lost(loss)
         if loss.is_permanent:
             self._death = self._supervisor.died(loss)
-        if loss.role == "rollout":
+        if loss.is_divergence and self._has_diverged(loss):
+            self._end(Outcome("failed", loss.reason, self._supervisor.died(loss)))
+        elif loss.role == "rollout":
             self._display.note(note + ("; it stays away" if loss.is_permanent else "; starting it again"), "warning")
             self._handle([Told(p.WorkerLost(worker=loss.name, reason=loss.reason, is_permanent=loss.is_permanent))])
         elif not loss.is_permanent:
@@ -395,6 +401,12 @@ class Server:
             self._end(Outcome("failed", note, self._death))
             if loss.role == "trainer":
                 self._handle([Told(p.TrainerLost(reason=note))])
+
+    def _has_diverged(self, loss: Loss) -> bool:
+        """The trainer says so, or every rollout worker does: one alone may be at fault itself (law 9)."""
+        if loss.role == "rollout":
+            self._diverged.add(loss.name)
+        return loss.role == "trainer" or self._diverged.issuperset(self._supervisor.names_of("rollout"))
 
     def _watch(self, now_s: float) -> None:
         counted = self._tally.total("rollout", "tokens") + self._tally.total("trainer", "micro_batches")

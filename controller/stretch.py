@@ -368,8 +368,10 @@ class Stretch:
                 self._counts["sinks"] = sinks
             summary = self.tally.summary(self._counts, status=outcome.status, wall_s=wall_s, prepare_s=self._prepare_s)
             write_summary(folder.summary, summary)
-            print_summary(summary, folder.root, console)
-            if self.config.metrics.report and not self.is_evaluation and not self._is_hurried():
+            is_blank = outcome.status == "failed" and not self.tally.steps and not self.tally.accuracy
+            if not is_blank:  # a page of zeros would hide the error
+                print_summary(summary, folder.root, console)
+            if self.config.metrics.report and not is_blank and not self.is_evaluation and not self._is_hurried():
                 console.print(draw_report(folder.root))
         error = outcome.error or (OperationError(outcome.reason) if outcome.status == "failed" else None)
         if outcome.status == "stopped" and error is None:

@@ -153,12 +153,21 @@ def _words(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _row_words(key: str, value: Any) -> str:
+    """A value as shown; accuracies always with three decimals, as while the run went on."""
+    if key.startswith("accuracy") and isinstance(value, float):
+        return f"{value:.3f}"
+    if key == "accuracy_by_version":
+        return "  ".join(f"{version}: {accuracy:.3f}" for version, accuracy in value.items()) or "-"
+    return _words(value)
+
+
 def print_summary(summary: Mapping[str, Any], folder: Path, console: Console) -> None:
     """The summary as a table of two columns, then where things lie."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for key, value in summary.items():
-        table.add_row(key, Text(_words(value)))
+        table.add_row(key, Text(_row_words(key, value)))
     console.print(table)
     console.print(f"run folder: {folder}", soft_wrap=True, highlight=False, markup=False)

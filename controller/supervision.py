@@ -22,7 +22,7 @@ from pathlib import Path
 
 from areal_like.channel import Hub
 from areal_like.config import ProcessSpec
-from areal_like.errors import ProcessDied, UserError
+from areal_like.errors import OperationError, ProcessDied, UserError
 from controller.launch.local import Exit, LocalLauncher, child_environment, describe_status, tail_of
 from controller.telemetry.pulse import ProcessNow
 from controller.wiring import MODULES, Role
@@ -39,6 +39,8 @@ USER_MISTAKE = 2
 """Exit status that says: the user must change something."""
 ECHO = "RankLost"
 """Begins the last words of a rank that ended because another one did."""
+DIVERGED = 4
+"""Exit status that says: the policy's numbers have overflowed."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class Loss:
     reason: str
     is_permanent: bool
     returncode: int | None = None
+
+    @property
+    def is_divergence(self) -> bool:
+        """Not the process is at fault, but the policy it was given."""
+        return self.returncode == DIVERGED
 
 
 @dataclass
@@ -124,7 +131,11 @@ class Supervisor:
 
     def watches_role(self, role: Role) -> bool:
         """Some process of this role is under supervision."""
-        return any(ward.spec.role == role for ward in self._wards.values())
+        return bool(self.names_of(role))
+
+    def names_of(self, role: Role) -> list[str]:
+        """Processes of this role under supervision."""
+        return [name for name, ward in self._wards.items() if ward.spec.role == role]
 
     def is_running(self, name: str) -> bool:
         """The process lives."""
@@ -206,8 +217,12 @@ class Supervisor:
             self.restarts += 1
         return Loss(ward.spec.name, ward.spec.role, reason, is_permanent, returncode)
 
-    def died(self, loss: Loss) -> ProcessDied:
-        """The error that ends a run because of this loss, with the end of the process's own log."""
+    def died(self, loss: Loss) -> OperationError:
+        """The error that ends a run because of this loss: ProcessDied with the end of the process's own log, unless its
+        last words say it all.
+        """
+        if loss.is_divergence:
+            return OperationError(loss.reason)
         tail = tail_of(self._launcher.log_of(loss.name))
         return ProcessDied(loss.name, loss.returncode if loss.returncode is not None else -9, tail)
 

@@ -7,6 +7,8 @@ Owns: `check`. Refuses: training. It catches what no list of architectures can: 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from transformers import PreTrainedModel
@@ -50,6 +52,12 @@ def check(model: PreTrainedModel, choice: AttentionChoice, dtype: torch.dtype, t
         finally:
             attach(model, choice)
     difference = float((ours_N - theirs_N).abs().max())
+    if not math.isfinite(difference):
+        raise UserError(
+            f"log-probs of {type(model).__name__} are not finite",
+            where="model",
+            remedy="the weights or config.json are damaged: fetch the model again, or go back to an earlier checkpoint",
+        )
     if not difference <= TOLERANCE_NATS[dtype]:
         raise UserError(
             f"log-probs of {type(model).__name__} differ by {difference:.3g} nat between packed sequences and "

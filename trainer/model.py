@@ -187,13 +187,17 @@ def make_model(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, s
 def load_causal_lm(folder: Path, *, device: str = "cpu") -> PreTrainedModel:
     """The model in `folder`, float32, on `device`. (Packed attention is attached by trainer.attention.)
 
-    Raises UserError for a folder that holds no readable causal language model, weights that do not fit the config, and
-    a device that is not there.
+    Raises UserError for a folder that holds no readable causal language model, weights that do not fit the config or
+    are not finite, and a device that is not there.
     """
     check_folder(folder)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=torch.float32, local_files_only=True, output_loading_info=True
+            str(folder),
+            dtype=torch.float32,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, in words of ours
         )
     except Exception as error:  # fault boundary: loading raises whatever the architecture's code raises
         raise UserError(
@@ -203,17 +207,61 @@ def load_causal_lm(folder: Path, *, device: str = "cpu") -> PreTrainedModel:
         ) from error
     model: PreTrainedModel = loaded[0]
     report: dict[str, Any] = loaded[1]
-    absent = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
-    if absent:
-        raise UserError(
-            f"{len(absent)} parameters are missing or of another shape, e.g. {absent[0]}",
-            where=str(folder),
-            remedy="check that config.json and the weights belong together",
-        )
+    _check_all_loaded(report, folder)
     if report["unexpected_keys"]:
         log.warning("%s: ignored %d unknown tensors", folder, len(report["unexpected_keys"]))
     _own_storage(model)
+    _check_finite(model, folder)
     return to_device(_without_dropout(model), device)
+
+
+def _check_all_loaded(report: Mapping[str, Any], folder: Path) -> None:
+    """Raises UserError where the file lacks parameters of the config's model, or has them in another shape."""
+    mismatched = [_mismatch_words(entry) for entry in sorted(report["mismatched_keys"], key=str)]
+    wrong = mismatched + [f"{name} is missing" for name in sorted(report["missing_keys"])]
+    if wrong:
+        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise UserError(
+            f"config.json and the weights do not belong together: {'; '.join(wrong[:3])}{more}",
+            where=str(folder),
+            remedy="fetch both again from one place, or mend config.json",
+        )
+
+
+def _mismatch_words(entry: Any) -> str:
+    """transformers' (name, shape in the file, shape by the config) in words."""
+    if isinstance(entry, tuple) and len(entry) == 3:
+        name, in_file, by_config = entry
+        return f"{name} has shape {tuple(in_file)} in the file and {tuple(by_config)} by config.json"
+    return f"{entry} has another shape"
+
+
+def _check_finite(model: PreTrainedModel, folder: Path) -> None:
+    """Raises UserError where a weight is NaN or infinite: a damaged file, or a policy that had diverged."""
+    bad = [name for name, tensor in model.state_dict().items() if not all_finite(tensor)]
+    if bad:
+        raise UserError(
+            f"the weights hold values that are not finite, in {len(bad)} tensors, the first {bad[0]}",
+            where=_file_of(bad[0], folder),
+            remedy="the file is damaged, or training had diverged when it was written: fetch it again, or take an "
+            "earlier checkpoint",
+        )
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """No value is NaN or infinite. A sum is several times cheaper; where it overflows each value is looked at."""
+    return bool(torch.isfinite(tensor.sum(dtype=torch.float32))) or bool(torch.isfinite(tensor).all())
+
+
+def _file_of(name: str, folder: Path) -> str:
+    """The weight file that holds tensor `name`; of several files the folder, where none of them says so."""
+    files = weight_files(folder)
+    for file in files:
+        if file.suffix == ".safetensors":
+            with safe_open(str(file), framework="np") as opened:
+                if name in opened.keys():  # noqa: SIM118  (not a dict)
+                    return str(file)
+    return str(files[0] if len(files) == 1 else folder)
 
 
 def to_device(model: PreTrainedModel, device: str) -> PreTrainedModel:

@@ -6,6 +6,7 @@ anybody (worker.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from areal_like.config import DType
 from areal_like.weights import TensorBytes, WeightStore
 from trainer.export import Policy, cast, named_tensors
+from trainer.model import all_finite
 
 
 def tensor_bytes(tensor: torch.Tensor) -> TensorBytes:
@@ -29,6 +31,15 @@ def snapshot(model: Policy, *, dtype: DType) -> dict[str, TensorBytes]:
         host = cast(tensor, dtype).cpu().contiguous()
         tensors[name] = tensor_bytes(host.clone() if host.data_ptr() == tensor.data_ptr() else host)
     return tensors
+
+
+def first_not_finite(tensors: Mapping[str, TensorBytes]) -> str | None:
+    """Name of the first tensor of a snapshot that holds NaN or an infinity; None where there is none."""
+    for name, tensor in tensors.items():
+        flat = torch.frombuffer(tensor.data, dtype=getattr(torch, tensor.dtype))
+        if not all_finite(flat):
+            return name
+    return None
 
 
 def publish_version(store: WeightStore, model: Policy, version: int, lineage: str, *, dtype: DType) -> Path:

@@ -25,7 +25,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from areal_like.config import ProcessSpec
-from areal_like.errors import OperationError, UserError
+from areal_like.errors import PolicyDiverged, UserError
 from areal_like.messages import BatchSample
 from trainer import checkpoint
 from trainer.attention import choose, register
@@ -36,7 +36,7 @@ from trainer.checkpoint import CheckpointState
 from trainer.config import TrainerSettings
 from trainer.export import export_policy
 from trainer.model import load_causal_lm, num_parameters
-from trainer.publish import snapshot
+from trainer.publish import first_not_finite, snapshot
 from trainer.publish_delta import VersionWriter, Written
 from trainer.ranks import Order, Ranks, own_device, said_as_lost
 from trainer.step import TrainStep, ready_model
@@ -198,7 +198,7 @@ class Training:
     def run(self, prepared: PreparedBatch) -> dict[str, float]:
         """One step: version n - 1 becomes n. Returns its metrics.
 
-        Raises OperationError when updates had to be skipped in several steps in a row.
+        Raises PolicyDiverged when updates had to be skipped in several steps in a row.
         """
         assert prepared.step == self.version + 1, f"batch of step {prepared.step} at version {self.version}"
         started_s = time.perf_counter()
@@ -214,10 +214,8 @@ class Training:
         if self._bad_steps:
             log.warning("step %d: the gradient was not finite, the update was skipped", self.version)
         if self._bad_steps >= MAX_BAD_STEPS:
-            raise OperationError(
-                f"the gradient was not finite in {self._bad_steps} steps in a row (up to step {self.version}): the "
-                "policy or the data are damaged; resume from an earlier checkpoint with a lower trainer.optimizer.lr"
-            )
+            what = f"the gradient was not finite in {self._bad_steps} steps in a row, up to step {self.version}"
+            raise PolicyDiverged(self.version - self._bad_steps, what)
         return metrics
 
     # ------------------------------------------------------------ what it leaves behind
@@ -225,12 +223,15 @@ class Training:
     def publish(self) -> Callable[[], Written]:
         """Copy the present version. What is returned writes the copy into the weight store; it touches no model and may
         run on another thread, one version at a time. Only rank 0 has a copy to write.
+        Raises PolicyDiverged instead of publishing what is not finite.
         """
         version, lineage = self.version, self.spec.lineage
         self.ranks.tell(Order.PUBLISH)
         with said_as_lost("gathering the weights"):
             policy = self._weights_in_parts() or self.model
         tensors = snapshot(policy, dtype=self.spec.model.dtype) if self.ranks.is_leader else {}
+        if (name := first_not_finite(tensors)) is not None:
+            raise PolicyDiverged(version, f"{name} holds a value that is not finite")
         return lambda: self._writer.write(version, lineage, tensors)
 
     @property

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from areal_like.errors import EngineError
+from areal_like.errors import EngineError, PolicyDiverged
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
 from rollout.engine.decoder import Decoder
@@ -174,7 +174,7 @@ class GenerationCore:
         for row in rows:
             answer = self.slots.answers[row]
             if answer is not None:
-                error = EngineError(f"version {self.version} gave log-probs that are not finite")
+                error = PolicyDiverged(self.version, "its log-probs are not finite")
                 self._ended.append((answer.ticket, error))
                 self._release(answer)
 

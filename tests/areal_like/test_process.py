@@ -21,7 +21,7 @@ WAIT_S = 30.0
 CHILD = """
 import asyncio, sys, threading, time
 from areal_like import process
-from areal_like.errors import OperationError, UserError
+from areal_like.errors import OperationError, PolicyDiverged, UserError
 
 async def main(spec, stop):
     print("ready", spec.name, flush=True)
@@ -67,6 +67,12 @@ def finish(child: subprocess.Popen[str]) -> tuple[int, list[str]]:
             "error: model.path: no model -> set it",
         ),
         ("raise RuntimeError('two\\nlines')", 1, "error: RuntimeError: two lines"),
+        (
+            "raise ExceptionGroup('g', [PolicyDiverged(3, 'NaN')])",
+            4,
+            "error: the policy has diverged at version 3 (NaN) -> lower trainer.optimizer.lr or "
+            "trainer.optimizer.max_grad_norm, and resume from a checkpoint before it",
+        ),
         ("raise OperationError('lost the hub')", 1, "error: OperationError: lost the hub"),
         ("raise ExceptionGroup('g', [KeyError('k'), ExceptionGroup('h', [UserError('typo')])])", 2, "error: typo"),
         ("assert False", 1, "error: AssertionError"),

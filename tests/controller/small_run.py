@@ -21,7 +21,7 @@ from rich.console import Console
 
 from areal_like import messages as m
 from areal_like.channel import Hub, Peer
-from areal_like.errors import ProcessDied
+from areal_like.errors import OperationError, ProcessDied
 from areal_like.metrics import read_jsonl
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment, Trajectory
@@ -85,6 +85,7 @@ class NoProcesses:
         """Announced that they leave for good."""
         self.added: list[str] = []
         self.restarts = 0
+        self.members = ["trainer", "reward", "rollout-0"]
         self.now: dict[str, ProcessNow] = {}
 
     async def tick(self, now_s: float) -> list[Loss]:
@@ -115,6 +116,9 @@ class NoProcesses:
     def watches_role(self, role: str) -> bool:
         return not any(name.startswith(role) for name in self.gone)
 
+    def names_of(self, role: str) -> list[str]:
+        return [name for name in self.members if name.startswith(role) and name not in self.gone]
+
     def is_running(self, name: str) -> bool:
         return name not in self.gone
 
@@ -124,7 +128,9 @@ class NoProcesses:
     def processes(self) -> dict[str, ProcessNow]:
         return self.now
 
-    def died(self, loss: Loss) -> ProcessDied:
+    def died(self, loss: Loss) -> OperationError:
+        if loss.is_divergence:
+            return OperationError(loss.reason)
         return ProcessDied(loss.name, loss.returncode or -9, "its last words")
 
 

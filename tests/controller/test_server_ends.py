@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from typing import Literal
 
 import pytest
 from small_run import Trainer, Worker, beside, bounded, segment, small_run, until
 
 from areal_like import messages as m
-from areal_like.errors import DeadlineExceeded, LedgerError, OperationError, UserError
+from areal_like.errors import DeadlineExceeded, LedgerError, OperationError, PolicyDiverged, ProcessDied, UserError
 from controller import protocol as p
 from controller.audit import audit
 from controller.outcome import StoppedAtOnce
-from controller.supervision import Loss
+from controller.supervision import DIVERGED, Loss
 
 
 def test_one_stop_finishes_the_running_step_saves_and_ends_well(tmp_path):
@@ -202,6 +203,53 @@ def test_last_worker_lost_for_good_ends_the_run_with_its_words(tmp_path):
             assert "no rollout worker is left" in outcome.reason
             assert outcome.error is not None
             assert outcome.error.tail == "its last words"  # type: ignore[attr-defined]
+
+    bounded(test())
+
+
+def divergence(name: str, role: Literal["rollout", "trainer"] = "rollout") -> Loss:
+    return Loss(name, role, str(PolicyDiverged(3, "its log-probs are not finite")), False, DIVERGED)
+
+
+@pytest.mark.parametrize(("name", "role"), [("rollout-0", "rollout"), ("trainer", "trainer")])
+def test_policy_that_diverged_ends_the_run_in_one_sentence(tmp_path, name, role):
+    async def test():
+        async with small_run(tmp_path) as run:
+            run.supervisor.losses.append(divergence(name, role))
+            outcome = await run.go()
+            assert outcome.status == "failed"
+            assert outcome.reason == str(outcome.error)
+            assert outcome.reason.startswith("the policy has diverged at version 3 (its log-probs are not finite) ->")
+            assert "trainer.optimizer.lr" in outcome.reason
+            assert not isinstance(outcome.error, ProcessDied), "a tail of a log would be shown"
+            assert "starting it again" not in run.shown.getvalue()
+
+    bounded(test())
+
+
+def test_one_worker_alone_that_calls_the_policy_diverged_is_started_again(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            run.supervisor.members = ["trainer", "rollout-0", "rollout-1"]
+            run.supervisor.losses += [divergence("rollout-1"), divergence("rollout-1")]
+            async with beside(Trainer(run).work(), Worker(run).work()):
+                outcome = await run.go()
+            assert outcome.status == "completed"
+            assert "rollout-1: the policy has diverged at version 3" in run.shown.getvalue()
+
+    bounded(test())
+
+
+def test_worker_that_has_finished_a_sample_since_does_not_call_the_policy_diverged_any_more(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            run.supervisor.members = ["trainer", "rollout-0", "rollout-1"]
+            run.server._diverged.add("rollout-0")
+            async with beside(Trainer(run).work(), Worker(run).work()):
+                ending = asyncio.create_task(run.go())
+                await until(lambda: not run.server._diverged)
+                run.supervisor.losses.append(divergence("rollout-1"))
+                assert (await ending).status == "completed"
 
     bounded(test())
 

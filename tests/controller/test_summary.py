@@ -112,3 +112,15 @@ def test_what_is_written_is_what_is_printed_whatever_stands_in_it(tmp_path):
     assert "law 4: steps [/] have [bold]holes" in text
     assert "[red]odd[/]" in text
     assert all(key in text for key in summary)
+
+
+def test_accuracies_are_shown_with_three_decimals(tmp_path):
+    shown = StringIO()
+    summary = {"accuracy_before": 0.5, "accuracy_after": 1.0, "accuracy_by_version": {"0": 0.5, "3": 1.0}}
+    print_summary(summary, tmp_path, Console(file=shown, width=200))
+    words = [line.split() for line in shown.getvalue().splitlines()[:3]]
+    assert words == [
+        ["accuracy_before", "0.500"],
+        ["accuracy_after", "1.000"],
+        ["accuracy_by_version", "0:", "0.500", "3:", "1.000"],
+    ]

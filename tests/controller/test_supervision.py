@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from small_run import bounded, until
 
-from areal_like.errors import UserError
+from areal_like.errors import ProcessDied, UserError
 from controller.launch.local import LocalLauncher
-from controller.supervision import LAST_WORDS_S, LEAVE_S, Loss, Supervisor, last_error
+from controller.supervision import DIVERGED, LAST_WORDS_S, LEAVE_S, Loss, Supervisor, last_error
 from controller.telemetry.pulse import ProcessNow
 
 SLEEP = "import time; time.sleep(60)"
@@ -103,6 +103,20 @@ def test_accident_within_the_budget_is_started_again_and_beyond_it_is_permanent(
         assert "out of luck" in error.tail
         assert await watch.tick(100.0) == []
         assert watch.launcher.starts == ["one", "one"]
+
+    bounded(test())
+
+
+def test_policy_that_diverged_is_told_without_the_log(tmp_path):
+    async def test():
+        source = f"import sys; print('Traceback'); print('error: the policy has diverged'); sys.exit({DIVERGED})"
+        watch = Watch(tmp_path, source, max_restarts=0)
+        await watch.tick()
+        (loss,) = await watch.until_exit()
+        assert loss.is_divergence
+        error = watch.supervisor.died(loss)
+        assert str(error) == "the policy has diverged"
+        assert not isinstance(error, ProcessDied)
 
     bounded(test())
 

@@ -56,6 +56,12 @@ def _hang(row: dict[str, Any], response: str, info: dict[str, Any]) -> float:
     return 1.0
 
 
+def _hang_until_the_file_is_gone(row: dict[str, Any], response: str, info: dict[str, Any]) -> float:
+    while Path(row["file"]).exists():
+        time.sleep(0.01)
+    return 1.0
+
+
 def _hang_with_daemons(row: dict[str, Any], response: str, info: dict[str, Any]) -> float:
     row = {**row, "num_notes": 3}
     daemon(row | {"num_notes": 2})
@@ -131,6 +137,7 @@ ACTIONS: dict[str, Any] = {
     "pid": lambda row, response, info: float(os.getpid()),
     "async": _answer_later,
     "hang": _hang,
+    "hang until the file is gone": _hang_until_the_file_is_gone,
     "hang with daemons": _hang_with_daemons,
     "bomb": _bomb,
     "raise": _raise,

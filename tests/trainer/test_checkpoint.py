@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
-from areal_like.errors import OperationError, UserError, WeightError
+from areal_like.errors import OperationError, PolicyDiverged, UserError, WeightError
 from areal_like.messages import BatchSample
 from trainer import checkpoint
 from trainer.atomic_folder import atomic_folder, sweep
@@ -373,9 +373,22 @@ def test_gradient_that_stays_bad_ends_the_training(
         training.model.get_output_embeddings().weight[0, 0] = float("nan")
     for step in range(1, MAX_BAD_STEPS):
         training.run(training.prepare(batches[step - 1], step))
-    with pytest.raises(OperationError, match=f"not finite in {MAX_BAD_STEPS} steps in a row"):
+    with pytest.raises(PolicyDiverged, match=f"not finite in {MAX_BAD_STEPS} steps in a row"):
         training.run(training.prepare(batches[MAX_BAD_STEPS - 1], MAX_BAD_STEPS))
     assert training.counters["skipped_updates"] >= MAX_BAD_STEPS
+
+
+def test_weights_that_are_not_finite_are_not_published(tmp_path: Path, prepared: Path) -> None:
+    training = Training(process_spec(tmp_path / "run", prepared))
+    training.open()
+    training.publish()()
+    weight = training.model.get_input_embeddings().weight
+    with torch.no_grad():
+        weight.fill_(3e38)  # finite, though their sum is not
+        training.publish()
+        weight[0, 0] = float("inf")
+    with pytest.raises(PolicyDiverged, match=r"at version 0 \(.*embed.* holds a value that is not finite\)"):
+        training.publish()
 
 
 def test_wrong_setting_is_told_by_its_key(tmp_path: Path, prepared: Path) -> None:

@@ -197,8 +197,8 @@ def break_index(folder: Path) -> None:
         (break_header, "cannot be read"),
         (break_empty_file, "cannot be read"),
         (break_class, "not a causal language model"),
-        (break_shape, "another shape|cannot be loaded"),
-        (break_layers, "missing or of another shape"),
+        (break_shape, r"do not belong together: .* has shape \(.*\) in the file and \(.*\) by config.json"),
+        (break_layers, "do not belong together: .* is missing"),
         (break_index, "which is missing"),
     ],
 )
@@ -208,6 +208,16 @@ def test_bad_folder_is_one_sentence_with_a_remedy(damage: Any, words: str, folde
         load_causal_lm(folder)
     assert "->" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_values_that_are_not_finite_are_told_with_their_file(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-64] + b"\xff" * 64)
+    with pytest.raises(UserError, match="values that are not finite, in 1 tensors, the first") as caught:
+        load_causal_lm(folder)
+    assert caught.value.where == str(file)
+    assert "fetch it again" in caught.value.remedy
 
 
 def test_whole_folder_passes_the_check(folder: Path) -> None:

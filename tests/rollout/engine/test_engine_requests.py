@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from areal_like.errors import EngineError, UserError
+from areal_like.errors import EngineError, PolicyDiverged, UserError
 from areal_like.trajectory import Segment
 from rollout.config import EngineSettings
 from rollout.engine.decoder import plan_passes
@@ -373,7 +373,7 @@ def test_logits_that_are_not_finite_fail_their_request_and_no_other(kit: Any) ->
             engine._core.decoder.step = poisoned
             await engine.resume()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            assert isinstance(results[1], EngineError)
+            assert isinstance(results[1], PolicyDiverged)
             for i in (0, 2):
                 assert bench.worst_error(kit.ask(i), results[i].segment) < 1e-4
             again = await engine.generate(kit.ask(5))
