@@ -46,4 +46,5 @@ def settle_complete(state: RunState, group: Group) -> None:
     else:
         state.table.mark_ready(group)
         state.barren.clear()
+        state.first_failure = ""
         state.has_kept = True

@@ -63,6 +63,8 @@ def barren_reason(state: RunState) -> str:
         return ""
     fate, number = state.barren.most_common(1)[0]
     advice = _ADVICE.get(fate, _ADVICE["verdict"] if fate.startswith("verdict") else "see the controller's log")
+    if state.first_failure and (fate == "too_few_scores" or fate.startswith("verdict")):
+        advice = f"{advice}; the first failure: {state.first_failure}"
     listed = ", ".join(f"{count} {name}" for name, count in state.barren.most_common())
     return f"{total} groups in a row ended without one to train on ({listed}); most were {fate} ({number}): {advice}"
 

@@ -160,6 +160,8 @@ class SampleReported(Event, frozen=True):
     """Raw reward where verdict_kind is "scored"."""
     failed_in: str = ""
     """Scorer that gave no score, where it is known."""
+    reason: str = ""
+    """Why there is no score, in words."""
 
 
 class LeaseReturned(Event, frozen=True):

@@ -39,6 +39,8 @@ def _take_training_sample(state: RunState, lease: Lease, event: p.SampleReported
         if is_current:
             requeue(state, group, sample, is_loss=True)
         return
+    if event.verdict_kind != "scored" and not state.first_failure:
+        state.first_failure = f"{event.verdict_kind}, {event.reason}" if event.reason else event.verdict_kind
     value, policy = effective_value(state, event.verdict_kind, event.value, event.failed_in)
     sample.is_finished, sample.is_kept, sample.value = True, value is not None, value
     sample.num_tokens, sample.first_version, sample.last_version = (

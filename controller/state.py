@@ -144,6 +144,8 @@ class RunState:
         self.num_filtered = 0
         self.dropped: Counter[str] = Counter()
         self.num_samples_finished = 0
+        self.first_failure = ""
+        """Why the first answer without a score has none, since a group was last kept."""
         self.barren: Counter[str] = Counter()
         """Fates of the groups that ended in a row without one being kept."""
         self.has_kept = False

@@ -30,6 +30,10 @@ SPEAKERS: Mapping[type[m.Message], m.Role] = {
 ACCEPTED: frozenset[type] = frozenset(SPEAKERS)
 
 
+MAX_REASON_CHARS = 300
+"""Of why an answer has no score, as the coordinator remembers it."""
+
+
 @dataclass(frozen=True)
 class Told:
     """An event and what its message carries beside it."""
@@ -95,6 +99,7 @@ def _finished(peer: str, message: m.SampleFinished, *, is_eval: bool) -> Told:
         verdict_kind=verdict.kind,
         value=value,
         failed_in=verdict.failed_in,
+        reason=verdict.reason[:MAX_REASON_CHARS] if not verdict.is_scored else "",
     )
     return Told(event, finished=message, worker=peer)
 

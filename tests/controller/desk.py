@@ -91,6 +91,7 @@ class Desk:
         kind: Any = "scored",
         value: float | None = 1.0,
         failed_in: str = "",
+        reason: str = "",
     ) -> list[p.Effect]:
         return self.do(
             p.SampleReported(
@@ -104,6 +105,7 @@ class Desk:
                 verdict_kind=kind,
                 value=value if kind == "scored" else None,
                 failed_in=failed_in,
+                reason=reason,
             )
         )
 

@@ -176,3 +176,16 @@ def test_payloads_are_purged_only_when_the_oldest_kept_checkpoint_covers_them() 
         only(desk.do(p.CheckpointTaken(version=v, path=f"c{v}")), p.PurgePayloads).covered_step for v in (1, 2, 3)
     ]
     assert covered == [0, 1, 2]
+
+
+@pytest.mark.parametrize("policy", ["drop_sample", "drop_group"])
+def test_run_without_scores_ends_with_the_first_reason(policy: Any) -> None:
+    desk = Desk(group_size=2, groups_per_step=1, max_staleness=0, max_filtered_batches=2, on_failure=policy)
+    desk.start()
+    for group in range(2):
+        desk.finish(group, 0, kind="crashed", reason=f"scorer mine:score raised KeyError: {group}")
+        if policy == "drop_sample":
+            desk.finish(group, 1, kind="timed_out", reason="nothing within 5 s")
+    reason = only(desk.effects, p.EndRun).reason
+    assert "scoring fails; see logs/reward.log" in reason
+    assert reason.endswith("the first failure: crashed, scorer mine:score raised KeyError: 0")
