@@ -27,6 +27,10 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 Status = Literal["running", "finished", "stopped", "failed"]
 
 
+class DamagedState(UserError):
+    """state.json is missing or cannot be read; ledger, metrics and logs may be whole."""
+
+
 def boot_id() -> str:
     """Names this machine's present uptime: a process id means nothing beyond it. Empty where the kernel has none."""
     try:
@@ -147,12 +151,12 @@ class RunFolder:
         )
 
     def read_state(self) -> dict[str, Any]:
-        """The status file. Raises UserError when damaged or from a newer version."""
+        """The status file. Raises DamagedState, and UserError where it is from a newer version."""
         try:
             state = json.loads(self.state.read_text())
             found = int(state["format"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
+            raise DamagedState(
                 f"the run's status file is damaged ({error})", where=str(self.state), remedy="start a new run"
             ) from error
         if found > FORMAT:

@@ -30,20 +30,20 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from controller.runs.locate import find_run
+    from controller.runs.locate import find_run_to_read
     from controller.runs.status import status
 
-    folder = find_run(arguments.run)
+    folder = find_run_to_read(arguments.run)
     return status(
         folder, watch=arguments.watch, as_json=arguments.json, why=arguments.why, interval_s=arguments.interval
     )
 
 
 def _logs(arguments: argparse.Namespace) -> int:
-    from controller.runs.locate import find_run
+    from controller.runs.locate import find_run_to_read
     from controller.runs.logs import logs
 
-    folder = find_run(arguments.run)
+    folder = find_run_to_read(arguments.run)
     return logs(folder, processes=arguments.process, follow=arguments.follow, tail=arguments.tail)
 
 
@@ -75,7 +75,7 @@ def _ps(arguments: argparse.Namespace) -> int:
 
 
 def _samples(arguments: argparse.Namespace) -> int:
-    from controller.runs.locate import find_run
+    from controller.runs.locate import find_run_to_read
     from controller.runs.sample_rows import Choice, Order
     from controller.runs.samples import DEFAULT_LIMIT, samples
 
@@ -83,14 +83,14 @@ def _samples(arguments: argparse.Namespace) -> int:
     order: Order = "worst" if arguments.worst else "best" if arguments.best else "given" if is_named else "newest"
     limit = DEFAULT_LIMIT[arguments.format] if arguments.limit == -1 else arguments.limit
     choice = Choice(step=arguments.step, group=arguments.group, order=order, limit=limit, grep=arguments.grep)
-    folder = find_run(arguments.run)
+    folder = find_run_to_read(arguments.run)
     return samples(folder, choice, format=arguments.format, out=arguments.out, is_full=arguments.full)
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from controller.runs.locate import find_run
+    from controller.runs.locate import find_run_to_read
 
-    folder = find_run(arguments.run)
+    folder = find_run_to_read(arguments.run)
     from controller.report.page import write_report
 
     print(f"report: {write_report(folder)}")
@@ -98,9 +98,9 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from controller.runs.locate import find_run
+    from controller.runs.locate import find_run_to_read
 
-    folders = [find_run(run) for run in arguments.runs]
+    folders = [find_run_to_read(run) for run in arguments.runs]
     from controller.report.compare import compare
 
     print(compare(folders, Path(arguments.out) if arguments.out else None))

@@ -21,7 +21,7 @@ import msgspec
 import psutil
 
 from controller.run_folder import RunFolder
-from controller.runs.whereabouts import Whereabouts, whereabouts
+from controller.runs.whereabouts import Whereabouts, whereabouts, whereabouts_if_known
 
 STATUS_FORMAT = 1
 TAIL_BYTES = 1 << 20
@@ -97,9 +97,9 @@ class Memory:
 def read_facts(folder: RunFolder, memory: Memory | None = None, *, whole: bool = True) -> Facts:
     """Look at a run. whole=False leaves out the tail of metrics.jsonl (a glance for `ps`).
 
-    Raises UserError where the state file is damaged or of a newer version.
+    Raises UserError where the state file is of a newer version, and for a glance also where it is damaged.
     """
-    facts = Facts(folder, whereabouts(folder))
+    facts = Facts(folder, whereabouts_if_known(folder) if whole else whereabouts(folder))
     facts.status = _status(folder, facts.problems)
     facts.summary = _json(folder.summary, facts.problems)
     rows = tail_rows(folder.metrics) if whole else []

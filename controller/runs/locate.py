@@ -6,10 +6,11 @@ Owns: the order of looking, and the sentence when nothing fits. Refuses: judging
 from __future__ import annotations
 
 import difflib
+import sys
 from pathlib import Path
 
 from areal_like.errors import UserError
-from controller.run_folder import RunFolder
+from controller.run_folder import DamagedState, RunFolder
 from controller.runs import registry
 
 RUNS_DIR = Path("runs")
@@ -19,6 +20,22 @@ _TRACES = ("config.yaml", "ledger.sqlite", "metrics.jsonl")
 
 def find_run(text: str) -> RunFolder:
     """The run called `text`. Raises UserError: nothing there, half-written, damaged, of a newer version, ambiguous."""
+    folder = _found(text)
+    folder.read_state()
+    return folder
+
+
+def find_run_to_read(text: str) -> RunFolder:
+    """The same for commands that only look: a damaged state file is said on stderr, and the other files still speak."""
+    folder = _found(text)
+    try:
+        folder.read_state()
+    except DamagedState as error:
+        print(f"note: {error.where}: {error.what}; going on with the run's other files", file=sys.stderr)
+    return folder
+
+
+def _found(text: str) -> RunFolder:
     try:
         return _find(text)
     except OSError as error:
@@ -30,17 +47,13 @@ def find_run(text: str) -> RunFolder:
 def _find(text: str) -> RunFolder:
     for candidate in (Path(text).expanduser(), RUNS_DIR / text):
         if (candidate / "state.json").is_file():
-            folder = RunFolder(candidate.resolve())
-            folder.read_state()
-            return folder
+            return RunFolder(candidate.resolve())
         if candidate.is_dir():
             _refuse_without_state(candidate)
     entries = [entry for entry in registry.known() if entry.is_here]
     named = [entry.root for entry in entries if entry.root.name == text]
     if len(named) == 1:
-        folder = RunFolder(named[0].resolve())
-        folder.read_state()
-        return folder
+        return RunFolder(named[0].resolve())
     if named:
         raise UserError(
             f"{len(named)} runs are called so", where=text, remedy=f"give a folder: {', '.join(map(str, named[:5]))}"

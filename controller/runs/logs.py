@@ -23,7 +23,7 @@ from typing import TextIO
 from areal_like.errors import UserError
 from controller.config_problems import nearest
 from controller.run_folder import RunFolder
-from controller.runs.whereabouts import whereabouts
+from controller.runs.whereabouts import whereabouts_if_known
 from controller.runs.words import printable
 
 POLL_S = 0.3
@@ -219,7 +219,7 @@ def _follow(
     sleep: Callable[[float], None],
 ) -> None:
     while True:
-        where = whereabouts(folder)  # before the look: what was written before the end is still read
+        where = whereabouts_if_known(folder)  # before the look: what was written before the end is still read
         is_over = where.kind not in ("running", "foreign")
         _print_news(files, printer, is_last=is_over)
         if is_over:

@@ -4,7 +4,7 @@ Owns: the six kinds and the sentence for each. Refuses: what the run does (statu
 
 running   its controller lives on this machine: same host, same boot, same process (pid and start time)
 crashed   the state file says running, it was written here, and that process is gone
-foreign   the state file says running and was written on another machine: it cannot be known from here
+foreign   the state file says running and was written on another machine, or is damaged: it cannot be known here
 finished, stopped, failed   as the state file says
 """
 
@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 
 from areal_like.errors import UserError
 from areal_like.process import is_same_process
-from controller.run_folder import RunFolder, boot_id
+from controller.run_folder import DamagedState, RunFolder, boot_id
 from controller.runs.words import ago
 
 Kind = Literal["running", "finished", "stopped", "failed", "crashed", "foreign"]
@@ -70,6 +70,17 @@ def whereabouts(folder: RunFolder, *, now_s: float | None = None) -> Whereabouts
     if pid is not None and is_same_process(pid, _seconds(state.get("controller_started_s")) or 0.0):
         return Whereabouts("running", f"running (process {pid})", state)
     return Whereabouts("crashed", f"crashed: its controller (process {pid or '?'}) is gone; {heard}", state)
+
+
+def whereabouts_if_known(folder: RunFolder) -> Whereabouts:
+    """The same where a damaged state file must not hide the rest: then it cannot be known whether the run goes on.
+
+    Raises UserError where the state file is of a newer version.
+    """
+    try:
+        return whereabouts(folder)
+    except DamagedState as error:
+        return Whereabouts("foreign", f"not known whether it goes on: {error.what}")
 
 
 def status_exit(kind: Kind) -> int:

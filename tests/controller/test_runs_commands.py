@@ -56,7 +56,40 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+UNREADABLE = [name for name in DAMAGE if name.endswith(("empty", "half"))]
+BEYOND = [name for name in DAMAGE if name not in UNREADABLE]
+
+
+@pytest.mark.parametrize("damage", UNREADABLE)
+@pytest.mark.parametrize(
+    "command", [*(one for one in LOOKING if one != ["logs"]), ["logs", "--tail", "2"]], ids=" ".join
+)
+def test_damaged_state_is_said_and_hides_nothing_else(tmp_path, capsys, command, damage):
+    folder = zoo.make_sampled_run(tmp_path / "runs", "finished", "job")
+    _, whole, _ = typed(capsys, command[0], "job", *command[1:])
+    DAMAGE[damage](folder)
+    code, out, err = typed(capsys, command[0], "job", *command[1:])
+    assert "state.json: the run's status file is damaged" in err
+    assert "error:" not in err
+    if command[0] == "status":
+        assert code == 3, "whether it goes on cannot be known"
+        assert "not known whether it goes on" in out
+    else:
+        assert (code, out) == (0, whole)
+
+
+@pytest.mark.parametrize("damage", UNREADABLE)
+@pytest.mark.parametrize("command", ["stop", "resume"])
+def test_run_with_a_damaged_state_is_neither_stopped_nor_resumed(tmp_path, capsys, command, damage):
+    folder = zoo.make_sampled_run(tmp_path / "runs", "finished", "job")
+    DAMAGE[damage](folder)
+    code, out, err = typed(capsys, command, "job")
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert "state.json" in line
+
+
+@pytest.mark.parametrize("damage", BEYOND)
 @pytest.mark.parametrize("command", [*LOOKING, ["stop"], ["report"], ["compare"], ["resume"]], ids=" ".join)
 def test_folder_that_is_no_run_any_more_is_one_error(tmp_path, capsys, command, damage):
     folder = zoo.make_sampled_run(tmp_path / "runs", "finished", "job")
