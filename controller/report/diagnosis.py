@@ -133,7 +133,8 @@ def _healthy(data: RunData, shares: Shares) -> Finding:
     if math.isfinite(shares.trainer_wait):
         facts.append(f"trainer waited {percent(shares.trainer_wait)}")
     if math.isfinite(shares.rollout_idle):
-        facts.append(f"rollout workers idled {percent(shares.rollout_idle)}")
+        part = " (start and end left out)" if shares.is_steady else ""
+        facts.append(f"rollout workers idled {percent(shares.rollout_idle)}{part}")
     stale = learning.trend(data, "staleness_mean")
     bound = data.setting("staleness.max_staleness")
     if math.isfinite(stale.late) and bound is not None:

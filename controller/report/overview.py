@@ -118,7 +118,7 @@ def _share(data: RunData, found: Mapping[str, Any], key: str, label: str) -> Fig
     if value is None and key == "trainer_wait_share":
         shares = [one for one in column(data.steps, key) if one is not None]
         value = sum(shares) / len(shares) if shares else None
-    return None if value is None else Figure(label, f"{value:.1%}", "of its time")
+    return None if value is None else Figure(label, f"{value:.1%}", "of its time in the whole run, start included")
 
 
 def _staleness(data: RunData) -> Figure | None:

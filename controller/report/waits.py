@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from controller.report import advice
 from controller.report.advice import Pace
@@ -49,6 +50,7 @@ FAILED_NOTABLE = 0.02
 FAILED_BAD = 0.20
 PAUSED_NOTABLE = 0.10
 """Share of rollout time that went by in weight swaps; AReaL (arXiv 2505.24298) reports a few per cent."""
+STEADY = "The shares of time in this verdict leave out the start and the end of the run; the key numbers count them in"
 FAILURES = ("timed_out", "crashed", "invalid")
 
 
@@ -60,6 +62,9 @@ def find(data: RunData, shares: Shares) -> list[Rated]:
     if is_stalled is not None:
         return [is_stalled, *_swaps(data, shares)]
     wait = _wait(data, shares, pace) if can_judge else None
+    if wait is not None and shares.is_steady:
+        finding = replace(wait.finding, detail=sentences(wait.finding.detail, STEADY))
+        wait = replace(wait, finding=finding)
     return [*([wait] if wait else []), *_failing_scores(data, shares), *_swaps(data, shares)]
 
 

@@ -8,6 +8,7 @@ from made_run import config, made_run, process, pulse_rows, step_rows, titles, v
 
 from controller.report.advice import Pace, pace_of
 from controller.report.diagnosis import diagnose
+from controller.report.overview import figures
 from controller.report.shares import growth, measure
 
 STEP_S = (0.05, 1.0, 600.0)
@@ -76,6 +77,16 @@ def test_cause_of_a_wait_is_named_first_on_any_machine(step_s, shares, severity,
     found = verdict(steps=step_rows(step_s=step_s), pulses=pulse_rows(step_s=step_s, **shares))
     assert words in found.title
     assert found.severity == severity
+
+
+def test_shares_of_the_steady_part_and_of_the_whole_run_are_told_apart():
+    steady = measure(made_run(pulses=pulse_rows(**TOO_FEW)))
+    assert steady.is_steady
+    assert "leave out the start and the end of the run" in verdict(pulses=pulse_rows(**TOO_FEW)).detail
+    assert "start and end left out" in verdict(pulses=pulse_rows()).title
+    run = made_run(summary={"trainer_wait_share": 0.312})
+    (waited,) = [one for one in figures(run) if one.label == "trainer waited"]
+    assert (waited.value, waited.note) == ("31.2%", "of its time in the whole run, start included")
 
 
 def test_collapsed_policy_comes_before_every_wait():
