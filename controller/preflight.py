@@ -22,7 +22,7 @@ from typing import Any, Literal
 import psutil
 
 from areal_like.errors import UserError
-from controller import model_folder
+from controller import model_folder, model_init, user_code
 from controller.config import RunConfig, missing, silent_endpoints
 from controller.config_problems import Problem
 from controller.data import Table, load_demonstrations, load_eval, load_train
@@ -70,6 +70,8 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
     for error in engine_mistakes(config) if purpose != "sft" else []:
         is_absent = error.where == "rollout.engine.python"  # another machine may well have that environment
         (found.absent if is_absent else found.problems).append(_as_problem(error.where, error))
+    if purpose != "sft" and not found.problems:  # a missing module is named already
+        found.problems += user_code.problems_of(_own_scorers(config), config.launch.startup_timeout_s)
     found.absent += _devices(config)
     if purpose != "sft":
         found.absent += problems_of(config)
@@ -109,6 +111,7 @@ def _table(key: str, load: Callable[[], Table | None], found: Preflight) -> Tabl
 def _look_at_model(config: RunConfig, found: Preflight) -> None:
     path = config.model.path
     if path is None:
+        found.problems += model_init.problems_of(config.model.init or {})
         tokenizer = config.model.tokenizer
         if tokenizer not in ("bytes", "from_model") and ":" not in tokenizer:
             found.problems += _faults_of_tokenizer(tokenizer)
@@ -183,6 +186,16 @@ def _packages(config: RunConfig) -> Iterator[Problem]:
         module, colon, _ = name.partition(":")
         if colon and PathFinder.find_spec(module.partition(".")[0], [str(Path.cwd()), *sys.path]) is None:
             yield Problem((key,), f"there is no module `{module}`", "put it in the current folder, or install it")
+
+
+def _own_scorers(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The user's functions that this run's own services will call, by key."""
+    scorers = () if config.reward.addresses else config.reward.scorers
+    return {
+        f"reward.scorers.{index}.kind": (scorer.kind, scorer.options)
+        for index, scorer in enumerate(scorers)
+        if ":" in scorer.kind
+    }
 
 
 def _devices(config: RunConfig) -> Iterator[Problem]:

@@ -29,6 +29,8 @@ from trainer.prepare_spec import PrepareSpec
 Role = Literal["rollout", "trainer", "reward"]
 MODULES: dict[Role, str] = {"rollout": "rollout", "trainer": "trainer", "reward": "services.reward"}
 """`python -m` name of each role."""
+SCORER_CHECK = "services.reward.check_functions"
+"""`python -m` name of the process that tries to import the user's scorers."""
 EVENTS_PER_SAMPLE = 4
 """On the timeline of a rollout worker: its slot, generation, score, and the start of its arrow."""
 LOAD_GRACE_S = 5.0

@@ -1,0 +1,66 @@
+"""Whether the user's scorers can be imported and called as configured, found out before anything of a run starts.
+
+Owns: the short-lived process that imports them, its deadline, killing what it leaves. Refuses: importing them into
+this process, what a right function is (services/reward/scorers/user_function.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from controller.config_problems import Problem
+from controller.launch.local import child_environment, describe_status
+from controller.wiring import SCORER_CHECK
+
+LAST_CHARS = 200
+
+
+def problems_of(functions: Mapping[str, tuple[str, Mapping[str, Any]]], timeout_s: float) -> Iterator[Problem]:
+    """`functions`: key of the configuration -> (module:function, options). Imports them, one after the other."""
+    if not functions:
+        return
+    keys = list(functions)
+    with tempfile.TemporaryDirectory(prefix="areal_like-") as folder:
+        source, target, said = (Path(folder) / name for name in ("in.json", "out.json", "said.txt"))
+        source.write_text(json.dumps([{"name": name, "options": options} for name, options in functions.values()]))
+        status = _run([str(source), str(target)], said, timeout_s)
+        if target.is_file():
+            for fault in json.loads(target.read_text()):
+                key, (name, _) = keys[fault["index"]], functions[keys[fault["index"]]]
+                yield Problem((key,), f"`{name}`: {fault['what']}", fault["remedy"])
+            return
+        last = (said.read_text(errors="replace").strip().splitlines() or [""])[-1][:LAST_CHARS]
+    names = ", ".join(name for name, _ in functions.values())
+    if status is None:
+        what = f"importing {names} takes more than {timeout_s:g} s (launch.startup_timeout_s)"
+        yield Problem((keys[0],), what, "do less while the module is imported")
+    else:
+        ended = f"{describe_status(status)}" + (f": {last}" if last else "")
+        yield Problem((keys[0],), f"importing {names} ended the process with {ended}", "mend the module")
+
+
+def _run(arguments: list[str], said: Path, timeout_s: float) -> int | None:
+    """Exit status; None past the deadline. Nothing of its process group outlives it."""
+    with said.open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", SCORER_CHECK, *arguments],
+            env=child_environment(1, user_path=Path.cwd()),
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+    try:
+        return child.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()

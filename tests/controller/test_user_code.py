@@ -1,0 +1,71 @@
+"""Claims about the look at the user's scorers: every mistake is found, in words, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from controller import preflight, user_code
+from controller.config_problems import Problem
+from controller.overrides import load_config
+
+PATIENCE_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def look(source: str, name: str = "mine:score", timeout_s: float = PATIENCE_S, **options: object) -> list[Problem]:
+    Path("mine.py").write_text(source)
+    return list(user_code.problems_of({"reward.scorers.0.kind": (name, options)}, timeout_s))
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "words"),
+    [
+        ("import no_such_thing", "mine:score", "module mine cannot be imported (ModuleNotFoundError"),
+        ("def score(row): ...", "mine:score", "does not take what it is called with"),
+        ("", "json:nope", "module json has no function nope"),
+        ("score = 3", "mine:score", "cannot be called"),
+        ("import os; os._exit(3)", "mine:score", "ended the process with status 3"),
+        ("raise SystemExit('away')", "mine:score", "SystemExit: away"),
+    ],
+)
+def test_mistake_in_a_scorer_is_found_before_anything_starts(source: str, name: str, words: str) -> None:
+    (problem,) = look(source, name)
+    assert problem.keys == ("reward.scorers.0.kind",)
+    assert words in problem.what
+    assert "mine" not in sys.modules, "the controller imports nothing of the user's"
+
+
+def test_scorer_that_can_be_called_is_no_problem_whatever_its_module_prints() -> None:
+    assert look("print('hello')\ndef score(row, response, *, level, **info): return 1.0", level=3) == []
+
+
+def test_import_that_hangs_is_given_up_and_killed_with_what_it_started() -> None:
+    source = (
+        "import os, subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        "open('pids.tmp', 'w').write(f'{os.getpid()} {child.pid}')\n"
+        "os.rename('pids.tmp', 'pids')\n"
+        "time.sleep(600)\n"
+    )
+    (problem,) = look(source, timeout_s=5.0)
+    assert "takes more than 5 s" in problem.what
+    if Path("pids").exists():  # a busy machine may not have come so far
+        pids = [int(pid) for pid in Path("pids").read_text().split()]
+        assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+
+
+def test_preflight_looks_at_the_functions_that_the_run_itself_will_call() -> None:
+    os.environ.pop("AREAL_LIKE_USER_PATH", None)
+    Path("mine.py").write_text("def score(row): ...")
+    config = load_config("quickstart", ['reward.scorers=[{kind: "mine:score"}]']).config
+    words = [problem.what for problem in preflight.look(config, "train").problems]
+    assert any("does not take what it is called with" in what for what in words), words
