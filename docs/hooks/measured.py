@@ -144,7 +144,7 @@ def routing(result: Result) -> str:
     for device in dict.fromkeys(entry["device"] for entry in result["emulated"]):
         rows = [
             (f"{entry['pool']}, {entry['policy']}", f"{entry['step_s']:.2f}", f"{entry['tail_s']:.2f}",
-             f"{entry['prefill_tokens']:,.0f}", _interval(entry["speedup"]))
+             f"{entry['prefill_tokens']:,.0f}", _times(entry["speedup"]))
             for entry in result["emulated"] if entry["device"] == device
         ]  # fmt: skip
         head = ("workers, policy", "step, s", "tail, s", "prefilled tokens", "against dealing in turn")
@@ -152,7 +152,7 @@ def routing(result: Result) -> str:
     if "real" in result:
         rows = [
             (entry["policy"], f"{entry['samples_per_s']:.0f}", f"{entry['rollout_idle_share']:.2f}",
-             f"{entry['num_migrated']:.0f}", _interval(entry["speedup"]))
+             f"{entry['num_migrated']:.0f}", _times(entry["speedup"]))
             for entry in result["real"]
         ]  # fmt: skip
         head = ("policy", "samples/s", "idle share", "answers moved", "against dealing in turn")
@@ -160,7 +160,7 @@ def routing(result: Result) -> str:
     return "\n\n".join(parts)
 
 
-def _interval(spread: Sequence[float]) -> str:
+def _times(spread: Sequence[float]) -> str:
     return f"x {spread[0]:.3f} ± {spread[1]:.3f}"
 
 

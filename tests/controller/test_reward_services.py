@@ -13,10 +13,10 @@ import pytest
 from areal_like import messages as m
 from areal_like.channel import Hub
 from areal_like.errors import UserError
+from areal_like.ports import quiet_port
 from controller import reward_services
 from controller.config import RunConfig
 from controller.config_problems import Problem
-from controller.launch.local import quiet_port
 from controller.reward_services import check_services, look_at_services
 from controller.run_folder import RunFolder
 from controller.wiring import Addresses, coordinator_settings, process_spec, reward_names
