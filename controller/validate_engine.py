@@ -17,7 +17,7 @@ def engine_problems(config: RunConfig) -> Iterator[Problem]:
     """Contradictions in `rollout.engine`."""
     engine, count = config.rollout.engine, config.rollout.num_workers
     if engine.kind != "sglang":
-        if engine.sglang.model_fields_set:
+        if engine.sglang != type(engine.sglang)():  # a resolved config names every key, at its default
             yield Problem(
                 ("rollout.engine.sglang", "rollout.engine.kind"),
                 f"says how SGLang runs, and the engine is {engine.kind}",

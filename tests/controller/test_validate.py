@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from areal_like.config import dump_yaml
 from areal_like.errors import UserError
 from controller import model_folder, preflight
 from controller.config import RunConfig
 from controller.derived import advise, derive, kv_cache_bytes, size_text
-from controller.overrides import build
+from controller.overrides import build, load_config, shipped_configs
 from controller.telemetry import sink_kinds
 from controller.validate import cross_check, is_loopback
 
@@ -353,3 +354,12 @@ class TestMachine:
         assert [p.keys[0] for p in preflight.look(config, "train").problems] == ["data.train"]
         assert [p.keys[0] for p in preflight.look(config, "eval").problems] == ["data.eval"]
         assert [p.keys[0] for p in preflight.look(config, "sft").problems] == ["warm_start"]
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_a_resolved_config_is_valid_again(name: str, tmp_path: Path) -> None:
+    """What `resume` reads: every key named, each at its value."""
+    config = load_config(name).config
+    resolved = tmp_path / "config.yaml"
+    resolved.write_text(dump_yaml(config))
+    assert load_config(str(resolved)).config == config
