@@ -320,7 +320,7 @@ def test_newest_whole_checkpoint_that_the_ledger_knows_is_the_one_to_go_on_from(
     for version in (2, 4, 6, 8):
         checkpoint = folder.checkpoints / f"step_{version:06d}"
         checkpoint.mkdir()
-        (checkpoint / "manifest.json").write_text(json.dumps({"format": 1, "files": {}}))
+        (checkpoint / "manifest.json").write_text(json.dumps({"format": 2, "files": {}}))
     (folder.checkpoints / "step_000006" / "manifest.json").write_text("{")
     batches = tuple(BatchRecord(step=step, lineage="l0", groups=()) for step in range(1, 8))
     state = LedgerState(
