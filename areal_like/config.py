@@ -66,6 +66,11 @@ class StalenessSettings(Settings):
     group_timeout_s: float = Field(1800.0, gt=0)
     """Wall-clock deadline of a group from its first lease; past it the group is dropped with reason `timeout`."""
 
+    @property
+    def bound(self) -> int | None:
+        """max_staleness as the laws take it: None where it is unbounded."""
+        return None if self.max_staleness == "unbounded" else self.max_staleness
+
 
 class TraceSettings(Settings):
     """What one process writes onto the timeline."""

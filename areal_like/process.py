@@ -196,3 +196,13 @@ def _leave_within(grace_s: float, error: BaseException | None) -> None:
             os._exit(status)
 
     threading.Thread(target=leave, name="exit-deadline", daemon=True).start()
+
+
+def describe_status(returncode: int) -> str:
+    """A return code in words: `status 2`, or the signal that ended it."""
+    if returncode >= 0:
+        return f"status {returncode}"
+    try:
+        return f"signal {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"signal {-returncode}"

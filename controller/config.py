@@ -269,9 +269,8 @@ class RunConfig(Settings):
     @property
     def max_groups_in_flight(self) -> int | None:
         """(max_staleness + 1) * groups_per_step; None when unbounded"""
-        if self.staleness.max_staleness == "unbounded":
-            return None
-        return (self.staleness.max_staleness + 1) * self.groups_per_step
+        bound = self.staleness.bound
+        return None if bound is None else (bound + 1) * self.groups_per_step
 
     @property
     def max_samples_in_flight(self) -> int | None:

@@ -23,7 +23,8 @@ from pathlib import Path
 from areal_like.channel import Hub
 from areal_like.config import ProcessSpec
 from areal_like.errors import OperationError, ProcessDied, UserError
-from controller.launch.local import Exit, LocalLauncher, child_environment, describe_status, tail_of
+from areal_like.process import describe_status
+from controller.launch.local import Exit, LocalLauncher, child_environment, tail_of
 from controller.telemetry.pulse import ProcessNow
 from controller.wiring import MODULES, Role
 

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from areal_like.process import describe_status
 from controller.config_problems import Problem
-from controller.launch.local import child_environment, describe_status
+from controller.launch.local import child_environment
 from controller.wiring import SCORER_CHECK
 
 LAST_CHARS = 200

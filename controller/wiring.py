@@ -60,13 +60,12 @@ def coordinator_settings(
     config: RunConfig, *, max_draws: int | None, num_eval_rows: int, num_periodic_rows: int
 ) -> CoordinatorSettings:
     """What the pure coordinator needs of the configuration."""
-    bound = config.staleness.max_staleness
     return CoordinatorSettings(
         groups_per_step=config.groups_per_step,
         group_size=config.group_size,
         num_steps=config.num_steps,
         mode=config.mode,
-        max_staleness=None if bound == "unbounded" else bound,
+        max_staleness=config.staleness.bound,
         on_stale=config.staleness.on_stale,
         group_timeout_s=config.staleness.group_timeout_s,
         on_failure=config.reward.on_failure,

@@ -16,7 +16,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from areal_like.errors import ChannelError, DeadlineExceeded, OperationError, WeightError
 from areal_like.messages import Message, Welcome
@@ -37,6 +37,7 @@ from areal_like.weights_stream import (
     WayRequest,
 )
 from rollout.chunks import ChunkFile
+from rollout.hub_peer import HubPeer
 
 log = logging.getLogger(__name__)
 
@@ -54,22 +55,7 @@ MAX_MOVES = 64
 Reply = TypeVar("Reply", bound=Message)
 
 
-class Wire(Protocol):
-    """The part of areal_like.channel.Peer used here."""
-
-    @property
-    def hub_silence_s(self) -> float: ...
-
-    async def connect(self, timeout_s: float) -> Welcome: ...
-
-    async def receive(self, timeout_s: float) -> Message | None: ...
-
-    async def send(self, message: Message, timeout_s: float = 30.0) -> None: ...
-
-    async def close(self, reason: str = "") -> None: ...
-
-
-MakeWire = Callable[[str, frozenset[type]], Wire]
+MakeWire = Callable[[str, frozenset[type]], HubPeer]
 """Makes a connection to an address that takes these messages."""
 
 
@@ -82,7 +68,7 @@ class Fetcher:
 
     def __init__(self, make_wire: MakeWire, serve_address: str, on_chunk: Callable[[ChunkFile, int], None]) -> None:
         self._make_wire, self._serve_address, self._on_chunk = make_wire, serve_address, on_chunk
-        self._trainer: Wire | None = None
+        self._trainer: HubPeer | None = None
         self._trainer_address = ""
         self.counters = {"fetched_chunks": 0.0, "fetched_bytes": 0.0, "damaged_chunks": 0.0, "lost_parents": 0.0}
 
@@ -141,7 +127,7 @@ class Fetcher:
         finally:
             await wire.close("done")
 
-    async def _pull(self, wire: Wire, file: ChunkFile) -> None:
+    async def _pull(self, wire: HubPeer, file: ChunkFile) -> None:
         wanted, asked, num_bad = deque(file.missing()), set[int](), 0
         progress_s = time.monotonic()
         while not file.is_complete:
@@ -178,7 +164,7 @@ class Fetcher:
 
     # ------------------------------------------------------------ the trainer
 
-    async def _connected(self, address: str) -> Wire:
+    async def _connected(self, address: str) -> HubPeer:
         if self._trainer is not None and self._trainer_address == address:
             return self._trainer
         await self.close()
@@ -201,7 +187,7 @@ class Fetcher:
                 await asyncio.sleep(POLL_S)
 
 
-async def _reply(wire: Wire, pick: Callable[[Message], Reply | None]) -> Reply | None:
+async def _reply(wire: HubPeer, pick: Callable[[Message], Reply | None]) -> Reply | None:
     """The first message that `pick` takes; None after ASK_AGAIN_S. Late chunks are passed over."""
     until_s = time.monotonic() + ASK_AGAIN_S
     while (left_s := until_s - time.monotonic()) > 0:
@@ -211,7 +197,7 @@ async def _reply(wire: Wire, pick: Callable[[Message], Reply | None]) -> Reply |
     return None
 
 
-def _check_patience(wire: Wire, stalled_s: float) -> None:
+def _check_patience(wire: HubPeer, stalled_s: float) -> None:
     if wire.hub_silence_s > SILENT_S:
         raise ParentLost(f"silent for {wire.hub_silence_s:.1f} s")
     if stalled_s > STALLED_S:

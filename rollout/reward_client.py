@@ -22,14 +22,12 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from areal_like.clock import Clock, SystemClock
 from areal_like.errors import DeadlineExceeded, OperationError, WireError
 from areal_like.messages import (
     MAX_RESPONSE_CHARS,
     Goodbye,
-    Message,
     Refused,
     SampleTask,
     ScoreRefused,
@@ -39,6 +37,7 @@ from areal_like.messages import (
     Welcome,
 )
 from areal_like.verdict import Verdict
+from rollout.hub_peer import HubPeer
 
 log = logging.getLogger(__name__)
 
@@ -53,21 +52,6 @@ FEED = 2
 """Waiting questions sent for each verdict of a service that was full: more than one, or its queue would run dry."""
 PROBE = 16
 """The same once a tick, whether or not a verdict came: its room may have been taken by others."""
-
-
-class HubPeer(Protocol):
-    """The part of `areal_like.channel.Peer` that this wing uses."""
-
-    @property
-    def hub_silence_s(self) -> float: ...
-
-    async def connect(self, timeout_s: float) -> Welcome: ...
-
-    async def receive(self, timeout_s: float) -> Message | None: ...
-
-    async def send(self, message: Message, timeout_s: float = 30.0) -> None: ...
-
-    async def close(self, reason: str = "") -> None: ...
 
 
 class _Question:

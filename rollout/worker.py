@@ -50,10 +50,11 @@ from areal_like.messages import (
 from areal_like.trace import Tracer
 from rollout.config import RolloutSettings
 from rollout.engine.port import Engine, Interruption
+from rollout.hub_peer import HubPeer
 from rollout.leases import LeaseBook
 from rollout.pool import SamplePool
 from rollout.receiver import Receiver
-from rollout.reward_client import HubPeer, RewardClient
+from rollout.reward_client import RewardClient
 from rollout.sample import Bench
 from rollout.tokens import PromptTokens
 from rollout.versions import VersionGate, VersionLoader

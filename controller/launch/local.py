@@ -81,16 +81,6 @@ def child_environment(num_threads: int, *, user_path: Path) -> dict[str, str]:
     return environment
 
 
-def describe_status(returncode: int) -> str:
-    """A return code in words: `status 2`, or the signal that ended it."""
-    if returncode >= 0:
-        return f"status {returncode}"
-    try:
-        return f"signal {signal.Signals(-returncode).name}"
-    except ValueError:
-        return f"signal {-returncode}"
-
-
 class LocalLauncher:
     """Processes of one run on this machine, by name. Must be used from the main thread's event loop.
 

@@ -68,7 +68,6 @@ def simulate(setup: Setup, varied: Mapping[str, str] | None = None) -> Trial:
 def job_of(setup: Setup) -> Job:
     """The job that the config describes."""
     config = setup.config
-    bound = config.staleness.max_staleness
     return Job(
         groups_per_step=config.groups_per_step,
         group_size=config.group_size,
@@ -76,7 +75,7 @@ def job_of(setup: Setup) -> Job:
         lengths=replace(setup.lengths, cap=config.sampling.max_new_tokens),
         prompt_tokens=setup.prompt_tokens,
         mode=config.mode,
-        max_staleness=None if bound == "unbounded" else bound,
+        max_staleness=config.staleness.bound,
         on_stale=config.staleness.on_stale,
         interruption=config.rollout.interruption,
         updates_per_step=config.trainer.mini_batches,

@@ -11,8 +11,9 @@ import pytest
 from small_run import bounded, until
 
 from areal_like.errors import OperationError
+from areal_like.process import describe_status
 from controller.launch import local
-from controller.launch.local import LocalLauncher, child_environment, describe_status, tail_of
+from controller.launch.local import LocalLauncher, child_environment, tail_of
 
 SLEEP = ["-c", "import time; time.sleep(60)"]
 STUBBORN = [

@@ -25,6 +25,7 @@ from pathlib import Path
 import psutil
 
 from areal_like.errors import EngineError, UserError
+from areal_like.process import describe_status
 
 TAIL_BYTES = 64_000
 END_WAIT_S = 5.0
@@ -86,7 +87,7 @@ class ServerProcess:
     def why_ended(self) -> str | None:
         """In words, once the front process or one of those remembered has ended; None while all live."""
         if self._process.returncode is not None:
-            return f"the server ended with {_status(self._process.returncode)}"
+            return f"the server ended with {describe_status(self._process.returncode)}"
         for pid, member in self._family.items():
             if not _lives(member):
                 return f"process {pid} of the server ended"
@@ -133,15 +134,6 @@ def _lives(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def _status(returncode: int) -> str:
-    if returncode >= 0:
-        return f"status {returncode}"
-    try:
-        return f"signal {signal.Signals(-returncode).name}"
-    except ValueError:
-        return f"signal {-returncode}"
 
 
 def make_scratch() -> Path:

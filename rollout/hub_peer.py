@@ -1,0 +1,25 @@
+"""What this wing asks of a connection to a hub, so that tests may put another in its place.
+
+Owns: `HubPeer`. Refuses: making connections (__main__.py).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from areal_like.messages import Message, Welcome
+
+
+class HubPeer(Protocol):
+    """The part of `areal_like.channel.Peer` that this wing uses."""
+
+    @property
+    def hub_silence_s(self) -> float: ...
+
+    async def connect(self, timeout_s: float) -> Welcome: ...
+
+    async def receive(self, timeout_s: float) -> Message | None: ...
+
+    async def send(self, message: Message, timeout_s: float = 30.0) -> None: ...
+
+    async def close(self, reason: str = "") -> None: ...
