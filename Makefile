@@ -3,6 +3,7 @@
 #   PYTHON       interpreter to build .venv with (3.11 to 3.13)
 #   TORCH_INDEX  package index to take torch from, e.g. https://download.pytorch.org/whl/cpu on a machine without a GPU
 #   ARGS         overrides for the quickstart, e.g. ARGS="seed=2 num_steps=40"
+#   PYTEST_ARGS  for the suite, e.g. PYTEST_ARGS="tests/areal_like -n 0"
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -12,7 +13,7 @@ VENV := .venv
 SGLANG_VENV := .venv-sglang
 BIN := $(VENV)/bin
 
-.PHONY: quickstart sglang-cpu test check lint types contracts format reference docs clean
+.PHONY: quickstart sglang-cpu sglang-cpu-if-possible environments test check lint types contracts format reference docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/areal-like train configs/quickstart.yaml $(ARGS)
@@ -21,11 +22,18 @@ quickstart: $(VENV)/.installed
 sglang-cpu:
 	@$(PYTHON) tests/fixtures/sglang_cpu/build.py $(SGLANG_VENV) --torch-version $(TORCH_VERSION) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
-test: $(VENV)/.installed-dev
+sglang-cpu-if-possible:
 	@$(MAKE) --no-print-directory sglang-cpu || echo "no SGLang here: the tests that need it are skipped"
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-check: lint types contracts test
+# Both at once: most of the time goes into fetching and unpacking.
+environments:
+	@$(MAKE) --no-print-directory -j 2 $(VENV)/.installed-dev sglang-cpu-if-possible
+
+# Two streams of tests: runs of the quickstart's model in one, everything else in the other.
+test: environments
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
+
+check: environments lint types contracts test
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -17,6 +17,7 @@ import os
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,22 @@ ARROW = "sample"
 """Category of the arrows from a sample's generation through its score to the step that used it."""
 MAX_LINE_BYTES = 1 << 16
 _json = msgspec.json.Encoder(enc_hook=str)
+
+
+class _Event(msgspec.Struct, omit_defaults=True):
+    """One line, in Chrome's names. tid and id are filled in when it is written."""
+
+    ph: str
+    name: str
+    pid: int
+    ts: int | None = None
+    tid: int = -1
+    dur: int | None = None
+    s: str | None = None
+    bp: str | None = None
+    cat: str | None = None
+    id: str | None = None
+    args: dict[str, Any] | None = None
 
 
 def arrow_name(group_id: int, sample_index: int, *, is_eval: bool = False) -> str:
@@ -74,14 +91,16 @@ class Tracer:
         self.num_dropped = 0
         self._anchor_s = time.time() - time.monotonic()
         self._lanes: dict[str, int] = {}
-        self._buffer: list[dict[str, Any]] = []
+        self._pending: deque[tuple[_Event, str]] = deque()
+        """Events and their lanes, oldest first. Encoding waits for many of them: between two tokens, with caches full of
+        other things, it would cost a multiple."""
         self._flushed_s = time.monotonic()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         if self.is_on:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._num_events = self._num_details = _num_lines(path)
             self._file = path.open("ab")
-            self._emit({"ph": "M", "name": "process_name", "pid": self._pid, "tid": 0, "args": {"name": process}})
+            self._write([_Event("M", "process_name", self._pid, tid=0, args={"name": process})])
 
     @classmethod
     def of(cls, run_dir: str | Path, process: str, settings: TraceSettings) -> Tracer:
@@ -112,86 +131,93 @@ class Tracer:
 
     def complete(self, name: str, start_s: float, end_s: float, lane: str = MAIN_LANE, **args: Any) -> None:
         """A slice measured elsewhere, in wall-clock seconds of `now_s`."""
-        if not self.is_on:
-            return
-        if lane == MAIN_LANE and end_s - start_s < SHORT_S and self._num_events > self._max_events // 2:
-            return
-        start_us, end_us = int(start_s * 1e6), int(end_s * 1e6)
-        event: dict[str, Any] = {"ph": "X", "name": name, "ts": start_us, "dur": max(end_us - start_us, 0)}
-        if args:
-            event["args"] = args
-        self._put(event, lane)
+        if self.is_on:
+            start_us, end_us = int(start_s * 1e6), int(end_s * 1e6)
+            self._put(_Event("X", name, self._pid, start_us, dur=max(end_us - start_us, 0), args=args or None), lane)
 
     def instant(self, name: str, lane: str = MAIN_LANE, **args: Any) -> None:
         """A moment."""
         if self.is_on:
-            self._put({"ph": "i", "s": "t", "name": name, "ts": int(self.now_s() * 1e6), "args": args}, lane)
+            self._put(_Event("i", name, self._pid, int(self.now_s() * 1e6), s="t", args=args), lane)
 
     def arrow_start(self, arrow: str, at_s: float, lane: str = MAIN_LANE) -> None:
         """An arrow leaves the slice that covers `at_s` in `lane`, the innermost where slices nest."""
-        self._arrow({"ph": "s"}, arrow, at_s, lane)
+        self._arrow("s", arrow, at_s, lane)
 
     def arrow_step(self, arrow: str, at_s: float, lane: str = MAIN_LANE) -> None:
         """It passes through the slice that covers `at_s` in `lane`."""
-        self._arrow({"ph": "t"}, arrow, at_s, lane)
+        self._arrow("t", arrow, at_s, lane)
 
     def arrow_end(self, arrow: str, at_s: float, lane: str = MAIN_LANE) -> None:
         """It arrives at the slice that covers `at_s` in `lane`."""
-        self._arrow({"ph": "f", "bp": "e"}, arrow, at_s, lane)
+        self._arrow("f", arrow, at_s, lane, bp="e")
 
-    def _arrow(self, event: dict[str, Any], arrow: str, at_s: float, lane: str) -> None:
+    def _arrow(self, phase: str, arrow: str, at_s: float, lane: str, bp: str | None = None) -> None:
         if self.is_on:
-            flow = {"cat": ARROW, "name": arrow, "id": _flow_id(arrow), "ts": int(at_s * 1e6)}
-            self._put({**event, **flow}, lane, is_detail=True)
+            self._put(_Event(phase, arrow, self._pid, int(at_s * 1e6), bp=bp, cat=ARROW), lane)
 
     def counter(self, name: str, value: float) -> None:
         """A curve."""
         if self.is_on:
-            self._put({"ph": "C", "name": name, "ts": int(self.now_s() * 1e6), "args": {"value": value}}, MAIN_LANE)
+            now_us = int(self.now_s() * 1e6)
+            self._put(_Event("C", name, self._pid, now_us, args={"value": value}), MAIN_LANE)
 
     def flush(self) -> None:
-        """Hand buffered events to the operating system."""
+        """Hand what is pending to the operating system."""
         with self._lock:
             self._flushed_s = time.monotonic()
-            if self._buffer and not self._file.closed:
-                lines = b"".join(_json.encode(event) + b"\n" for event in self._buffer)
-                self._file.write(lines)
-                self._file.flush()
-            self._buffer.clear()
+            ready: list[_Event] = []
+            while self._pending:  # other threads may go on putting; popleft takes each event once
+                event, lane = self._pending.popleft()
+                if not self._has_room(event, lane):
+                    continue
+                event.tid = self._lane(lane, ready)
+                if event.cat == ARROW:
+                    event.id = _flow_id(event.name)
+                ready.append(event)
+            if self.is_on and ready and not self._file.closed:
+                self._write(ready)
 
     def close(self) -> None:
         """Write what is left."""
         if not self.is_on:
             return
+        self.flush()
         with self._lock:
-            if self.num_dropped:
+            if self.num_dropped and not self._file.closed:
                 args = {"labels": f"{self.num_dropped} events dropped"}
-                self._emit({"ph": "M", "name": "process_labels", "pid": self._pid, "tid": 0, "args": args})
-            self.flush()
+                self._write([_Event("M", "process_labels", self._pid, tid=0, args=args)])
             self._file.close()
 
-    def _put(self, event: dict[str, Any], lane: str, *, is_detail: bool = False) -> None:
-        is_detail = is_detail or lane != MAIN_LANE
-        with self._lock:
-            if self._num_events >= self._max_events or (is_detail and self._num_details >= self._max_details):
-                self.num_dropped += 1
-                return
-            self._num_events += 1
-            self._num_details += is_detail
-            event["pid"], event["tid"] = self._pid, self._lane(lane)
-            self._emit(event)
-            if len(self._buffer) >= FLUSH_EVENTS or time.monotonic() - self._flushed_s > FLUSH_S:
-                self.flush()
+    def _put(self, event: _Event, lane: str) -> None:
+        self._pending.append((event, lane))
+        if len(self._pending) >= FLUSH_EVENTS or time.monotonic() - self._flushed_s > FLUSH_S:
+            self.flush()
 
-    def _lane(self, lane: str) -> int:
+    def _has_room(self, event: _Event, lane: str) -> bool:
+        """Count an event as written, or as dropped (short slices of a lane that is half full are neither)."""
+        is_main = lane == MAIN_LANE
+        if event.dur is not None and is_main and event.dur < SHORT_S * 1e6 and self._num_events > self._max_events // 2:
+            return False
+        is_detail = not is_main or event.cat == ARROW
+        if self._num_events >= self._max_events or (is_detail and self._num_details >= self._max_details):
+            self.num_dropped += 1
+            return False
+        self._num_events += 1
+        self._num_details += is_detail
+        return True
+
+    def _write(self, events: list[_Event]) -> None:
+        self._file.write(_json.encode_lines(events))
+        self._file.flush()
+
+    def _lane(self, lane: str, ready: list[_Event]) -> int:
+        """Its number; a new lane says its name first."""
         number = self._lanes.get(lane)
         if number is None:
             number = self._lanes[lane] = len(self._lanes) + 1
-            self._emit({"ph": "M", "name": "thread_name", "pid": self._pid, "tid": number, "args": {"name": lane}})
+            ready.append(_Event("M", "thread_name", self._pid, tid=number, args={"name": lane}))
         return number
-
-    def _emit(self, event: dict[str, Any]) -> None:
-        self._buffer.append(event)
 
 
 def _num_lines(path: Path) -> int:
@@ -227,12 +253,12 @@ def merge_traces(run_dir: Path) -> Path:
     return target
 
 
-class _Event(msgspec.Struct):
+class _AnyEvent(msgspec.Struct):
     ph: str
     name: str
 
 
-_event_decoder = msgspec.json.Decoder(_Event)
+_event_decoder = msgspec.json.Decoder(_AnyEvent)
 
 
 def _is_event(line: bytes) -> bool:

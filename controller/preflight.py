@@ -29,7 +29,7 @@ from controller.data import Table, load_demonstrations, load_eval, load_train
 from controller.reward_services import problems_of
 from controller.telemetry.sink_kinds import is_installed, sinks_of
 from controller.validate import positions_of
-from controller.wiring import engine_mistakes
+from controller.wiring import SCORER_CHECK, WORKFLOW_CHECK, engine_mistakes
 
 MIN_WORKER_BYTES = 100_000_000
 """Memory of its own that a rollout worker takes at least, whatever the model: torch and transformers alone."""
@@ -71,7 +71,8 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         is_absent = error.where == "rollout.engine.python"  # another machine may well have that environment
         (found.absent if is_absent else found.problems).append(_as_problem(error.where, error))
     if purpose != "sft" and not found.problems:  # a missing module is named already
-        found.problems += user_code.problems_of(_own_scorers(config), config.launch.startup_timeout_s)
+        for checker, functions in ((SCORER_CHECK, _own_scorers(config)), (WORKFLOW_CHECK, _own_workflow(config))):
+            found.problems += user_code.problems_of(checker, functions, config.launch.startup_timeout_s)
     found.absent += _devices(config)
     if purpose != "sft":
         found.absent += problems_of(config)
@@ -196,6 +197,11 @@ def _own_scorers(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
         for index, scorer in enumerate(scorers)
         if ":" in scorer.kind
     }
+
+
+def _own_workflow(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
+    name = config.rollout.workflow
+    return {"rollout.workflow": (name, {})} if ":" in name else {}
 
 
 def _devices(config: RunConfig) -> Iterator[Problem]:

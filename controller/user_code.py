@@ -1,7 +1,7 @@
-"""Whether the user's scorers can be imported and called as configured, found out before anything of a run starts.
+"""Whether the user's scorers and workflow can be imported and used as configured, found out before a run starts.
 
 Owns: the short-lived process that imports them, its deadline, killing what it leaves. Refuses: importing them into
-this process, what a right function is (services/reward/scorers/user_function.py).
+this process, what right code is (the `checker`: services/reward/check_functions.py, rollout/check_workflow.py).
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from typing import Any
 from areal_like.process import describe_status
 from controller.config_problems import Problem
 from controller.launch.local import child_environment
-from controller.wiring import SCORER_CHECK
 
 LAST_CHARS = 200
 
 
-def problems_of(functions: Mapping[str, tuple[str, Mapping[str, Any]]], timeout_s: float) -> Iterator[Problem]:
-    """`functions`: key of the configuration -> (module:function, options). Imports them, one after the other."""
+def problems_of(
+    checker: str, functions: Mapping[str, tuple[str, Mapping[str, Any]]], timeout_s: float
+) -> Iterator[Problem]:
+    """`functions`: key of the configuration -> (module:name, options), imported and tried by the module `checker`."""
     if not functions:
         return
     keys = list(functions)
     with tempfile.TemporaryDirectory(prefix="areal_like-") as folder:
         source, target, said = (Path(folder) / name for name in ("in.json", "out.json", "said.txt"))
         source.write_text(json.dumps([{"name": name, "options": options} for name, options in functions.values()]))
-        status = _run([str(source), str(target)], said, timeout_s)
+        status = _run([checker, str(source), str(target)], said, timeout_s)
         if target.is_file():
             for fault in json.loads(target.read_text()):
                 key, (name, _) = keys[fault["index"]], functions[keys[fault["index"]]]
@@ -53,7 +54,7 @@ def _run(arguments: list[str], said: Path, timeout_s: float) -> int | None:
     """Exit status; None past the deadline. Nothing of its process group outlives it."""
     with said.open("wb") as output:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", SCORER_CHECK, *arguments],
+            [sys.executable, "-P", "-m", *arguments],
             env=child_environment(1, user_path=Path.cwd()),
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip

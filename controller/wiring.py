@@ -30,7 +30,8 @@ Role = Literal["rollout", "trainer", "reward"]
 MODULES: dict[Role, str] = {"rollout": "rollout", "trainer": "trainer", "reward": "services.reward"}
 """`python -m` name of each role."""
 SCORER_CHECK = "services.reward.check_functions"
-"""`python -m` name of the process that tries to import the user's scorers."""
+WORKFLOW_CHECK = "rollout.check_workflow"
+"""`python -m` names of the processes that try to import the user's scorers and workflow."""
 EVENTS_PER_SAMPLE = 4
 """On the timeline of a rollout worker: its slot, generation, score, and the start of its arrow."""
 LOAD_GRACE_S = 5.0

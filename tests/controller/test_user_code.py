@@ -12,6 +12,7 @@ import pytest
 from controller import preflight, user_code
 from controller.config_problems import Problem
 from controller.overrides import load_config
+from controller.wiring import SCORER_CHECK
 
 PATIENCE_S = 120.0
 
@@ -23,7 +24,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def look(source: str, name: str = "mine:score", timeout_s: float = PATIENCE_S, **options: object) -> list[Problem]:
     Path("mine.py").write_text(source)
-    return list(user_code.problems_of({"reward.scorers.0.kind": (name, options)}, timeout_s))
+    return list(user_code.problems_of(SCORER_CHECK, {"reward.scorers.0.kind": (name, options)}, timeout_s))
 
 
 @pytest.mark.parametrize(
@@ -69,3 +70,20 @@ def test_preflight_looks_at_the_functions_that_the_run_itself_will_call() -> Non
     config = load_config("quickstart", ['reward.scorers=[{kind: "mine:score"}]']).config
     words = [problem.what for problem in preflight.look(config, "train").problems]
     assert any("does not take what it is called with" in what for what in words), words
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import no_such_thing", "module mine cannot be imported (ModuleNotFoundError"),
+        ("class Turns:\n    def __init__(self, depth): ...", "cannot be made without arguments"),
+        ("class Turns: ...", "needs `is_resumable` and `async run(task, tools)`"),
+        ("class Turns:\n    is_resumable = False\n    async def run(self, task, tools): ...", None),
+    ],
+)
+def test_mistake_in_a_workflow_is_found_before_anything_starts(source: str, words: str | None) -> None:
+    Path("mine.py").write_text(source)
+    config = load_config("quickstart", ["rollout.workflow=mine:Turns"]).config
+    found = [p.what for p in preflight.look(config, "train").problems if p.keys == ("rollout.workflow",)]
+    assert len(found) == (words is not None)
+    assert all(words in what for what in found if words)

@@ -27,6 +27,16 @@ SHORT = [
 """A run of the quickstart's model that takes seconds."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two streams of tests (`pytest -n 2 --dist loadgroup`): runs of the quickstart's model stay in one of them, unless
+    a file names a group; every other file of this folder is a group of its own, since its tests share fixtures."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.get_closest_marker("xdist_group") is None:
+            is_quickstart = "quickstart" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("quickstart" if is_quickstart else item.path.stem))
+
+
 class Run:
     """One `areal-like` command as a process."""
 
@@ -127,7 +137,13 @@ class Run:
 
 @pytest.fixture(scope="session")
 def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("runs")
+    """Of this stream of tests; the warm start in it is shared with the other stream, where there is one."""
+    folder = tmp_path_factory.mktemp("runs")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = tmp_path_factory.getbasetemp().parent / "prepared"
+        shared.mkdir(exist_ok=True)
+        (folder / ".prepared").symlink_to(shared)
+    return folder
 
 
 @pytest.fixture

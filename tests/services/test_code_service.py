@@ -27,18 +27,20 @@ def service(tmp_path: Path) -> Iterator[Service]:
     service.close()
 
 
-def sandboxes() -> set[int]:
-    """Processes of any sandbox on this machine, by the command they were started with."""
+def sandboxes(service: Service) -> set[int]:
+    """Processes of this service's sandboxes, and of any on this machine that lost the process it was started by."""
+    own = {child.pid for child in psutil.Process(service.process.pid).children(recursive=True)}
     found = set()
-    for process in psutil.process_iter(["cmdline"]):
-        if any("marshal.loads(os.pread" in part for part in process.info["cmdline"] or []):
+    for process in psutil.process_iter(["cmdline", "ppid"]):
+        is_sandbox = any("marshal.loads(os.pread" in part for part in process.info["cmdline"] or [])
+        if is_sandbox and (process.pid in own or process.info["ppid"] == 1):
             found.add(process.pid)
     return found
 
 
 def test_every_hostile_program_gets_its_verdict_and_the_honest_ones_between_them_pass(service: Service) -> None:
     service.wait_full(3)
-    pids, before = service.scoring_pids(), sandboxes()
+    pids, before = service.scoring_pids(), sandboxes(service)
     asked: dict[str, tuple[str, float]] = {}
     for group, programs in PROGRAMS.items():
         tests, value = (SUM_TESTS if "stream" in group else ADD_TESTS), float("passes" in group)
@@ -57,19 +59,19 @@ def test_every_hostile_program_gets_its_verdict_and_the_honest_ones_between_them
             wrong.append((name, verdict.kind, verdict.value, verdict.reason))
     assert wrong == []
     assert service.scoring_pids() == pids, "no scoring process was lost over them"
-    assert sandboxes() <= before
+    assert sandboxes(service) <= before
     assert verdict.scorer == "code@1/namespaces"
 
 
 def test_killing_the_service_ends_every_program(service: Service) -> None:
-    before = sandboxes()
+    before = sandboxes(service)
     spins = "import os, signal\nos.fork()\nos.fork()\nsignal.signal(15, signal.SIG_IGN)\nwhile True: pass\n"
     for _ in range(2):
         service.post("code", program=spins, tests=ADD_TESTS, time_limit_s=4.0)
-    wait_until(lambda: len(sandboxes() - before) >= 4, "programs to run")
+    wait_until(lambda: len(sandboxes(service) - before) >= 4, "programs to run")
     service.process.kill()
     service.process.wait(PATIENCE_S)
-    wait_until(lambda: not sandboxes() - before, "the end of all programs")
+    wait_until(lambda: not sandboxes(service) - before, "the end of all programs")
 
 
 def test_a_killed_supervisor_costs_one_attempt(tmp_path: Path) -> None:
