@@ -92,8 +92,8 @@ class Tracer:
         self._anchor_s = time.time() - time.monotonic()
         self._lanes: dict[str, int] = {}
         self._pending: deque[tuple[_Event, str]] = deque()
-        """Events and their lanes, oldest first. Encoding waits for many of them: between two tokens, with caches full of
-        other things, it would cost a multiple."""
+        """Events and their lanes, oldest first. Encoding waits for many: between two tokens, with caches full of other
+        things, it would cost a multiple."""
         self._flushed_s = time.monotonic()
         self._lock = threading.Lock()
         if self.is_on:
