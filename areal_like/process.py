@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -36,6 +37,8 @@ ORDERLY, FAILED, USER_MISTAKE, DIVERGED = 0, 1, 2, 4
 EXIT_GRACE_S = 20.0
 """Leftover threads may delay the end for this long; then the process goes without them."""
 PARENT_POLL_S = 1.0
+PARENT_WATCH = "parent-watch"
+"""The thread that every process of ours has, and no other."""
 _PR_SET_PDEATHSIG = 1
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -88,6 +91,18 @@ async def until_signalled(main: Callable[[asyncio.Event], Awaitable[None]]) -> N
         raise
     # From here on only leftovers can hold us: asyncio.run waits for executor threads, without end on 3.11.
     _leave_within(EXIT_GRACE_S, None)
+
+
+def settle_heap() -> None:
+    """What is alive now lives as long as the process: no collection looks through it any more.
+
+    To be called when everything is imported and loaded; does nothing in a process that only borrows the code (a test,
+    a notebook). torch, transformers and a model are some hundred thousand objects; looking through them took 80 ms each
+    time, 3 % of a rollout worker's and 2.5 % of a trainer's time.
+    """
+    if any(thread.name == PARENT_WATCH for thread in threading.enumerate()):
+        gc.collect()
+        gc.freeze()
 
 
 def report_end(error: BaseException) -> int:
@@ -155,7 +170,7 @@ def die_with_parent(parent_pid: int) -> None:
             log.warning("prctl: %s; falling back to polling the parent", os.strerror(ctypes.get_errno()))
         if os.getppid() != parent_pid:  # it died before the kernel was asked
             _follow_parent(parent_pid)
-    watcher = threading.Thread(target=_watch_parent, args=(parent, started_s), name="parent-watch", daemon=True)
+    watcher = threading.Thread(target=_watch_parent, args=(parent, started_s), name=PARENT_WATCH, daemon=True)
     watcher.start()
 
 

@@ -47,6 +47,7 @@ from areal_like.messages import (
     SwapVersion,
     Welcome,
 )
+from areal_like.process import settle_heap
 from areal_like.trace import Tracer
 from rollout.config import RolloutSettings
 from rollout.engine.port import Engine, Interruption
@@ -155,6 +156,7 @@ class RolloutWorker:
             closings["receiver"] = self._receiver.close
         try:
             await self._peer.connect(timeout_s=CONNECT_S)
+            settle_heap()
             self._bench.doing.ready()
             log.info("connected; room for %d samples", self._book.capacity)
             await self._work(stop)

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 from areal_like.config import ProcessSpec
 from areal_like.errors import PolicyDiverged, UserError
 from areal_like.messages import BatchSample
+from areal_like.process import settle_heap
 from trainer import checkpoint
 from trainer.attention import choose, register
 from trainer.backends.choice import choose_backend, make_backend
@@ -83,6 +84,7 @@ class Training:
         self._spans = spans
         self._saved: Path | None = None
         self._bad_steps = 0
+        self._is_settled = False
 
     # ------------------------------------------------------------ start
 
@@ -208,6 +210,9 @@ class Training:
         metrics["step_s"] = time.perf_counter() - started_s
         self.version += 1
         self.counters["steps"] += 1
+        if not self._is_settled:  # the first step imports what torch keeps for it
+            settle_heap()
+            self._is_settled = True
         self.counters["tokens"] += metrics["tokens"]
         self.counters["skipped_updates"] += metrics["skipped_updates"]
         self._bad_steps = self._bad_steps + 1 if metrics["skipped_updates"] else 0

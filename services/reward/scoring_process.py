@@ -20,7 +20,7 @@ import traceback
 import msgspec
 
 from areal_like.errors import UserError
-from areal_like.process import die_with_parent
+from areal_like.process import die_with_parent, settle_heap
 from areal_like.shadow import append_user_path
 from services.config import ClipSettings, ScorerSettings
 from services.reward.composition import WeightedSum
@@ -89,6 +89,7 @@ def serve(stream: Stream) -> int:
     if isinstance(loaded, Refusal):
         stream.send(loaded)
         return 2
+    settle_heap()
     stream.send(Ready(names=loaded.names, label=loaded.label, volatile=loaded.volatile))
     while (job := stream.receive()) is not None:
         assert isinstance(job, Job)
