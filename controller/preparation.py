@@ -3,17 +3,20 @@
 Owns: the cache, running `python -m trainer.prepare` as a process of its own. Refuses: torch; what preparing means.
 
 A prepared model is a pure function of `wiring.pinned_facts` and the demonstrations' rows; equal ones are prepared once
-and lie in <runs_dir>/.prepared/<digest>. A folder appears there whole or not at all.
+and lie in <runs_dir>/.prepared/<digest>. A folder appears there whole or not at all, and one run at a time makes it:
+others that want the same wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,7 @@ from controller.launch.local import LocalLauncher, child_environment, tail_of
 from controller.run_folder import RunFolder
 from controller.supervision import USER_MISTAKE, last_error
 from controller.telemetry.pulse import ProcessNow
-from controller.wiring import pinned_facts, prepare_spec
+from controller.wiring import PrepareSpec, pinned_facts, prepare_spec
 
 POLL_S = 0.2
 
@@ -70,30 +73,79 @@ async def prepare(
     demonstrations = load_demonstrations(config)
     target = out_dir or _cache_folder(config, demonstrations)
     is_cached = publish_to is None and out_dir is None
-    if is_cached and _is_there(target):
-        display.note(f"starting model: {target} (prepared before)")
-        return Prepared(target, 0.0, was_cached=True)
+    async with _turn(target, display) if is_cached else contextlib.nullcontext():
+        if is_cached and _is_there(target):
+            display.note(f"starting model: {target} (prepared before)")
+            return Prepared(target, 0.0, was_cached=True)
+        spec = _specify(config, folder, demonstrations, target, publish_to)
+        try:
+            await _make(config, launcher, display, spec, folder.processes / "prepare.json")
+        except UserError:
+            if not (is_cached and _is_there(target)):  # completed by another run on a file system without locks
+                raise
+    return Prepared(target, time.monotonic() - started_s, was_cached=False)
+
+
+def _specify(
+    config: RunConfig, folder: RunFolder, demonstrations: Table | None, target: Path, publish_to: Path | None
+) -> PrepareSpec:
+    """What the process is told; the demonstrations are written beside it."""
     rows_path = None
     if demonstrations is not None:
         rows_path = folder.processes / "demonstrations.jsonl"
         _write_rows(demonstrations, rows_path)
     status_path = folder.logs / "prepare.status.jsonl"
     status_path.unlink(missing_ok=True)  # an earlier stretch of the run may have been stopped in its preparation
-    spec = prepare_spec(config, out_dir=target, sft_rows=rows_path, status_path=status_path, publish_to=publish_to)
-    spec_path = folder.processes / "prepare.json"
+    return prepare_spec(config, out_dir=target, sft_rows=rows_path, status_path=status_path, publish_to=publish_to)
+
+
+async def _make(
+    config: RunConfig, launcher: LocalLauncher, display: Display, spec: PrepareSpec, spec_path: Path
+) -> None:
     spec.save(spec_path)
-    display.note("preparing the starting model" + (" (supervised warm start)" if rows_path else ""))
+    display.note("preparing the starting model" + (" (supervised warm start)" if spec.sft_rows else ""))
     try:
         environment = child_environment(spec.num_threads, user_path=Path.cwd())
         await launcher.start("prepare", ["-m", "trainer.prepare", "--spec", str(spec_path)], environment)
-        await _follow(launcher, display, status_path, config.launch.stall_after_s)
-    except UserError:
-        if not (is_cached and _is_there(target)):  # another run has completed the same model meanwhile
-            raise
+        await _follow(launcher, display, Path(str(spec.status_path)), config.launch.stall_after_s)
     finally:
-        if rows_path is not None:
-            rows_path.unlink(missing_ok=True)
-    return Prepared(target, time.monotonic() - started_s, was_cached=False)
+        if spec.sft_rows is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(spec.sft_rows)
+
+
+@contextlib.asynccontextmanager
+async def _turn(target: Path, display: Display) -> AsyncIterator[None]:
+    """Wait until no other run prepares `target`; a run that dies gives its turn up.
+
+    Where nothing can be locked (a file system without locks, a folder that cannot be written) nobody waits: what comes
+    second is not used, and the process says what is wrong with the folder.
+    """
+    lock, is_told = None, False
+    try:
+        with contextlib.suppress(OSError):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(target.with_suffix(".lock"), os.O_CREAT | os.O_RDWR, 0o644)
+        while lock is not None and _is_taken(lock):
+            if not is_told:
+                display.note("another run prepares the same starting model: waiting for it")
+                is_told = True
+            await asyncio.sleep(POLL_S)
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _is_taken(lock: int) -> bool:
+    """Whether somebody else has it; otherwise it is ours."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def prepare_process(launcher: LocalLauncher) -> dict[str, Any]:

@@ -75,6 +75,31 @@ def test_equal_settings_are_prepared_once_and_others_again(tmp_path):
     bounded(test())
 
 
+def test_two_runs_that_want_the_same_model_at_once_make_it_once(tmp_path):
+    async def test():
+        first, second = Scene(tmp_path), Scene(tmp_path)
+        slow = first.launcher("import time; time.sleep(0.5)" + MAKE)
+        idle = second.launcher()
+        made, found = await asyncio.gather(first.prepare(slow), second.prepare(idle))
+        assert made.model_dir == found.model_dir
+        assert (slow.num_starts, idle.num_starts) == (1, 0)
+        assert "another run prepares the same starting model" in second.shown.getvalue()
+
+    bounded(test())
+
+
+def test_run_whose_predecessor_failed_to_prepare_takes_its_turn(tmp_path):
+    async def test():
+        first, second = Scene(tmp_path), Scene(tmp_path)
+        failing, able = first.launcher("import time, sys; time.sleep(0.5); sys.exit(1)"), second.launcher()
+        died, made = await asyncio.gather(first.prepare(failing), second.prepare(able), return_exceptions=True)
+        assert isinstance(died, ProcessDied)
+        assert isinstance(made, preparation.Prepared)
+        assert not made.was_cached
+
+    bounded(test())
+
+
 def test_progress_is_shown_and_demonstrations_do_not_stay_behind(tmp_path):
     async def test():
         scene = Scene(tmp_path)
