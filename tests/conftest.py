@@ -8,6 +8,22 @@ from pathlib import Path
 
 import pytest
 
+LONGEST_FIRST = ("test_controls", "test_sglang_engine", "test_trainer_ranks", "test_diagnosis", "test_main_job")
+"""Of the end-to-end files. The first makes the warm start that most others share, the second needs none."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """End-to-end runs first: two streams that take a file each (`pytest -n 2 --dist loadfile`) then end together."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=_turn)  # stable: within a file the order stays
+
+
+def _turn(item: pytest.Item) -> tuple[bool, int]:
+    name = item.path.stem
+    place = LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST)
+    return item.path.parent.name != "e2e", place
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

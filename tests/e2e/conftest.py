@@ -27,16 +27,6 @@ SHORT = [
 """A run of the quickstart's model that takes seconds."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two streams of tests (`pytest -n 2 --dist loadgroup`): runs of the quickstart's model stay in one of them, unless
-    a file names a group; every other file of this folder is a group of its own, since its tests share fixtures."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents and item.get_closest_marker("xdist_group") is None:
-            is_quickstart = "quickstart" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("quickstart" if is_quickstart else item.path.stem))
-
-
 class Run:
     """One `areal-like` command as a process."""
 

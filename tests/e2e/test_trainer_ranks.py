@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("ranks")]
+pytestmark = pytest.mark.e2e
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
 
 LEARNING = ["num_steps=30", "eval.every_steps=0", "data.eval.limit=200", "metrics.report=false", "trainer.ranks=2"]
