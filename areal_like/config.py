@@ -145,6 +145,8 @@ class ProcessSpec(StartSpec):
     """Trainer: place among its ranks; rank 0 talks to the controller, the others follow it."""
     num_ranks: int = 1
     """Trainer: how many ranks there are."""
+    has_own_gpus: bool = False
+    """The launcher shows this process its own GPUs only: `cuda` is the first of those, whatever its rank."""
     ranks_address: str = ""
     """Trainer: where its ranks meet, e.g. tcp://127.0.0.1:20001; rank 0 listens there."""
     trace: TraceSettings = TraceSettings()

@@ -28,6 +28,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     if fault := python_fault(sys.version_info[:2]):
         return _complain(fault)
+    from controller.launch.cluster.job_guard import guard, is_needed
+
+    words = list(sys.argv[1:] if argv is None else argv)
+    return guard(lambda: _command(words)) if is_needed(words[:1]) else _command(words)
+
+
+def _command(argv: Sequence[str]) -> int:
     from areal_like.errors import OperationError, UserError
 
     try:

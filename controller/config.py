@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from areal_like.config import Mode, ModelSettings, SamplingSettings, Settings, StalenessSettings
 from areal_like.messages import Sampling
+from controller.launch.cluster.settings import RaySettings
 from rollout.config import RolloutSettings
 from services.config import BUILT_IN_SCORERS as BUILT_IN_SCORERS
 from services.config import RewardSettings
@@ -109,10 +110,12 @@ class EvalSettings(Settings):
 class LaunchSettings(Settings):
     """How the run's processes are started and watched."""
 
-    kind: Literal["local"] = "local"
-    """`local`: processes on this machine."""
+    kind: Literal["local", "ray"] = "local"
+    """`local`: processes on this machine; `ray`: the same processes on a Ray cluster that runs already."""
+    ray: RaySettings = RaySettings()
+    """For `kind: ray`."""
     host: str = "127.0.0.1"
-    """Address the controller binds and advertises."""
+    """`local`: address the controller binds and advertises."""
     port: int = Field(0, ge=0, le=65535)
     """Port of the controller; 0: any free one."""
     curve: Literal["auto", "on", "off"] = "auto"
@@ -240,15 +243,20 @@ class RunConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _mode_sets_what_was_left_open(cls, data: Any) -> Any:
-        """`sync` and `one_step_off` fix the bound, `one_step_off` drains; validate judges values given against that."""
+        """`sync` and `one_step_off` fix the bound, `one_step_off` drains; validate judges values given against that.
+        Between hosts weights are streamed.
+        """
         if not isinstance(data, Mapping):
             return data
-        mode = data.get("mode")
-        if not isinstance(mode, str) or mode not in MODE_STALENESS:
-            return data
-        filled = {**data, "staleness": _filled(data.get("staleness"), "max_staleness", MODE_STALENESS[mode])}
+        mode, filled = data.get("mode"), dict(data)
+        if isinstance(mode, str) and mode in MODE_STALENESS:
+            filled["staleness"] = _filled(data.get("staleness"), "max_staleness", MODE_STALENESS[mode])
         if mode == "one_step_off":
             filled["rollout"] = _filled(data.get("rollout"), "interruption", "drain")
+        if _is_on_ray(data.get("launch")):
+            trainer = data.get("trainer")
+            weights = trainer.weights if isinstance(trainer, TrainerSettings) else _get(trainer, "weights")
+            filled["trainer"] = _replaced(trainer, "weights", _filled(weights, "kind", "stream"))
         return filled
 
     @property
@@ -309,6 +317,8 @@ class RunConfig(Settings):
         """Device of each rollout worker: plain `cuda` and several workers mean one GPU each (sglang: `tp_size` in a
         row, named by the first), the trainer's left out."""
         engine, count = self.rollout.engine, self.rollout.num_workers
+        if self.launch.kind == "ray":  # Ray shows each process its own GPUs only
+            return (engine.device,) * count
         width = engine.sglang.tp_size if engine.kind == "sglang" else 1
         if engine.device != "cuda" or count * width == 1:
             return (engine.device,) * count
@@ -325,7 +335,7 @@ class RunConfig(Settings):
     def trainer_devices(self) -> tuple[str, ...]:
         """Device of each rank of the trainer: one GPU each, from trainer.device upwards."""
         match = re.fullmatch(r"cuda(?::(\d+))?", self.trainer.device)
-        if match is None:
+        if match is None or self.launch.kind == "ray":
             return (self.trainer.device,) * self.trainer.ranks
         return tuple(f"cuda:{int(match.group(1) or 0) + rank}" for rank in range(self.trainer.ranks))
 
@@ -353,3 +363,18 @@ def _filled(section: Any, key: str, value: object) -> Any:
     if isinstance(section, Settings):
         return section if key in section.model_fields_set else section.model_copy(update={key: value})
     return {key: value, **section} if isinstance(section, Mapping) else section
+
+
+def _replaced(section: Any, key: str, value: object) -> Any:
+    """The section with `key` set to `value`, whatever it was."""
+    if isinstance(section, Settings):
+        return section.model_copy(update={key: value})
+    return {**(section or {}), key: value} if section is None or isinstance(section, Mapping) else section
+
+
+def _is_on_ray(launch: Any) -> bool:
+    return (launch.kind if isinstance(launch, LaunchSettings) else _get(launch, "kind")) == "ray"
+
+
+def _get(section: Any, key: str) -> Any:
+    return section.get(key) if isinstance(section, Mapping) else None

@@ -75,7 +75,7 @@ class Ledger:
         self._cached_bytes = 0
         if must_exist and not self._path.exists():
             raise UserError("there is no ledger here", where=str(run_dir), remedy="give the folder of a run")
-        self._lock = _lock(run_dir)
+        self._lock = lock_folder(run_dir)
         try:
             self._db = _open(self._path, run_id, fsync)
         except BaseException:
@@ -267,8 +267,8 @@ def _size(trajectory: Trajectory) -> int:
     return sum(array.nbytes for array in arrays)
 
 
-def _lock(run_dir: Path) -> int:
-    """The run's lock, held until closed or until the process dies."""
+def lock_folder(run_dir: Path) -> int:
+    """The run's lock, held until closed or until the process dies. Raises UserError where another has it."""
     path = run_dir / "ledger.lock"
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)

@@ -26,6 +26,7 @@ from controller import model_folder, model_init, user_code
 from controller.config import RunConfig, missing, silent_endpoints
 from controller.config_problems import Problem
 from controller.data import Table, load_demonstrations, load_eval, load_train
+from controller.launch.cluster.survey import survey
 from controller.reward_services import problems_of
 from controller.telemetry.sink_kinds import is_installed, sinks_of
 from controller.validate import positions_of
@@ -47,6 +48,8 @@ class Preflight:
     eval: Table | None = None
     model: dict[str, Any] | None = None
     """config.json of model.path, where it could be read."""
+    seats: list[str] = field(default_factory=list)
+    """Who would sit where on the cluster, a line per node."""
 
 
 def look(config: RunConfig, purpose: Purpose) -> Preflight:
@@ -67,18 +70,28 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         found.problems.append(Problem(("warm_start",), "is needed for supervised steps", "give warm_start.data"))
     found.problems += _folders(config)
     found.problems += _packages(config)
-    for error in engine_mistakes(config) if purpose != "sft" else []:
+    is_here = config.launch.kind == "local" or purpose == "sft"
+    for error in engine_mistakes(config) if purpose != "sft" and is_here else []:
         is_absent = error.where == "rollout.engine.python"  # another machine may well have that environment
         (found.absent if is_absent else found.problems).append(_as_problem(error.where, error))
     if purpose != "sft" and not found.problems:  # a missing module is named already
         for checker, functions in ((SCORER_CHECK, _own_scorers(config)), (WORKFLOW_CHECK, _own_workflow(config))):
             found.problems += user_code.problems_of(checker, functions, config.launch.startup_timeout_s)
-    found.absent += _devices(config)
+    if is_here:
+        found.absent += _devices(config)
     if purpose != "sft":
         found.absent += problems_of(config)
         found.absent += [Problem((f"reward.{key}",), *words) for key, *words in silent_endpoints(config.reward)]
     found.absent += _port(config)
-    found.absent += _room_for_workers(config)
+    if is_here:
+        found.absent += _room_for_workers(config)
+    elif purpose == "validate":  # a run looks when it has its folder, which every node must see
+        seen = survey(config)
+        found.problems, found.absent, found.seats = (
+            found.problems + seen.problems,
+            found.absent + seen.absent,
+            seen.seats,
+        )
     return found
 
 
@@ -245,10 +258,12 @@ def _num_gpus() -> int:
 
 
 def _port(config: RunConfig) -> Iterator[Problem]:
-    wanted = [("launch", config.launch.host, config.launch.port)]
+    host = config.launch.ray.host if config.launch.kind == "ray" else config.launch.host
+    host_key = "launch.ray.host" if config.launch.kind == "ray" else "launch.host"
+    wanted = [(host_key, "launch.port", host, config.launch.port)] if host else []
     if (endpoint := config.metrics.prometheus) is not None:
-        wanted.append(("metrics.prometheus", endpoint.host, endpoint.port))
-    for section, host, port in wanted:
+        wanted.append(("metrics.prometheus.host", "metrics.prometheus.port", endpoint.host, endpoint.port))
+    for host_key, port_key, host, port in wanted:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -256,6 +271,7 @@ def _port(config: RunConfig) -> Iterator[Problem]:
                 probe.bind((host, port))
         except (OSError, OverflowError, ValueError) as error:  # ValueError: a name that cannot be a host's
             reason = getattr(error, "strerror", None) or str(error)
-            key = f"{section}.port" if "in use" in reason else f"{section}.host"
-            remedy = f"{key}: 0 takes any free one" if key.endswith("port") else f"{key}: 127.0.0.1"
+            key = port_key if "in use" in reason else host_key
+            local = "null takes the node's own" if host_key == "launch.ray.host" else "127.0.0.1"
+            remedy = f"{key}: 0 takes any free one" if key == port_key else f"{key}: {local}"
             yield Problem((key,), f"{host}:{port} cannot be bound ({reason})", remedy)

@@ -21,15 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from areal_like import __version__
 from areal_like.errors import DeadlineExceeded, ProcessDied, UserError
 from areal_like.metrics import read_jsonl
 from controller.config import RunConfig
 from controller.data import Table, load_demonstrations
 from controller.display import Display
-from controller.launch.local import LocalLauncher, child_environment, tail_of
+from controller.launch.launcher import Launcher, tail_of
+from controller.launch.local import child_environment
 from controller.run_folder import RunFolder
 from controller.supervision import USER_MISTAKE, last_error
 from controller.telemetry.pulse import ProcessNow
@@ -56,7 +55,7 @@ def needs_preparation(config: RunConfig) -> bool:
 async def prepare(
     config: RunConfig,
     folder: RunFolder,
-    launcher: LocalLauncher,
+    launcher: Launcher,
     display: Display,
     *,
     publish_to: Path | None = None,
@@ -148,7 +147,7 @@ def _is_taken(lock: int) -> bool:
     return False
 
 
-def prepare_process(launcher: LocalLauncher) -> dict[str, Any]:
+def prepare_process(launcher: Launcher) -> dict[str, Any]:
     """The process that prepares, as it stands in status.json; nothing while none runs."""
     if not launcher.is_running("prepare"):
         return {}
@@ -163,10 +162,10 @@ def _plain_folder(config: RunConfig) -> Path:
     return Path(str(config.model.path)).expanduser().resolve()
 
 
-async def _follow(launcher: LocalLauncher, display: Display, status_path: Path, stall_after_s: float) -> None:
+async def _follow(launcher: Launcher, display: Display, status_path: Path, stall_after_s: float) -> None:
     """Show progress lines until the process has ended; judge its end."""
     num_shown = 0
-    life = _Life(launcher.pid_of("prepare"), stall_after_s)
+    life = _Life(stall_after_s)
     while True:
         ended = next((end for end in launcher.reap() if end.name == "prepare"), None)
         rows = await asyncio.to_thread(read_jsonl, status_path)
@@ -174,7 +173,7 @@ async def _follow(launcher: LocalLauncher, display: Display, status_path: Path, 
             display.progress("  " + "  ".join(f"{key} {_short(value)}" for key, value in row.items()))
         num_shown = len(rows)
         if ended is None:
-            life.look()
+            life.look(launcher.cpu_s_of("prepare"))
             await asyncio.sleep(POLL_S)
             continue
         if ended.returncode == 0:
@@ -188,16 +187,14 @@ async def _follow(launcher: LocalLauncher, display: Display, status_path: Path, 
 class _Life:
     """Whether a process still does anything: computing, loading and downloading all cost processor time."""
 
-    def __init__(self, pid: int | None, patience_s: float) -> None:
-        self._pid, self._patience_s = pid, patience_s
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
         self._spent_s, self._moved_s = -1.0, time.monotonic()
 
-    def look(self) -> None:
-        """Raises DeadlineExceeded."""
-        with contextlib.suppress(psutil.Error):
-            times = psutil.Process(self._pid).cpu_times()
-            if times.user + times.system != self._spent_s:
-                self._spent_s, self._moved_s = times.user + times.system, time.monotonic()
+    def look(self, cpu_s: float | None) -> None:
+        """`cpu_s`: processor time spent so far, where it is known. Raises DeadlineExceeded."""
+        if cpu_s is not None and cpu_s != self._spent_s:
+            self._spent_s, self._moved_s = cpu_s, time.monotonic()
         if time.monotonic() - self._moved_s > self._patience_s:
             raise DeadlineExceeded("the starting model", "process prepare, which does nothing", self._patience_s)
 

@@ -18,6 +18,8 @@ def resolved_page(loaded: LoadedConfig, found: Preflight) -> str:
     names, values = max(len(d.name) for d in numbers), max(len(d.value) for d in numbers)
     lines = [f"# {loaded.source}, resolved", dump_yaml(loaded.config).rstrip(), "", "# Derived"]
     lines += [f"#   {d.name:<{names}}  {d.value:>{values}}  = {d.formula}" for d in numbers]
+    if found.seats:
+        lines += ["", "# Seats (Ray may choose other nodes of equal room)", *(f"#   {line}" for line in found.seats)]
     remarks = [str(problem) for problem in found.absent] + found.notes + advise(loaded.config, num_rows)
     if remarks:
         lines += ["", "# Remarks", *(f"#   {remark}" for remark in remarks)]

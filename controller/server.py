@@ -124,6 +124,11 @@ class Server:
         self.is_hurried = False
         """The user wants it over now: no wait for anybody."""
 
+    @property
+    def saved_version(self) -> int:
+        """Version of the newest checkpoint that was reported; -1: none yet."""
+        return self._saved_version
+
     # ------------------------------------------------------------ life
 
     async def run(self, first_events: Sequence[p.Event]) -> Outcome:

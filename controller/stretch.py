@@ -15,7 +15,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from rich.console import Console
 from areal_like.channel import Hub
 from areal_like.curve import make_run_keys
 from areal_like.errors import LedgerError, OperationError, ProcessDied, UserError
-from areal_like.ports import quiet_port
 from areal_like.trace import Tracer, merge_traces
 from areal_like.weights import WeightStore, default_root, sweep_dead
 from controller import protocol as p
@@ -35,8 +34,10 @@ from controller.coordinator import Coordinator
 from controller.crew import Crew
 from controller.display import Display
 from controller.job_rows import JobRows
-from controller.launch.local import LocalLauncher
+from controller.launch.choice import launcher_for
+from controller.launch.launcher import Launcher
 from controller.ledger import Ledger
+from controller.ledger_home import LedgerHome
 from controller.model_folder import weight_bytes
 from controller.outcome import Outcome
 from controller.outgoing import TaskSettings
@@ -109,9 +110,10 @@ class Stretch:
         """To the end; prints the summary and returns the exit status. Raises what ended it."""
         started_s = time.monotonic()
         outcome = Outcome("failed", "ended by an error of the controller")
-        launcher = LocalLauncher(self.folder.logs)
+        launcher = launcher_for(self.config, self.folder)
         with contextlib.ExitStack() as stack:
-            ledger = stack.enter_context(self._ledger())
+            home = self._ledger_home(stack)
+            ledger = stack.enter_context(self._ledger(home))
             self.folder.write_state("running")
             stack.enter_context(_logging_to(self.folder.logs / "controller.log"))
             status = self._status = StatusFile(
@@ -124,12 +126,13 @@ class Stretch:
             try:
                 self._sinks = open_sinks(self.config, self.folder, self._run_id(), display.note)
                 journal.listen(self._sinks)
-                outcome = await self._serve(ledger, launcher, display, stop, stack, journal)
+                outcome = await self._serve(ledger, home, launcher, display, stop, stack, journal)
             except (UserError, OperationError, OSError) as error:
                 outcome = Outcome.of(error)
             finally:
                 grace_s = FAILED_GRACE_S if outcome.status == "failed" else self.config.launch.stop_grace_s
                 await launcher.stop_all(grace_s, self._is_hurried)
+                await launcher.close()
                 await self._close_sinks(journal)
                 status.end(RUN_STATUS[outcome.status])
                 self.folder.write_state(RUN_STATUS[outcome.status], reason=outcome.reason)
@@ -150,14 +153,24 @@ class Stretch:
     def _run_id(self) -> str:
         return str(self.folder.read_state()["run_id"])
 
-    def _ledger(self) -> Ledger:
+    def _ledger_home(self, stack: contextlib.ExitStack) -> LedgerHome | None:
+        """Where the ledger is written when it is not in the run folder; it is mirrored there, at last when all ends."""
+        if self.config.launch.kind == "local":
+            return None
+        local_dir = self.config.launch.ray.local_dir
+        home = LedgerHome(self.folder.root, Path(local_dir).expanduser() if local_dir else None, self._run_id())
+        home.open()
+        stack.callback(home.close)
+        return home
+
+    def _ledger(self, home: LedgerHome | None) -> Ledger:
         """The ledger, and with it the lock that makes the folder ours. Raises UserError when another has it.
 
         A run that was stopped during its preparation has an empty one; one with checkpoints cannot have lost it.
         """
         config = self.config.ledger
         return Ledger(
-            self.folder.root,
+            home.folder if home else self.folder.root,
             run_id=self._run_id(),
             must_exist=self.is_resume and bool(checkpoints_on_disk(self.folder.root)),
             segment_bytes=int(config.segment_mb * 2**20),
@@ -167,7 +180,8 @@ class Stretch:
     async def _serve(
         self,
         ledger: Ledger,
-        launcher: LocalLauncher,
+        home: LedgerHome | None,
+        launcher: Launcher,
         display: Display,
         stop: Signals,
         stack: contextlib.ExitStack,
@@ -180,6 +194,8 @@ class Stretch:
             for line in await check_services(config):
                 display.note(line)
         sweep_dead()
+        if not await stop.unless_asked(launcher.open(display.note)):
+            return Outcome("stopped", "before the first step")
         published_to = self._weight_dir(display, stack, folder.root / "model") if self.is_evaluation else None
         preparing = prepare(
             config, folder, launcher, display, publish_to=published_to,
@@ -196,18 +212,18 @@ class Stretch:
         checkpoint = None if self.is_evaluation else self._checkpoint(state, display)
         lineage = f"l{state.num_lives}"
         self._remember(ledger, state)
-        curve_dir = self._keys()
+        curve_dir = self._keys(launcher.host)
         hub = Hub(
             run_id=run_id,
             role="controller",
-            bind=f"tcp://{config.launch.host}:{config.launch.port or '*'}",
+            bind=f"tcp://{launcher.host}:{config.launch.port or '*'}",
             curve_dir=curve_dir,
             accept=ACCEPTED,
         )
         address = await hub.start()
         try:
-            rewards = tuple(f"tcp://127.0.0.1:{quiet_port()}" for _ in reward_names(config))
-            ranks = f"tcp://127.0.0.1:{quiet_port()}"
+            rewards = tuple([await launcher.address_for(name) for name in reward_names(config)])
+            ranks = "" if self.is_evaluation else await launcher.address_for(trainer_names(config)[0])
             addresses = Addresses(address, rewards, weight_dir, curve_dir, ranks)
             supervisor = Supervisor(
                 launcher, hub,
@@ -229,8 +245,9 @@ class Stretch:
             if self.is_evaluation:
                 manifest = WeightStore(weight_dir, weights, keep=2).newest()
                 first.append(p.Published(version=0, lineage=lineage, manifest_path=str(manifest)))
-            outcome = await server.run(first)
-            await server.farewell(FAREWELL_S)
+            async with self._mirrored(home, server, display):
+                outcome = await server.run(first)
+                await server.farewell(FAREWELL_S)
             self._count(coordinator, ledger)
             return outcome
         finally:
@@ -241,12 +258,26 @@ class Stretch:
         weights = self.config.trainer.weights
         need_bytes = max(MIN_STORE_BYTES, weight_bytes(model_dir) * (weights.keep + 1))
         run_dir = Path(weights.shared_dir) / self._run_id() if weights.shared_dir else self.folder.root
-        folder = default_root(self._run_id(), weights.place, run_dir, need_bytes)
-        if weights.place == "shm" and folder.is_relative_to(self.folder.root):
+        place = weights.place if self.config.launch.kind == "local" else "disk"  # a seat has its node's own memory
+        folder = default_root(self._run_id(), place, run_dir, need_bytes)
+        if place == "shm" and folder.is_relative_to(self.folder.root):
             display.note(f"no room in shared memory: weights travel through {folder}", "warning")
         stack.callback(sweep_dead)  # what workers that were killed had put together
         stack.callback(WeightStore(folder, weights.layout, keep=2).close, remove=True)
         return folder
+
+    @contextlib.asynccontextmanager
+    async def _mirrored(self, home: LedgerHome | None, server: Server, display: Display) -> AsyncIterator[None]:
+        """Keep the run folder's copy of the ledger up to date meanwhile, where it is one."""
+        if home is None:
+            yield
+            return
+        every_s = self.config.launch.ray.mirror_every_s
+        keeping = asyncio.create_task(home.keep_up(lambda: server.saved_version, every_s, display.note))
+        try:
+            yield
+        finally:
+            keeping.cancel()
 
     def _coordinator(self, state: p.LedgerState) -> Coordinator:
         rows = self.rows
@@ -275,10 +306,10 @@ class Stretch:
             display.note("no checkpoint: continuing from the starting policy, with the recorded samples", "warning")
         return None
 
-    def _keys(self) -> Path | None:
+    def _keys(self, host: str) -> Path | None:
         """New keys for each stretch, where sockets are to be encrypted."""
-        launch = self.config.launch
-        if launch.curve == "off" or (launch.curve == "auto" and is_loopback(launch.host)):
+        curve = self.config.launch.curve
+        if curve == "off" or (curve == "auto" and is_loopback(host)):
             return None
         make_run_keys(self.folder.keys)
         return self.folder.keys

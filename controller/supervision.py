@@ -24,7 +24,8 @@ from areal_like.channel import Hub
 from areal_like.config import ProcessSpec
 from areal_like.errors import OperationError, ProcessDied, UserError
 from areal_like.process import describe_status
-from controller.launch.local import Exit, LocalLauncher, child_environment, tail_of
+from controller.launch.launcher import Exit, Launcher, tail_of
+from controller.launch.local import child_environment
 from controller.telemetry.pulse import ProcessNow
 from controller.wiring import MODULES, Role
 
@@ -80,7 +81,7 @@ class Ward:
 class Supervisor:
     """The processes of one run, by name."""
 
-    def __init__(self, launcher: LocalLauncher, hub: Hub, *, startup_timeout_s: float, silence_s: float) -> None:
+    def __init__(self, launcher: Launcher, hub: Hub, *, startup_timeout_s: float, silence_s: float) -> None:
         self._launcher, self._hub = launcher, hub
         self._startup_timeout_s, self._silence_s = startup_timeout_s, silence_s
         self._wards: dict[str, Ward] = {}
@@ -172,7 +173,7 @@ class Supervisor:
         pid = await self._launcher.start(
             ward.spec.name, argv, child_environment(ward.spec.num_threads, user_path=Path.cwd())
         )
-        log.info("started %s (process %d)", ward.spec.name, pid)
+        log.info("started %s (process %s)", ward.spec.name, pid or "on its way to its node")
 
     def _on_exit(self, end: Exit, now_s: float) -> Loss | None:
         info = self._hub.peers.get(end.name)

@@ -24,6 +24,7 @@ from controller.config import (
 )
 from controller.config_problems import Problem, nearest, show
 from controller.rank_problems import rank_problems
+from controller.validate_cluster import cluster_problems
 from controller.validate_engine import device_problems, engine_problems, rollout_problems
 
 MAX_NAME_BYTES = 200
@@ -48,6 +49,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         rollout_problems,
         engine_problems,
         _launch,
+        cluster_problems,
         _weights,
         _metrics,
     ):

@@ -178,6 +178,7 @@ def process_spec(
         weight_dir=str(addresses.weight_dir),
         lineage=lineage,
         resume_from=str(resume_from) if resume_from else None,
+        has_own_gpus=config.launch.kind == "ray",
         rank=trainer_names(config).index(name) if role == "trainer" else 0,
         num_ranks=config.trainer.ranks if role == "trainer" else 1,
         ranks_address=addresses.ranks if role == "trainer" else "",

@@ -76,7 +76,7 @@ class Ranks:
     @staticmethod
     def join(spec: ProcessSpec, device: str, *, timeout_s: float, order_timeout_s: float) -> Ranks:
         """Meet the other ranks at `spec.ranks_address`. Raises RankLost when they do not come within `timeout_s`."""
-        ranks = Ranks(spec.rank, spec.num_ranks, own_device(device, spec.rank))
+        ranks = Ranks(spec.rank, spec.num_ranks, own_device(device, spec))
         if ranks.device.type == "cuda":
             torch.cuda.set_device(ranks.device)
         deadline, order_deadline = (datetime.timedelta(seconds=s) for s in (timeout_s, order_timeout_s))
@@ -193,10 +193,11 @@ def leave_at_once(error: BaseException) -> NoReturn:
     os._exit(status)
 
 
-def own_device(device: str, rank: int) -> torch.device:
-    """Device of a rank: the same CPU, or from the named GPU upwards one each."""
+def own_device(device: str, spec: ProcessSpec) -> torch.device:
+    """Device of a rank: the same CPU, or from the named GPU upwards one each, or the only one it is shown."""
     first = torch.device(device)
-    return first if first.type != "cuda" else torch.device("cuda", (first.index or 0) + rank)
+    offset = 0 if spec.has_own_gpus else spec.rank
+    return first if first.type != "cuda" else torch.device("cuda", (first.index or 0) + offset)
 
 
 @contextlib.contextmanager

@@ -116,7 +116,7 @@ class Training:
     def _build(self) -> None:
         """Model, backend and step; what was chosen, and why, goes into trainer.json."""
         spec = self.spec
-        device = own_device(self.settings.device, spec.rank)
+        device = own_device(self.settings.device, spec)
         model = load_causal_lm(self._source, device=str(device) if spec.num_ranks == 1 else "cpu")
         num_trained = num_parameters(model)
         choice = choose_backend(self.settings, num_trained, device)

@@ -1,9 +1,9 @@
-"""Starts, watches and ends the processes of a run on this machine.
+"""Spawns the processes of a run on this machine.
 
-Owns: how a process is spawned here, its log file, its end. Refuses: what a process is for, restart policy
-(supervision.py).
+Owns: how a process is spawned here, its environment, its end. Refuses: everything that holds wherever processes are
+(launcher.py).
 Children get a session of their own, so that Ctrl-C in the terminal reaches the controller alone, and they die with it:
-each asks the kernel for that at start (areal_like.process.die_with_parent). A cluster launcher differs in `start` only.
+each asks the kernel for that at start (areal_like.process.die_with_parent).
 """
 
 from __future__ import annotations
@@ -13,53 +13,15 @@ import contextlib
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from areal_like.errors import OperationError
+import psutil
+
+from areal_like.ports import quiet_port
 from areal_like.shadow import USER_PATH
-
-TAIL_BYTES = 64_000
-"""How much of a log's end is looked at for its tail."""
-KILL_WAIT_S = 5.0
-"""A killed process is gone by then, unless the kernel holds it."""
-WAIT_SLICE_S = 0.1
-"""How long a second signal may go unnoticed while processes are awaited."""
-
-
-@dataclass
-class Child:
-    """One running process."""
-
-    name: str
-    process: asyncio.subprocess.Process
-    is_stopping: bool = False
-    """We asked it to end; its exit is no surprise."""
-
-
-@dataclass(frozen=True)
-class Exit:
-    """A process that ended since the last look."""
-
-    name: str
-    pid: int
-    returncode: int
-    expected: bool
-
-
-def tail_of(log_path: Path, num_lines: int = 15) -> str:
-    """The last lines of a log file, as text; empty when there is none."""
-    try:
-        with log_path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return "\n".join(lines[-num_lines:])
+from controller.launch.launcher import Launcher, Say, Spawned
 
 
 def child_environment(num_threads: int, *, user_path: Path) -> dict[str, str]:
@@ -81,48 +43,76 @@ def child_environment(num_threads: int, *, user_path: Path) -> dict[str, str]:
     return environment
 
 
-class LocalLauncher:
+class LocalProcess:
+    """A child of this process, in a session of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """How it ended; None while it runs."""
+        return self._process.returncode
+
+    @property
+    def cpu_s(self) -> float | None:
+        """Processor time it has spent."""
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.Error:
+            return None
+        return float(times.user + times.system)
+
+    def terminate(self) -> None:
+        """SIGTERM to it alone."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to it, if it lives, and to whatever it started in its own session."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    async def wait(self) -> None:
+        """Until it has ended."""
+        await self._process.wait()
+
+
+class LocalLauncher(Launcher):
     """Processes of one run on this machine, by name. Must be used from the main thread's event loop.
 
     (The kernel's parent-death signal is bound to the thread that forked.)
     """
 
-    def __init__(self, log_dir: Path) -> None:
-        self._log_dir = log_dir
-        self._children: dict[str, Child] = {}
+    def __init__(self, log_dir: Path, host: str = "127.0.0.1") -> None:
+        super().__init__(log_dir)
+        self._host = host
 
     @property
-    def names(self) -> list[str]:
-        """Processes believed to run."""
-        return list(self._children)
+    def host(self) -> str:
+        """As it was told."""
+        return self._host
 
-    def pid_of(self, name: str) -> int | None:
-        """Process id, or None when no such process runs."""
-        child = self._children.get(name)
-        return child.process.pid if child else None
+    async def open(self, say: Say) -> bool:
+        """Nothing is needed."""
+        return True
 
-    def log_of(self, name: str) -> Path:
-        """Where the process writes stdout and stderr."""
-        return self._log_dir / f"{name}.log"
+    async def close(self) -> None:
+        """Nothing to give back."""
 
-    async def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> int:
-        """Start `python <argv>`; its output is appended to logs/<name>.log. Returns the process id.
+    async def address_for(self, name: str) -> str:
+        """A quiet port of this machine's loopback: all processes are here."""
+        return f"tcp://127.0.0.1:{quiet_port()}"
 
-        Raises OperationError when the machine refuses (no room for a log, no more processes).
-        """
-        assert name not in self._children, f"{name} runs already"
+    async def _spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> Spawned:
+        log: IO[bytes] = self.log_of(name).open("ab")
         try:
-            process = await self._spawn(self.log_of(name), argv, environment)
-        except OSError as error:
-            raise OperationError(f"cannot start {name}: {error}") from error
-        self._children[name] = Child(name, process)
-        return process.pid
-
-    @staticmethod
-    async def _spawn(log_path: Path, argv: Sequence[str], environment: Mapping[str, str]) -> asyncio.subprocess.Process:
-        log: IO[bytes] = log_path.open("ab")
-        try:
-            return await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-P",  # never the current folder first: a user's trainer.py must not become our trainer
                 *argv,
@@ -134,75 +124,4 @@ class LocalLauncher:
             )
         finally:
             log.close()
-
-    def is_running(self, name: str) -> bool:
-        """The process lives."""
-        child = self._children.get(name)
-        return child is not None and child.process.returncode is None
-
-    def reap(self) -> list[Exit]:
-        """Processes that have ended since the last call; they are forgotten here, and what they started is killed."""
-        ended = []
-        for name, child in list(self._children.items()):
-            if child.process.returncode is not None:
-                del self._children[name]
-                _kill_session(child.process.pid)
-                ended.append(Exit(name, child.process.pid, child.process.returncode, child.is_stopping))
-        return ended
-
-    def expect_end(self, name: str) -> None:
-        """The process was told to end by message; its exit is no surprise."""
-        if child := self._children.get(name):
-            child.is_stopping = True
-
-    def terminate(self, name: str) -> None:
-        """SIGTERM: end in good order."""
-        self._signal(name, signal.SIGTERM)
-
-    def kill(self, name: str) -> None:
-        """SIGKILL to the process and all of its session."""
-        self._signal(name, signal.SIGKILL, whole_session=True)
-
-    def _signal(self, name: str, number: signal.Signals, *, whole_session: bool = False) -> None:
-        child = self._children.get(name)
-        if child is None or child.process.returncode is not None:
-            return
-        child.is_stopping = True
-        if whole_session:
-            _kill_session(child.process.pid)
-            return
-        with contextlib.suppress(ProcessLookupError):
-            child.process.send_signal(number)
-
-    async def stop_all(self, grace_s: float, is_hurried: Callable[[], bool] = lambda: False) -> list[str]:
-        """SIGTERM to all, then SIGKILL to those that live past `grace_s`. Returns the names that had to be killed.
-
-        is_hurried: asked again and again; once it says so the grace is over.
-        """
-        for name in self.names:
-            self.terminate(name)
-        deadline_s = time.monotonic() + grace_s
-        while not is_hurried() and (left_s := deadline_s - time.monotonic()) > 0 and self._living():
-            await self._wait_all(min(left_s, WAIT_SLICE_S))
-        stubborn = self._living()
-        for name in stubborn:
-            self.kill(name)
-        await self._wait_all(KILL_WAIT_S)
-        self.reap()
-        return stubborn
-
-    def _living(self) -> list[str]:
-        return [name for name in self._children if self.is_running(name)]
-
-    async def _wait_all(self, timeout_s: float) -> None:
-        waits = [asyncio.create_task(child.process.wait()) for child in self._children.values()]
-        if waits:
-            _, pending = await asyncio.wait(waits, timeout=timeout_s)
-            for task in pending:
-                task.cancel()
-
-
-def _kill_session(pid: int) -> None:
-    """SIGKILL to a child of ours, if it lives, and to whatever it started in its own session."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+        return LocalProcess(process)

@@ -22,7 +22,8 @@ from typing import Any
 
 from areal_like.errors import OperationError
 from areal_like.metrics import encode
-from controller.launch.local import child_environment, tail_of
+from controller.launch.launcher import tail_of
+from controller.launch.local import child_environment
 from controller.supervision import last_error
 from controller.telemetry.scalars import scalars
 from controller.telemetry.sink_kinds import is_installed

@@ -13,7 +13,8 @@ from small_run import bounded, until
 from areal_like.errors import OperationError
 from areal_like.process import describe_status
 from controller.launch import local
-from controller.launch.local import LocalLauncher, child_environment, tail_of
+from controller.launch.launcher import tail_of
+from controller.launch.local import LocalLauncher, child_environment
 
 SLEEP = ["-c", "import time; time.sleep(60)"]
 STUBBORN = [

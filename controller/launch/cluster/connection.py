@@ -1,0 +1,177 @@
+"""The way to a Ray cluster that runs already: connecting, its nodes and what is free on them, questions to nodes.
+
+Owns: the one import of ray in the controller besides seats (seat_process.py) and placement groups (launcher.py), and
+Ray's refusals as sentences. Refuses: starting a cluster: `ray start` does, and one that started by itself here would be
+a cluster of one machine. Methods block: call them from a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from areal_like.errors import OperationError, UserError, first_line
+from controller.launch.cluster import node_look
+from controller.launch.cluster.job_guard import JOB_VARIABLE
+from controller.launch.cluster.seating import Node
+
+log = logging.getLogger(__name__)
+
+OWN_RESOURCES = ("node:", "memory", "object_store_memory", "bundle_", "accelerator_type:")
+"""Names that Ray itself gives to nodes."""
+
+
+class Cluster:
+    """One connection; a process has one at a time."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._is_open = False
+
+    def open(self, namespace: str) -> None:
+        """Connect. Raises UserError where there is no cluster, or it does not let us in."""
+        ray = import_ray()
+        if self._address.startswith("ray://"):
+            raise UserError(
+                "a Ray Client address cannot carry a run",
+                where="launch.ray.address",
+                remedy="start on a node of the cluster, or `ray job submit`",
+            )
+        try:
+            ray.init(
+                address=self._address,
+                namespace=namespace,
+                runtime_env=_runtime_env(),
+                log_to_driver=False,
+                configure_logging=False,
+            )
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise _refusal(error, self._address) from error
+        self._is_open = True
+
+    def close(self) -> None:
+        """Disconnect; placement groups and seats that were not given back go with it."""
+        if self._is_open:
+            self._is_open = False
+            import_ray().shutdown()
+
+    @property
+    def own_address(self) -> str:
+        """Address of the node we are on."""
+        return str(import_ray().util.get_node_ip_address())
+
+    def nodes(self) -> list[Node]:
+        """Living nodes, ours first, with what is free on them now."""
+        ray = import_ray()
+        own = ray.get_runtime_context().get_node_id()
+        free = _free_by_node()
+        found = [
+            Node(
+                node_id=row["NodeID"],
+                address=row["NodeManagerAddress"],
+                free=_named(free.get(row["NodeID"], row["Resources"])),
+                is_controllers=row["NodeID"] == own,
+            )
+            for row in ray.nodes()
+            if row["Alive"]
+        ]
+        return sorted(found, key=lambda node: (not node.is_controllers, node.address, node.node_id))
+
+    def is_alive(self, node_id: str) -> bool:
+        """Ray believes that the node lives."""
+        return any(row["NodeID"] == node_id and row["Alive"] for row in import_ray().nodes())
+
+    def look_at(
+        self, nodes: Sequence[Node], orders: Mapping[str, dict[str, Any]], deadline_s: float
+    ) -> dict[str, dict[str, Any] | Exception]:
+        """node_look.look on each node, all at once: what it saw, or why it did not, by node id."""
+        refs = {node.node_id: self._on(node.node_id, node_look.look).remote(orders[node.node_id]) for node in nodes}
+        return _answers(refs, deadline_s)
+
+    def free_port(self, node: Node, deadline_s: float = 30.0) -> int:
+        """A port of that node to listen on. Raises OperationError."""
+        ref = self._on(node.node_id, node_look.free_port).remote(node.address)
+        answer = _answers({node.node_id: ref}, deadline_s)[node.node_id]
+        if isinstance(answer, Exception):
+            raise OperationError(f"node {node.address} gives no port: {first_line(answer)}") from answer
+        return int(answer)  # type: ignore[call-overload]
+
+    @staticmethod
+    def _on(node_id: str, function: Any) -> Any:
+        ray = import_ray()
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        return ray.remote(num_cpus=0, max_retries=0)(function).options(scheduling_strategy=strategy)
+
+
+def import_ray() -> Any:
+    """The package. Raises UserError where the extra is not installed."""
+    try:
+        import ray
+        import ray.util.placement_group
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise UserError(
+            "ray is not installed", where="launch.kind: ray", remedy="pip install 'areal-like[ray]', or kind: local"
+        ) from error
+    ray.cloudpickle.register_pickle_by_value(node_look)
+    return ray
+
+
+def _runtime_env() -> dict[str, Any]:
+    """Our packages for Ray's workers. A submitted job brings its own working directory, which comes first there."""
+    if JOB_VARIABLE in os.environ:
+        return {}
+    import areal_like
+
+    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    ours = str(Path(areal_like.__file__).resolve().parent.parent)
+    return {"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys([ours, *inherited]))}}
+
+
+def _refusal(error: Exception, address: str) -> UserError:
+    words, said = first_line(error), str(error)
+    if "token" in said.lower() or "authentic" in said.lower():
+        return UserError(
+            f"the Ray cluster does not let us in ({words})",
+            where="launch.ray.address",
+            remedy="export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=<the cluster's token file> here as on all nodes",
+        )
+    return UserError(
+        f"there is no Ray cluster to be reached at `{address}` ({words})",
+        where="launch.ray.address",
+        remedy="ray start --head here, or name one: launch.ray.address=HOST:6379",
+    )
+
+
+def _free_by_node() -> dict[str, dict[str, float]]:
+    """What is free now, by node id; Ray tells it through a module of its own making only."""
+    from ray._private.state import available_resources_per_node
+
+    found: dict[str, dict[str, float]] = available_resources_per_node()
+    return found
+
+
+def _named(resources: Mapping[str, float]) -> dict[str, float]:
+    return {
+        name: float(amount)
+        for name, amount in resources.items()
+        if not name.startswith(OWN_RESOURCES) and "_group_" not in name
+    }
+
+
+def _answers(refs: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
+    ray = import_ray()
+    found: dict[str, Any] = {}
+    due_s = time.monotonic() + deadline_s
+    for key, ref in refs.items():
+        try:
+            found[key] = ray.get(ref, timeout=max(0.1, due_s - time.monotonic()))
+        except ray.exceptions.RayError as error:
+            found[key] = error
+    return found

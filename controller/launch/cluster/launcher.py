@@ -1,0 +1,258 @@
+"""Processes of one run on a Ray cluster, by name: one placement group per pool, one seat per process.
+
+Owns: connecting, the look at all nodes, places and which process has which, addresses that follow a process to another
+node. Refuses: restarts (Ray's own are off: supervision's budget decides), carrying data (ZeroMQ does).
+
+The places of a pool stay set aside for the whole run. When a node dies, Ray finds its places another node as soon as
+one has room, also one that joins later; until then a process on its way there waits. A rollout worker that was added
+gets a group of one place, which goes with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from areal_like.errors import OperationError, UserError
+from areal_like.shadow import USER_PATH
+from controller.config import RunConfig
+from controller.launch.cluster.connection import Cluster, import_ray
+from controller.launch.cluster.node_check import check_nodes
+from controller.launch.cluster.pools import Pool, place_of, pools_of
+from controller.launch.cluster.seat import SPEC_PLACE, Order, Seat, Seated, with_host
+from controller.launch.cluster.seat_process import SeatProcess
+from controller.launch.cluster.seating import Node, seat, seat_lines
+from controller.launch.launcher import Exit, Launcher, Say, Spawned
+
+log = logging.getLogger(__name__)
+
+PLACE_SLICE_S = 0.5
+"""How long a signal may go unnoticed while Ray sets places aside."""
+SEAT_CALLS = 4
+"""At once: news, a signal, the end, and one to spare."""
+
+
+class RayLauncher(Launcher):
+    """The processes of one run in their seats. Must be used from one event loop."""
+
+    def __init__(self, config: RunConfig, log_dir: Path, run_dir: Path, run_id: str) -> None:
+        super().__init__(log_dir)
+        self._config, self._run_dir, self._run_id = config, run_dir, run_id
+        self._settings = config.launch.ray
+        self._cluster = Cluster(self._settings.address)
+        self._pools = pools_of(config)
+        self._groups: dict[str, Any] = {}
+        """Placement groups by pool."""
+        self._added: dict[str, Any] = {}
+        """Those of rollout workers that were added, by name."""
+        self._host = ""
+        self._addresses: dict[str, str] = {}
+        """What `address_for` told, with the host where that process was last seated."""
+        self._told: dict[str, str] = {}
+        """The same as it was told first: it stands in specs."""
+        self._seated: dict[str, asyncio.Event] = {}
+
+    @property
+    def host(self) -> str:
+        """launch.ray.host, or this node's address in the cluster."""
+        return self._host
+
+    async def open(self, say: Say) -> bool:
+        """Connect, look at every node, set the places aside. Raises UserError saying what is missing where."""
+        await asyncio.to_thread(self._cluster.open, f"areal_like-{self._run_id}")
+        nodes = await asyncio.to_thread(self._cluster.nodes)
+        plan = seat(self._pools, nodes)
+        if plan.shortages:
+            raise too_small(plan.shortages)
+        problems = await asyncio.to_thread(check_nodes, self._config, self._cluster, nodes, self._run_dir)
+        if problems:
+            more = f" (and {len(problems) - 1} more: areal-like validate)" if len(problems) > 1 else ""
+            raise UserError(problems[0].what + more, where=problems[0].keys[0], remedy=problems[0].remedy)
+        self._host = self._settings.host or await asyncio.to_thread(lambda: self._cluster.own_address)
+        await self._reserve()
+        for line in seat_lines(self._pools, nodes, await asyncio.to_thread(self._seats)):
+            say(f"node {line}")
+        return True
+
+    async def close(self) -> None:
+        """Give every place back and disconnect."""
+        await asyncio.to_thread(self._give_back)
+
+    async def address_for(self, name: str) -> str:
+        """Its node's address and a quiet port there. When it moves, the port stays and the host is the new node's."""
+        node = await asyncio.to_thread(self._node_of, name)
+        port = await asyncio.to_thread(self._cluster.free_port, node)
+        address = with_host(f"tcp://host:{port}", node.address)
+        self._addresses[name] = self._told[name] = address
+        return address
+
+    def reap(self) -> list[Exit]:
+        """As everywhere; the place of a worker that was added goes with it."""
+        ended = super().reap()
+        for end in ended:
+            if (group := self._added.pop(end.name, None)) is not None:
+                _remove(group)
+        return ended
+
+    async def _spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> Spawned:
+        ray = import_ray()
+        words, spec = _with_spec(argv)
+        pool = self._pool(place_of(name, self._pools)[0])
+        group, index = self._place(name)
+        actor = (
+            ray.remote(Seat)
+            .options(
+                num_cpus=pool.each.get("CPU", 0.0),
+                num_gpus=pool.each.get("GPU", 0.0),
+                resources={key: amount for key, amount in pool.each.items() if key not in ("CPU", "GPU")},
+                scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, index),
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=SEAT_CALLS,
+            )
+            .remote()
+        )
+        self._seated[name] = asyncio.Event()
+
+        async def order() -> Order:
+            leader = "trainer" if name.startswith("trainer-") else None
+            if leader and not self._seated[leader].is_set():  # ranks meet where the first one sits
+                await self._seated[leader].wait()
+            return self._order(words, spec, environment)
+
+        def on_seated(seated: Seated) -> None:
+            self._moved(name, seated)
+
+        return SeatProcess(actor, order, self.log_of(name), self._cluster, on_seated)
+
+    # ------------------------------------------------------------ places
+
+    async def _reserve(self) -> None:
+        ray = import_ray()
+        deadline_s = time.monotonic() + self._settings.placement_timeout_s
+        for pool in self._pools:
+            self._groups[pool.name] = ray.util.placement_group.placement_group(
+                [dict(pool.each) for _ in pool.members],
+                strategy=pool.strategy,
+                name=f"areal_like-{self._run_id}-{pool.name}",
+            )
+        for pool in self._pools:
+            while not await asyncio.to_thread(self._groups[pool.name].wait, PLACE_SLICE_S):
+                if time.monotonic() > deadline_s:
+                    await self._say_who_has_no_place(pool)
+
+    async def _say_who_has_no_place(self, pool: Pool) -> None:
+        nodes = await asyncio.to_thread(self._cluster.nodes)
+        shortages = seat([pool], nodes).shortages
+        waited = f"Ray did not set the places of pool {pool.name} aside within {self._settings.placement_timeout_s:g} s"
+        raise too_small((waited, *shortages))
+
+    def _place(self, name: str) -> tuple[Any, int]:
+        pool_name, index = place_of(name, self._pools)
+        if index is not None:
+            return self._groups[pool_name], index
+        if name not in self._added:
+            self._added[name] = import_ray().util.placement_group.placement_group(
+                [dict(self._pool(pool_name).each)], strategy="PACK", name=f"areal_like-{self._run_id}-{name}"
+            )
+        return self._added[name], 0
+
+    def _pool(self, name: str) -> Pool:
+        return next(pool for pool in self._pools if pool.name == name)
+
+    def _seats(self) -> dict[str, str]:
+        """Node ids of the places, by the process that sits there."""
+        found = {}
+        for pool in self._pools:
+            nodes = _nodes_of(self._groups[pool.name])
+            found |= {name: nodes[index] for index, name in enumerate(pool.members) if index in nodes}
+        return found
+
+    def _node_of(self, name: str) -> Node:
+        node_id = self._seats().get(name)
+        found = next((node for node in self._cluster.nodes() if node.node_id == node_id), None)
+        if found is None:
+            raise OperationError(f"the node that was to hold {name} is gone")
+        return found
+
+    def _give_back(self) -> None:
+        for group in (*self._groups.values(), *self._added.values()):
+            _remove(group)
+        self._groups.clear()
+        self._added.clear()
+        self._cluster.close()
+
+    # ------------------------------------------------------------ what a process is told
+
+    def _order(self, argv: tuple[str, ...], spec: dict[str, Any], environment: Mapping[str, str]) -> Order:
+        """With addresses as they are now, and the run's keys."""
+        spec = dict(spec)
+        now = {self._told[name]: self._addresses[name] for name in self._told}
+        if "reward_addresses" in spec:
+            spec["reward_addresses"] = [now.get(address, address) for address in spec["reward_addresses"]]
+        if address := spec.get("ranks_address"):
+            spec["ranks_address"] = now.get(address, address)
+        weights = self._config.trainer.weights
+        is_streaming = spec.get("role") == "trainer" and spec.get("rank") == 0 and weights.kind == "stream"
+        return Order(
+            argv=argv,
+            spec=json.dumps(spec),
+            num_threads=int(environment["OMP_NUM_THREADS"]),
+            user_path=environment[USER_PATH],
+            keys={
+                key: _files_in(Path(folder)) for key in ("curve_dir", "reward_curve_dir") if (folder := spec.get(key))
+            },
+            weight_versions=weights.keep + 1 if is_streaming else 0,
+        )
+
+    def _moved(self, name: str, seated: Seated) -> None:
+        """The process has its seat: whoever listens may be somewhere else than before."""
+        log.info("%s sits on node %s (process %d)", name, seated.address, seated.pid)
+        self._seated[name].set()
+        before = self._addresses.get(name)
+        if before is None or urlsplit(before).hostname == seated.address.strip("[]"):
+            return
+        self._addresses[name] = with_host(before, seated.address)
+        if name.startswith("reward"):
+            for other, child in self._children.items():
+                if other.startswith("rollout-") and isinstance(child.process, SeatProcess):
+                    child.process.end_with(f"RewardMoved: {name} is on node {seated.address} now")
+
+
+def too_small(shortages: Sequence[str]) -> UserError:
+    """The cluster cannot hold the run."""
+    remedy = "add nodes, or lower rollout.num_workers, trainer.ranks or what launch.ray sets aside for each"
+    return UserError("; ".join(shortages), where="launch.ray", remedy=remedy)
+
+
+def _with_spec(argv: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The argv with a place for the spec's file, and the spec."""
+    words = list(argv)
+    index = words.index("--spec") + 1
+    spec: dict[str, Any] = json.loads(Path(words[index]).read_text())
+    words[index] = SPEC_PLACE
+    return tuple(words), spec
+
+
+def _files_in(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()}
+
+
+def _nodes_of(group: Any) -> dict[int, str]:
+    """Node ids of a group's places by their index; those Ray has not placed are left out."""
+    table = import_ray().util.placement_group.placement_group_table(group)
+    return {int(index): node for index, node in table.get("bundles_to_node_id", {}).items() if node}
+
+
+def _remove(group: Any) -> None:
+    ray = import_ray()
+    try:
+        ray.util.placement_group.remove_placement_group(group)
+    except ray.exceptions.RayError as error:
+        log.warning("a placement group could not be given back: %s", error)

@@ -1,0 +1,166 @@
+"""The look at every node before a run starts there: what each lacks, one sentence per thing, with the node's address.
+
+Owns: what is asked, the judgement. Refuses: looking (node_look.py, on the nodes), Ray's own state (connection.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from areal_like.errors import first_line
+from controller.config import RunConfig
+from controller.config_problems import Problem
+from controller.launch.cluster.connection import Cluster
+from controller.launch.cluster.seating import Node
+
+PACKAGES = ("ray", "torch", "transformers", "pyzmq", "msgspec", "numpy")
+"""Those in which two nodes of one run must agree."""
+LOOK_S = 50.0
+"""The look at all nodes together; a node that does not answer by then is named."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What every node is measured by: what there is where the controller runs."""
+
+    python: str
+    packages: Mapping[str, str]
+    model: str | None
+    run_dir: str
+    engine_python: str | None
+    controller: str
+    max_clock_skew_s: float
+
+
+def check_nodes(config: RunConfig, cluster: Cluster, nodes: Sequence[Node], run_dir: Path) -> list[Problem]:
+    """Look at all nodes at once. run_dir: a folder that all of them must see and may write to."""
+    host = config.launch.ray.host or cluster.own_address
+    expected = Expected(
+        python=platform.python_version(),
+        packages={name: _version(name) for name in PACKAGES},
+        model=_local_model(config),
+        run_dir=str(run_dir),
+        engine_python=_engine_python(config),
+        controller=host,
+        max_clock_skew_s=config.launch.ray.max_clock_skew_s,
+    )
+    problems: list[Problem] = []
+    with _token_in(run_dir) as token, _listener(host) as port:
+        orders = {node.node_id: _order(expected, node, token, port) for node in nodes}
+        asked_s = time.monotonic()
+        seen = cluster.look_at(nodes, orders, LOOK_S)
+        if any(isinstance(answer, dict) for answer in seen.values()):  # once more: the first answer includes a start
+            asked_s = time.monotonic()
+            seen = cluster.look_at(nodes, orders, LOOK_S)
+        took_s = time.monotonic() - asked_s
+    for node in nodes:
+        answer = seen[node.node_id]
+        if isinstance(answer, Exception):
+            what = f"node {node.address} cannot be looked at ({first_line(answer)})"
+            problems.append(Problem(("launch.ray",), what, "see `ray status` and the logs in its /tmp/ray"))
+            continue
+        problems += node_problems(node.address, answer, expected, took_s=took_s)
+    return problems
+
+
+def node_problems(address: str, seen: Mapping[str, Any], expected: Expected, *, took_s: float) -> Iterator[Problem]:
+    """What one node lacks, as a pure function of what was seen on it. took_s: from the question to the answer."""
+    node = f"node {address}"
+    if seen["python"].split(".")[:2] != expected.python.split(".")[:2]:
+        what = f"{node} runs Python {seen['python']} ({seen['executable']}), and the controller {expected.python}"
+        yield Problem(("launch.ray",), what, "start Ray on it from the same environment")
+    if not seen["is_installed"]:
+        what = f"{node} has no areal_like in {seen['executable']}"
+        yield Problem(("launch.ray",), what, "install it there, or `ray job submit --working-dir .` from a checkout")
+    for name, wanted in expected.packages.items():
+        found = seen["packages"].get(name, "")
+        if found.partition("+")[0] != wanted.partition("+")[0]:
+            what = f"{node} has {name} {found or '(not installed)'}, and the controller {wanted or 'has none'}"
+            yield Problem(("launch.ray",), what, f"pip install {name}=={wanted}" if wanted else f"pip uninstall {name}")
+    if seen["model"]:
+        what = f"{node} cannot read {expected.model} ({seen['model']})"
+        yield Problem(("model.path",), what, "a folder that all nodes see, or a copy at the same place on each")
+    if seen["run_dir"]:
+        what = f"{node} cannot use {expected.run_dir} ({seen['run_dir']})"
+        yield Problem(("runs_dir",), what, "a folder that all nodes share and may write to")
+    if seen["engine_python"]:
+        what = f"{node} has no SGLang interpreter {expected.engine_python} ({seen['engine_python']})"
+        yield Problem(("rollout.engine.python",), what, "build it at the same absolute path on every node")
+    if seen["controller"]:
+        what = f"{node} cannot reach the controller at {expected.controller} ({seen['controller']})"
+        yield Problem(("launch.ray.host",), what, "an address of this machine that the node has a way to")
+    if seen["port"]:
+        yield Problem(
+            ("launch.ray",), f"{node} has no port to listen on ({seen['port']})", "see its firewall and limits"
+        )
+    skew_s = abs(seen["time_s"] - time.time()) - took_s
+    if skew_s > expected.max_clock_skew_s:
+        what = f"{node}'s clock is off by {skew_s:.0f} s at least"
+        yield Problem(("launch.ray.max_clock_skew_s",), what, "set it by NTP (chronyd, systemd-timesyncd)")
+
+
+def _order(expected: Expected, node: Node, token: tuple[str, str], port: int) -> dict[str, Any]:
+    return {
+        "packages": list(expected.packages),
+        "model": expected.model,
+        "run_dir": expected.run_dir,
+        "token": token,
+        "python": expected.engine_python,
+        "controller": (expected.controller, port),
+        "address": node.address,
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _local_model(config: RunConfig) -> str | None:
+    """model.path where it is a folder of this machine: then the others must have it too. A hub's name is left alone."""
+    path = Path(config.model.path).expanduser() if config.model.path else None
+    return str(path.resolve()) if path is not None and path.is_dir() else None
+
+
+def _engine_python(config: RunConfig) -> str | None:
+    engine = config.rollout.engine
+    return engine.python if engine.kind == "sglang" and not engine.sglang.attach else None
+
+
+@contextlib.contextmanager
+def _token_in(run_dir: Path) -> Iterator[tuple[str, str]]:
+    """A file of ours: a node that reads it sees this very folder, not one of the same name."""
+    content = secrets.token_hex(8)
+    file = run_dir / f".areal_like-look-{content}"
+    file.write_text(content)
+    try:
+        yield file.name, content
+    finally:
+        file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _listener(host: str) -> Iterator[int]:
+    """Somebody who accepts connections where the controller will; gives the port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family, backlog=256) as server:
+        threading.Thread(target=_accept_all, args=(server,), name="cluster-look", daemon=True).start()
+        yield int(server.getsockname()[1])
+
+
+def _accept_all(server: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # closed: the look is over
+        while True:
+            server.accept()[0].close()

@@ -1,0 +1,85 @@
+"""Which pool a process sits in, and what each of its places takes from a node. Pure; imports no ray.
+
+Owns: the arithmetic from RunConfig to pools. Refuses: where they fit (seating.py), asking Ray for them (launcher.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from controller.config import RunConfig
+from controller.launch.cluster.settings import PoolSettings, Strategy
+from controller.wiring import reward_names, threads_for, trainer_names, worker_names
+
+PREPARE = "prepare"
+"""The process that makes the starting model; it is gone before the trainer's first rank takes the same place."""
+SMALLEST_CPUS = 0.001
+"""Ray wants a place to ask for something."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Places of one kind: `members` sit in them, in this order, each taking `each` from its node."""
+
+    name: str
+    members: tuple[str, ...]
+    each: Mapping[str, float]
+    strategy: Strategy
+
+    @property
+    def words(self) -> str:
+        """What one place takes, for people."""
+        return resource_words(self.each)
+
+
+def resource_words(resources: Mapping[str, float]) -> str:
+    """`CPU 2, GPU 1`"""
+    return ", ".join(f"{name} {amount:g}" for name, amount in resources.items()) or "nothing"
+
+
+def pools_of(config: RunConfig) -> list[Pool]:
+    """The pools of a run, those that are hardest to place first."""
+    ray, engine, trainer = config.launch.ray, config.rollout.engine, config.trainer
+    width = engine.sglang.tp_size if engine.kind == "sglang" else 1
+    sft = config.warm_start.sft.device if config.warm_start else "cpu"
+    pools = [
+        Pool(
+            "trainer",
+            tuple(trainer_names(config)),
+            _each(ray.trainer, threads_for(config, "trainer"), 1 if _is_gpu(trainer.device) or _is_gpu(sft) else 0),
+            ray.trainer.strategy,
+        ),
+        Pool(
+            "rollout",
+            tuple(worker_names(config)),
+            _each(ray.rollout, threads_for(config, "rollout"), width if _is_gpu(engine.device) else 0),
+            ray.rollout.strategy,
+        ),
+        Pool(
+            "reward", tuple(reward_names(config)), _each(ray.reward, config.reward.num_workers, 0), ray.reward.strategy
+        ),
+    ]
+    return [pool for pool in pools if pool.members]
+
+
+def place_of(name: str, pools: list[Pool]) -> tuple[str, int | None]:
+    """Pool of a process, and its place there; None: a rollout worker that was added and has no place set aside."""
+    if name == PREPARE:
+        return "trainer", 0
+    for pool in pools:
+        if name in pool.members:
+            return pool.name, pool.members.index(name)
+    assert name.startswith("rollout-"), f"{name} belongs to no pool"
+    return "rollout", None
+
+
+def _is_gpu(device: str) -> bool:
+    return device.startswith("cuda")
+
+
+def _each(pool: PoolSettings, default_cpus: float, default_gpus: float) -> dict[str, float]:
+    cpus = default_cpus if pool.cpus is None else pool.cpus
+    gpus = default_gpus if pool.gpus is None else pool.gpus
+    wanted = {"CPU": cpus, "GPU": gpus, **pool.resources}
+    return {name: float(amount) for name, amount in wanted.items() if amount > 0} or {"CPU": SMALLEST_CPUS}

@@ -1,0 +1,224 @@
+"""The seat of one process on a node of the cluster: a small actor of Ray that spawns the real process as its child.
+
+Owns: the child's life on its node, its log until the controller has it, the run's keys on this node (owner-only files).
+Refuses: knowing what the child does, starting it again (the controller's supervision does), importing ray or torch.
+
+A child dies with its seat, by the kernel's word (areal_like.process.die_with_parent), and so with Ray's worker process
+and its node. The thread that spawned it waits for its end: that word is bound to the thread. What a killed seat left
+behind is swept up by the next one on its node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from areal_like.weights import claim, default_root, sweep_dead
+
+CHUNK_BYTES = 256 << 10
+"""Of a log in one answer."""
+POLL_S = 0.1
+"""How late a new line of the log is seen."""
+START_S = 30.0
+"""To fork and exec."""
+SPEC_PLACE = "{spec}"
+"""Stands for the spec's file in an argv: each node writes its own."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a seat starts. Travels as an argument of the actor's method: Ray shows those nowhere."""
+
+    argv: tuple[str, ...]
+    spec: str
+    """The process's spec, as JSON; addresses and folders of this node are filled in here."""
+    num_threads: int
+    user_path: str
+    keys: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict, repr=False)
+    """Files of keys by the field of the spec that names their folder."""
+    weight_versions: int = 0
+    """Trainer that streams: so many versions must have room on this node; 0: the spec's own folder is meant."""
+
+
+class Seated(NamedTuple):
+    """Where the child runs."""
+
+    pid: int
+    node_id: str
+    address: str
+
+
+class News(NamedTuple):
+    """New bytes of the log, and the end once all of it was told."""
+
+    log: bytes
+    returncode: int | None
+    cpu_s: float | None
+
+
+class Seat:
+    """One child. Methods are called by the controller, several at a time."""
+
+    def __init__(self, node_id: str = "", address: str = "") -> None:
+        temporary = Path(tempfile.gettempdir())
+        sweep_dead(temporary)
+        sweep_dead()
+        self._folder = Path(tempfile.mkdtemp(prefix="areal_like-seat-", dir=temporary))  # mode 0700
+        claim(self._folder)
+        self._node_id, self._address = node_id, address
+        self._log = self._folder / "process.log"
+        self._log.touch()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._weights: Path | None = None
+        self._spawned, self._ended = threading.Event(), threading.Event()
+        self._fault: OSError | None = None
+
+    def start(self, order: Order) -> Seated:
+        """Start the child. Raises OSError when the node refuses."""
+        if not self._node_id:
+            self._node_id, self._address = _whereabouts()
+        argv = self._argv(order)
+        thread = threading.Thread(target=self._live, args=(argv, order), name="child", daemon=True)
+        thread.start()
+        if not self._spawned.wait(START_S):
+            raise OSError(f"no process within {START_S:g} s")
+        if self._fault is not None:
+            raise self._fault
+        assert self._child is not None
+        return Seated(self._child.pid, self._node_id, self._address)
+
+    def news(self, offset: int, wait_s: float) -> News:
+        """The log from `offset` on, as soon as there is any, or the child's end; at the latest after `wait_s`."""
+        deadline_s = time.monotonic() + wait_s
+        while True:
+            has_ended = self._ended.is_set()
+            with self._log.open("rb") as file:
+                file.seek(offset)
+                data = file.read(CHUNK_BYTES)
+            if data or has_ended or time.monotonic() >= deadline_s:
+                returncode = self._child.returncode if has_ended and not data and self._child else None
+                return News(data, returncode, self._cpu_s())
+            self._ended.wait(POLL_S)
+
+    def signal(self, number: int, *, whole_session: bool) -> None:
+        """Send a signal to the child, or to all it started too."""
+        child = self._child
+        if child is None or (self._ended.is_set() and not whole_session):
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            (os.killpg if whole_session else os.kill)(child.pid, number)
+
+    def close(self) -> None:
+        """Kill what still lives and remove what lies on this node."""
+        self.signal(signal.SIGKILL, whole_session=True)
+        self._ended.wait(START_S if self._child is not None else 0.0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._weights is not None:
+            shutil.rmtree(self._weights, ignore_errors=True)
+
+    # ------------------------------------------------------------ inside
+
+    def _argv(self, order: Order) -> list[str]:
+        """The child's command line, its spec written for this node."""
+        spec = json.loads(order.spec)
+        spec["parent_pid"] = os.getpid()
+        if spec.get("bind_address"):
+            spec["bind_address"] = with_host(spec["bind_address"], self._address)
+        for key, files in order.keys.items():
+            spec[key] = str(_write_private(self._folder / key, files))
+        if order.weight_versions:
+            spec["weight_dir"] = str(self._weight_dir(spec, order.weight_versions))
+        file = self._folder / "spec.json"
+        file.write_text(json.dumps(spec, indent=1))
+        return [sys.executable, "-P", *(str(file) if word == SPEC_PLACE else word for word in order.argv)]
+
+    def _weight_dir(self, spec: Mapping[str, Any], num_versions: int) -> Path:
+        """This node's own store of versions: in shared memory where they have room, else in the run folder."""
+        from controller.model_folder import weight_bytes
+
+        model = spec["model"].get("path")
+        need_bytes = max(64 << 20, weight_bytes(Path(model)) * num_versions) if model else 64 << 20
+        self._weights = default_root(spec["run_id"], "shm", Path(spec["run_dir"]), need_bytes)
+        return self._weights
+
+    def _live(self, argv: list[str], order: Order) -> None:
+        """Spawn the child and wait for its end."""
+        from controller.launch.local import child_environment
+
+        here = Path.cwd()  # a submitted job's working directory, which Ray brought here
+        user_path = here if "working_dir_files" in str(here) else Path(order.user_path)
+        environment = child_environment(order.num_threads, user_path=user_path)
+        environment |= _interfaces(self._address, environment)
+        try:
+            with self._log.open("ab") as log:
+                self._child = subprocess.Popen(
+                    argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,
+                    start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            self._fault = error
+            self._ended.set()
+            return
+        finally:
+            self._spawned.set()
+        self._child.wait()
+        self.signal(signal.SIGKILL, whole_session=True)  # what it started goes with it
+        self._ended.set()
+
+    def _cpu_s(self) -> float | None:
+        if self._child is None:
+            return None
+        try:
+            times = psutil.Process(self._child.pid).cpu_times()
+        except psutil.Error:
+            return None
+        return float(times.user + times.system)
+
+
+def with_host(address: str, host: str) -> str:
+    """tcp://host:port with another host."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"tcp://{shown}:{address.rpartition(':')[2]}"
+
+
+def _whereabouts() -> tuple[str, str]:
+    """Node id and address, as Ray knows them."""
+    import ray
+
+    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+
+
+def _write_private(folder: Path, files: Mapping[str, bytes]) -> Path:
+    folder.mkdir(mode=0o700)
+    for name, content in files.items():
+        descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+    return folder
+
+
+def _interfaces(address: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Trainer ranks meet at this node's address in the cluster, not at what its host name resolves to."""
+    try:
+        if ipaddress.ip_address(address).is_loopback:
+            return {}
+    except ValueError:
+        return {}
+    names = [name for name, found in psutil.net_if_addrs().items() if any(one.address == address for one in found)]
+    wanted = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), names[0]) if names else {}
+    return {key: value for key, value in wanted.items() if key not in environment}

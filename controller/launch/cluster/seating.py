@@ -1,0 +1,160 @@
+"""Do all pools fit onto the nodes there are, who would sit where, and what is missing. Pure; imports no ray.
+
+Owns: that judgement, ahead of Ray's. Refuses: placing (Ray does it, and may choose other nodes of equal room).
+
+Pools are placed one after another, each by its strategy; where one order of the pools fails, the others are tried: a
+place that only wants CPUs must not take the last one of a node with GPUs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from controller.launch.cluster.pools import Pool, resource_words
+
+TINY = 1e-6
+"""Ray counts resources in ten-thousandths."""
+MAX_NODES_NAMED = 6
+"""Nodes named in a sentence about what is missing."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One living node of the cluster: its address, and what is free on it."""
+
+    node_id: str
+    address: str
+    free: Mapping[str, float]
+    is_controllers: bool = False
+
+
+@dataclass(frozen=True)
+class Seating:
+    """Who would sit where."""
+
+    seats: Mapping[str, str]
+    """Node id by the name of a process."""
+    shortages: tuple[str, ...] = ()
+    """Why somebody has no seat; empty if all have."""
+
+
+@dataclass
+class _Room:
+    """A node while places are taken on it."""
+
+    node: Node
+    free: dict[str, float] = field(default_factory=dict)
+
+    def holds(self, each: Mapping[str, float], count: int = 1) -> bool:
+        return all(self.free.get(name, 0.0) + TINY >= amount * count for name, amount in each.items())
+
+    def how_many(self, each: Mapping[str, float]) -> int:
+        return min(int((self.free.get(name, 0.0) + TINY) / amount) for name, amount in each.items())
+
+    def take(self, each: Mapping[str, float]) -> None:
+        for name, amount in each.items():
+            self.free[name] = self.free.get(name, 0.0) - amount
+
+
+def seat(pools: Sequence[Pool], nodes: Sequence[Node]) -> Seating:
+    """Seat every process of every pool, or say what is missing."""
+    best: Seating | None = None
+    for order in itertools.permutations(pools):
+        found = _seat_in_order(order, nodes)
+        if not found.shortages:
+            return found
+        if best is None or len(found.seats) > len(best.seats):
+            best = found
+    return best or Seating({})
+
+
+def _seat_in_order(pools: Sequence[Pool], nodes: Sequence[Node]) -> Seating:
+    rooms = [_Room(node, dict(node.free)) for node in nodes]
+    seats: dict[str, str] = {}
+    shortages: list[str] = []
+    for pool in pools:
+        found = list(itertools.islice(_choose(pool, rooms), len(pool.members)))
+        seats |= {name: room.node.node_id for name, room in zip(pool.members, found, strict=False)}
+        if len(found) < len(pool.members):
+            shortages.append(_shortage(pool, len(found), rooms))
+    if shortages:
+        shortages += _missing_altogether(pools, nodes)
+    return Seating(seats, tuple(shortages))
+
+
+def _choose(pool: Pool, rooms: list[_Room]) -> Iterator[_Room]:
+    """A room for each member in turn, taken as it is given out; ends where no room is left."""
+    each, count = pool.each, len(pool.members)
+    if pool.strategy == "STRICT_PACK":
+        whole = [room for room in rooms if room.holds(each, count)]
+        for room in sorted(whole, key=lambda room: _waste(room, each))[:1]:
+            for _ in range(count):
+                room.take(each)
+                yield room
+        return
+    is_spread, given = pool.strategy in ("SPREAD", "STRICT_SPREAD"), dict.fromkeys(range(len(rooms)), 0)
+    while True:
+        fitting = [index for index, room in enumerate(rooms) if room.holds(each)]
+        if pool.strategy == "STRICT_SPREAD":
+            fitting = [index for index in fitting if not given[index]]
+        if not fitting:
+            return
+
+        def preference(index: int) -> tuple[float, ...]:
+            roominess = -rooms[index].how_many(each)
+            spread = given[index] if is_spread else -given[index]
+            return (spread, _waste(rooms[index], each), roominess)
+
+        index = min(fitting, key=preference)
+        given[index] += 1
+        rooms[index].take(each)
+        yield rooms[index]
+
+
+def _waste(room: _Room, each: Mapping[str, float]) -> float:
+    """1 where a place that wants no GPU would sit beside one that is free."""
+    return float("GPU" not in each and room.free.get("GPU", 0.0) > TINY)
+
+
+def _shortage(pool: Pool, num_seated: int, rooms: Sequence[_Room]) -> str:
+    total = len(pool.members)
+    how = {"STRICT_PACK": ", all on one node", "STRICT_SPREAD": ", each on a node of its own"}.get(pool.strategy, "")
+    wanted = f"{total} place{'s' if total > 1 else ''} of {pool.words}{how}"
+    left = "; ".join(
+        f"{room.node.address}: {resource_words({name: max(0.0, room.free.get(name, 0.0)) for name in pool.each})}"
+        for room in rooms[:MAX_NODES_NAMED]
+    )
+    more = f"; and {len(rooms) - MAX_NODES_NAMED} nodes more" if len(rooms) > MAX_NODES_NAMED else ""
+    return f"pool {pool.name} wants {wanted}, and {num_seated} fit (left on {left}{more})"
+
+
+def _missing_altogether(pools: Sequence[Pool], nodes: Sequence[Node]) -> list[str]:
+    needed: dict[str, float] = {}
+    for pool in pools:
+        for name, amount in pool.each.items():
+            needed[name] = needed.get(name, 0.0) + amount * len(pool.members)
+    missing = {
+        name: short
+        for name, amount in needed.items()
+        if (short := amount - sum(node.free.get(name, 0.0) for node in nodes)) > TINY
+    }
+    return [f"missing in the whole cluster: {resource_words(missing)}"] if missing else []
+
+
+def seat_lines(pools: Sequence[Pool], nodes: Sequence[Node], seats: Mapping[str, str]) -> list[str]:
+    """One line per node: who sits there, and what they take of what is free."""
+    lines = []
+    for node in nodes:
+        here = {pool.name: [name for name in pool.members if seats.get(name) == node.node_id] for pool in pools}
+        names = (["controller"] if node.is_controllers else []) + [name for pool in pools for name in here[pool.name]]
+        taken: dict[str, float] = {}
+        for pool in pools:
+            for name, amount in pool.each.items():
+                taken[name] = taken.get(name, 0.0) + amount * len(here[pool.name])
+        shares = [f"{amount:g} of {node.free.get(name, 0.0):g} {name}" for name, amount in taken.items() if amount]
+        lines.append(
+            f"{node.address:<15}  {', '.join(names) or 'nobody'}" + (f"  ({', '.join(shares)})" if shares else "")
+        )
+    return lines

@@ -1,0 +1,54 @@
+"""What `areal-like validate` says of the cluster: who would sit where, what does not fit, what a node lacks.
+
+Owns: the look without a run. Refuses: setting places aside (launcher.py).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from areal_like.errors import UserError
+from controller.config import RunConfig
+from controller.config_problems import Problem
+from controller.launch.cluster.connection import Cluster
+from controller.launch.cluster.launcher import too_small
+from controller.launch.cluster.node_check import check_nodes
+from controller.launch.cluster.pools import pools_of
+from controller.launch.cluster.seating import seat, seat_lines
+
+
+@dataclass
+class Survey:
+    """`absent`: there is no cluster to look at from here."""
+
+    problems: list[Problem] = field(default_factory=list)
+    absent: list[Problem] = field(default_factory=list)
+    seats: list[str] = field(default_factory=list)
+
+
+def survey(config: RunConfig) -> Survey:
+    """Look at the cluster of `launch.ray.address` and at each of its nodes."""
+    found, cluster = Survey(), Cluster(config.launch.ray.address)
+    try:
+        cluster.open(f"areal_like-validate-{os.getpid()}")
+    except UserError as error:
+        found.absent.append(Problem((error.where,), error.what, error.remedy))
+        return found
+    try:
+        nodes, pools = cluster.nodes(), pools_of(config)
+        plan = seat(pools, nodes)
+        found.seats = seat_lines(pools, nodes, plan.seats)
+        if plan.shortages:
+            error = too_small(plan.shortages)
+            found.problems.append(Problem((error.where,), error.what, error.remedy))
+        try:
+            runs_dir = Path(config.runs_dir).expanduser()
+            runs_dir.mkdir(parents=True, exist_ok=True)
+            found.problems += check_nodes(config, cluster, nodes, runs_dir)
+        except OSError:
+            pass  # the look at folders has named it
+    finally:
+        cluster.close()
+    return found
