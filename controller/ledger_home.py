@@ -3,10 +3,10 @@
 Owns: the local folder, copies into the run folder, which of the two a resume begins with. Refuses: what is in it.
 
 On a cluster the run folder lies on a network file system, where SQLite's write-ahead log does not work. So the ledger
-is written on a local disk and copied: a consistent snapshot of the facts first, then the bytes of tokens that they name,
-so that no row of a mirror points at missing bytes. A mirror is as old as its last copy: what came after it is lost with
-the controller's machine, and the run goes on from the newest checkpoint that the mirror covers. A checkpoint is followed
-by a copy at once.
+is written on a local disk and copied: a consistent snapshot of the facts first, then the bytes of tokens that they
+name, so that no row of a mirror points at missing bytes. A mirror is as old as its last copy: what came after it is
+lost with the controller's machine, and the run goes on from the newest checkpoint that the mirror covers. A checkpoint
+is followed by a copy at once.
 
 `ledger.home` in the run folder names the local folder that last wrote the run: another one, left by an earlier stretch
 on another machine, is thrown away and made anew from the mirror.

@@ -113,8 +113,7 @@ def import_ray() -> Any:
     """The package. Raises UserError where the extra is not installed."""
     try:
         import ray
-        import ray.util.placement_group
-        import ray.util.scheduling_strategies
+        import ray.util.scheduling_strategies  # Ray does not by itself
     except ImportError as error:
         raise UserError(
             "ray is not installed", where="launch.kind: ray", remedy="pip install 'areal-like[ray]', or kind: local"

@@ -32,8 +32,8 @@ from controller.launch.launcher import Exit, Launcher, Say, Spawned
 
 log = logging.getLogger(__name__)
 
-PLACE_SLICE_S = 0.5
-"""How long a signal may go unnoticed while Ray sets places aside."""
+PLACE_POLL_S = 0.1
+"""Between looks at whether Ray has set the places aside."""
 SEAT_CALLS = 4
 """At once: news, a signal, the end, and one to spare."""
 
@@ -118,12 +118,12 @@ class RayLauncher(Launcher):
             )
             .remote()
         )
-        self._seated[name] = asyncio.Event()
+        if self._has_seat(name).is_set():  # that was an earlier one
+            self._seated[name] = asyncio.Event()
 
         async def order() -> Order:
-            leader = "trainer" if name.startswith("trainer-") else None
-            if leader and not self._seated[leader].is_set():  # ranks meet where the first one sits
-                await self._seated[leader].wait()
+            if name.startswith("trainer-"):  # ranks meet where the first one sits
+                await self._has_seat("trainer").wait()
             return self._order(words, spec, environment)
 
         def on_seated(seated: Seated) -> None:
@@ -137,15 +137,16 @@ class RayLauncher(Launcher):
         ray = import_ray()
         deadline_s = time.monotonic() + self._settings.placement_timeout_s
         for pool in self._pools:
-            self._groups[pool.name] = ray.util.placement_group.placement_group(
+            self._groups[pool.name] = ray.util.placement_group(
                 [dict(pool.each) for _ in pool.members],
                 strategy=pool.strategy,
                 name=f"areal_like-{self._run_id}-{pool.name}",
             )
         for pool in self._pools:
-            while not await asyncio.to_thread(self._groups[pool.name].wait, PLACE_SLICE_S):
+            while not await asyncio.to_thread(_is_placed, self._groups[pool.name]):
                 if time.monotonic() > deadline_s:
                     await self._say_who_has_no_place(pool)
+                await asyncio.sleep(PLACE_POLL_S)
 
     async def _say_who_has_no_place(self, pool: Pool) -> None:
         nodes = await asyncio.to_thread(self._cluster.nodes)
@@ -158,7 +159,7 @@ class RayLauncher(Launcher):
         if index is not None:
             return self._groups[pool_name], index
         if name not in self._added:
-            self._added[name] = import_ray().util.placement_group.placement_group(
+            self._added[name] = import_ray().util.placement_group(
                 [dict(self._pool(pool_name).each)], strategy="PACK", name=f"areal_like-{self._run_id}-{name}"
             )
         return self._added[name], 0
@@ -211,10 +212,13 @@ class RayLauncher(Launcher):
             weight_versions=weights.keep + 1 if is_streaming else 0,
         )
 
+    def _has_seat(self, name: str) -> asyncio.Event:
+        return self._seated.setdefault(name, asyncio.Event())
+
     def _moved(self, name: str, seated: Seated) -> None:
         """The process has its seat: whoever listens may be somewhere else than before."""
         log.info("%s sits on node %s (process %d)", name, seated.address, seated.pid)
-        self._seated[name].set()
+        self._has_seat(name).set()
         before = self._addresses.get(name)
         if before is None or urlsplit(before).hostname == seated.address.strip("[]"):
             return
@@ -246,13 +250,17 @@ def _files_in(folder: Path) -> dict[str, bytes]:
 
 def _nodes_of(group: Any) -> dict[int, str]:
     """Node ids of a group's places by their index; those Ray has not placed are left out."""
-    table = import_ray().util.placement_group.placement_group_table(group)
+    table = import_ray().util.placement_group_table(group)
     return {int(index): node for index, node in table.get("bundles_to_node_id", {}).items() if node}
+
+
+def _is_placed(group: Any) -> bool:
+    return bool(import_ray().util.placement_group_table(group).get("state") == "CREATED")
 
 
 def _remove(group: Any) -> None:
     ray = import_ray()
     try:
-        ray.util.placement_group.remove_placement_group(group)
+        ray.util.remove_placement_group(group)
     except ray.exceptions.RayError as error:
         log.warning("a placement group could not be given back: %s", error)

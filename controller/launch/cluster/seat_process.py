@@ -157,7 +157,8 @@ class SeatProcess:
     async def _lost(self, error: Exception) -> None:
         """Its seat is gone: say why in its log, where supervision looks for last words."""
         where = f"on node {self._seated.address}" if self._seated else "before it had its seat"
-        words = f"SeatLost: Ray ended its seat {where} ({first_line(error)})"
+        cause = getattr(error, "cause", None)  # what a method of the seat raised
+        words = f"SeatLost: Ray ended its seat {where} ({first_line(cause or error)})"
         if self._seated is not None and not await asyncio.to_thread(self._cluster.is_alive, self._seated.node_id):
             words = f"NodeLost: node {self._seated.address} of the Ray cluster is gone"
         self._say(f"error: {words}")

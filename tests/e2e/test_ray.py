@@ -1,0 +1,161 @@
+"""The job walk on a real Ray cluster of several nodes, as README types it: nodes die and join, jobs are stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="ray is not installed: pip install 'areal-like[ray]'")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ray_nodes import RAY, RayNodes
+
+pytestmark = pytest.mark.e2e
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CLUSTER = str(REPOSITORY / "configs" / "cluster.yaml")
+STAYS = [
+    "launch.ray.trainer={cpus: 0.5, resources: {stays: 1}}", "launch.ray.reward={cpus: 0.5, resources: {stays: 1}}",
+    "launch.ray.rollout={cpus: 0.5, strategy: SPREAD, resources: {comes_and_goes: 1}}",
+]  # fmt: skip
+"""Trainer and rewards on the head, rollout workers on the other nodes."""
+FEW = ["warm_start=null", "rollout.engine.num_slots=32", "trainer.checkpoint.every_steps=2"]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    cluster = RayNodes()
+    try:
+        cluster.head(num_cpus=4, resources={"stays": 8})
+        for _ in range(2):
+            cluster.add(num_cpus=1, resources={"comes_and_goes": 1})
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def in_cluster(nodes: RayNodes, monkeypatch: pytest.MonkeyPatch) -> RayNodes:
+    for key, value in nodes.environment.items():
+        monkeypatch.setenv(key, value)
+    return nodes
+
+
+def notes(run, kind):
+    return [row["text"] for row in run.metrics("note") if row["note"] == kind]
+
+
+def ray_job(nodes: RayNodes, *words: str, timeout_s: float = 400.0) -> subprocess.CompletedProcess[str]:
+    command = [RAY, "job", *words]
+    return subprocess.run(
+        command, env={**nodes.environment, "RAY_API_SERVER_ADDRESS": nodes.dashboard, "RAY_ADDRESS": nodes.dashboard},
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout_s, check=False,
+    )  # fmt: skip
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 300.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.1)
+
+
+def test_validate_says_who_sits_where_and_refuses_what_cannot_fit(in_cluster, areal):
+    fits = areal("validate", CLUSTER, *STAYS)
+    assert fits.wait() == 0, fits.output
+    seats = [line for line in fits.output.splitlines() if "rollout-0" in line or "rollout-1" in line]
+    assert len(seats) == 2, fits.output
+    assert any("controller, trainer, reward" in line for line in fits.output.splitlines())
+    small = areal("validate", CLUSTER, *STAYS, "rollout.num_workers=5")
+    assert small.wait() == 2, small.output
+    assert "pool rollout wants 5 places of CPU 0.5, comes_and_goes 1, and 2 fit" in small.output
+    assert "missing in the whole cluster: comes_and_goes 3" in small.output
+
+
+def test_short_job_runs_in_its_seats_and_leaves_nothing(in_cluster, areal, short):
+    run = areal("train", CLUSTER, *short, *STAYS)
+    assert run.wait() == 0, run.output
+    summary = run.summary
+    assert (summary["steps"], summary["audit"]) == (6, "clean")
+    assert summary["samples_consumed"] == 6 * 12 * 4
+    for name in ("trainer", "reward", "rollout-0", "rollout-1"):
+        assert (run.folder / "logs" / f"{name}.log").read_text(), f"the log of {name} came home"
+    spec = json.loads((run.folder / "processes" / "rollout-0.json").read_text())
+    assert spec["curve_dir"], "off loopback messages are encrypted"
+    assert (run.folder / "final" / "config.json").is_file()
+    assert in_cluster.placement_groups() == []
+
+
+def test_submitted_job_learns_and_its_exit_status_is_the_runs(in_cluster, runs_dir):
+    learning = ["num_steps=30", "eval.every_steps=0", "data.eval.limit=200", "metrics.report=false", "name=submitted"]
+    learning += ["trainer.optimizer.schedule=constant", f"runs_dir={runs_dir}"]
+    entry = ["submit", "--working-dir", ".", "--", sys.executable, "-m", "controller", "train", "configs/cluster.yaml"]
+    done = ray_job(in_cluster, *entry, *learning, *STAYS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((runs_dir / "submitted" / "summary.json").read_text())
+    assert summary["accuracy_before"] < 0.5
+    assert summary["accuracy_after"] >= 0.75
+    refused = ray_job(in_cluster, *entry, "num_steps=0", f"runs_dir={runs_dir}")
+    assert refused.returncode != 0
+    assert "num_steps: must be greater than 0" in refused.stdout + refused.stderr
+
+
+def test_stopped_job_saves_and_gives_every_place_back_within_30_s(in_cluster, runs_dir, short):
+    words = [*short[1:], *FEW, *STAYS, "num_steps=4000", "name=stopped", f"runs_dir={runs_dir}"]
+    entry = ["--", sys.executable, "-m", "controller", "train", "configs/cluster.yaml"]
+    begun = ray_job(in_cluster, "submit", "--no-wait", "--submission-id=to-stop", "--working-dir", ".", *entry, *words)
+    assert begun.returncode == 0, begun.stdout + begun.stderr
+    metrics = runs_dir / "stopped" / "metrics.jsonl"
+    until(lambda: metrics.exists() and metrics.read_text().count('"kind":"step"') >= 2, "two steps")
+    assert ray_job(in_cluster, "stop", "--no-wait", "to-stop").returncode == 0
+    asked_s = time.monotonic()
+    state = runs_dir / "stopped" / "state.json"
+    until(lambda: json.loads(state.read_text())["status"] != "running", "the end")
+    until(lambda: in_cluster.placement_groups() == [], "free places")
+    assert json.loads(state.read_text())["status"] == "stopped"
+    summary = json.loads((runs_dir / "stopped" / "summary.json").read_text())
+    assert summary["audit"] == "clean"
+    assert (runs_dir / "stopped" / "checkpoints" / f"step_{summary['steps']:06d}").is_dir()
+    assert time.monotonic() - asked_s < 30 or os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
+
+
+def test_node_that_dies_is_named_and_one_that_joins_is_used(in_cluster, areal, short):
+    run = areal("train", CLUSTER, *short[1:], *FEW, *STAYS, "num_steps=4000", "rollout.max_restarts=20")
+    run.wait_for_step(2)
+    in_cluster.nodes[-1].kill_raylet()
+    run.wait_until(lambda: bool(notes(run, "worker_lost")), "the loss")
+    (first, *_) = notes(run, "worker_lost")
+    lost = first.split()[0]
+    assert "of the Ray cluster is gone" in first or "silent" in first, first
+    step = max(row["step"] for row in run.metrics("step"))
+    run.wait_for_step(step + 2)
+    swaps = len(run.metrics("swap"))
+    in_cluster.add(num_cpus=1, resources={"comes_and_goes": 2})
+    run.wait_until(lambda: lost in [row["worker"] for row in run.metrics("swap")[swaps:]], f"a version in {lost}")
+    added = areal("add", str(run.folder))
+    assert added.wait(120) == 0, added.output
+    assert "rollout-2 has joined" in added.output
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.wait(120) == 0, run.output
+    summary = run.summary
+    assert summary["audit"] == "clean"
+    assert summary["samples_consumed"] == summary["steps"] * 12 * 4
+    assert in_cluster.placement_groups() == []
+
+
+def test_stranger_without_the_token_is_told_how_to_get_in(nodes, areal, monkeypatch):
+    for key, value in nodes.environment.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    run = areal("train", CLUSTER, *STAYS)
+    assert run.wait() == 2, run.output
+    assert "RAY_AUTH_TOKEN_PATH" in run.output
+    assert "Traceback" not in run.output

@@ -1,0 +1,84 @@
+"""A cluster whose nodes have addresses of their own: two network namespaces, encryption on, weights by stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="ray is not installed: pip install 'areal-like[ray]'")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ray_nodes import RayNodes
+
+pytestmark = pytest.mark.e2e
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CLUSTER = str(REPOSITORY / "configs" / "cluster.yaml")
+HOSTS = {"arl-head": "10.231.77.1", "arl-work": "10.231.77.2"}
+
+
+def ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no network namespaces here: {' '.join(words)}: {done.stderr.strip()}")
+
+
+@pytest.fixture(scope="module")
+def two_networks() -> Iterator[RayNodes]:
+    if shutil.which("ip") is None or os.getuid() != 0:
+        pytest.skip("network namespaces need root and iproute2")
+    cluster = None
+    made = [f"{name}-{os.getpid()}" for name in HOSTS]
+    head, work = made
+    pairs = [f"{name}={address}" for name, address in zip(made, HOSTS.values(), strict=True)]
+    try:
+        for name in made:
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ip("link", "add", "arl0", "netns", head, "type", "veth", "peer", "name", "arl0", "netns", work)
+        for name, address in zip(made, HOSTS.values(), strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", "arl0")
+            ip("-n", name, "link", "set", "arl0", "up")
+        cluster = RayNodes(pairs)
+        cluster.head(num_cpus=2, resources={"first": 4}, namespace=head)
+        cluster.add(num_cpus=2, resources={"second": 4}, namespace=work)
+        yield cluster
+    finally:
+        if cluster is not None:
+            cluster.close()
+        for name in made:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def test_job_across_two_networks_is_encrypted_and_streams_its_weights(two_networks, runs_dir, tmp_path, short):
+    head = two_networks.within(f"arl-head-{os.getpid()}")
+    words = [
+        "launch.ray.trainer={cpus: 0.5, resources: {second: 1}}",
+        "launch.ray.reward={cpus: 0.5, resources: {second: 1}}",
+        "launch.ray.rollout={cpus: 0.5, resources: {first: 1}}", "rollout.num_workers=2", "name=networks",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [*head, sys.executable, "-P", "-m", "controller", "train", CLUSTER, *short, *words, f"runs_dir={runs_dir}"],
+        env={**two_networks.environment, "PYTHONPATH": str(REPOSITORY)}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = runs_dir / "networks"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["steps"], summary["audit"]) == (6, "clean")
+    spec = json.loads((folder / "processes" / "trainer.json").read_text())
+    assert spec["hub_address"].startswith(f"tcp://{HOSTS['arl-head']}:")
+    assert spec["ranks_address"].startswith(f"tcp://{HOSTS['arl-work']}:")
+    assert spec["reward_addresses"][0].startswith(f"tcp://{HOSTS['arl-work']}:")
+    assert spec["curve_dir"]
+    assert spec["settings"]["weights"]["kind"] == "stream"
+    swaps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines() if '"swap"' in line]
+    assert {row["worker"] for row in swaps if row["kind"] == "swap"} == {"rollout-0", "rollout-1"}
+    assert two_networks.placement_groups(f"arl-head-{os.getpid()}") == []
