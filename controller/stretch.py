@@ -25,6 +25,7 @@ from rich.console import Console
 from areal_like.channel import Hub
 from areal_like.curve import make_run_keys
 from areal_like.errors import LedgerError, OperationError, ProcessDied, UserError
+from areal_like.ports import quiet_port
 from areal_like.trace import Tracer, merge_traces
 from areal_like.weights import WeightStore, default_root, sweep_dead
 from controller import protocol as p
@@ -223,7 +224,7 @@ class Stretch:
         address = await hub.start()
         try:
             rewards = tuple([await launcher.address_for(name) for name in reward_names(config)])
-            ranks = "" if self.is_evaluation else await launcher.address_for(trainer_names(config)[0])
+            ranks = f"tcp://127.0.0.1:{quiet_port()}"
             addresses = Addresses(address, rewards, weight_dir, curve_dir, ranks)
             supervisor = Supervisor(
                 launcher, hub,

@@ -219,11 +219,15 @@ def test_reward_service_on_another_node_is_found_there_by_workers_that_start_and
 
 def test_ranks_meet_where_the_first_one_sits_now(tmp_path):
     async def test():
-        launcher = launcher_in(tmp_path)
-        told = "tcp://10.0.0.2:5000"
-        launcher._told["trainer"] = launcher._addresses["trainer"] = told
-        launcher._moved("trainer", Seated(1, "n3", "10.0.0.3"))
-        spec = json.loads(order_of(launcher, role="trainer", rank=1, ranks_address=told).spec)
-        assert spec["ranks_address"] == "tcp://10.0.0.3:5000"
+        launcher, spec = launcher_in(tmp_path), {"role": "trainer", "rank": 1, "ranks_address": "tcp://127.0.0.1:5000"}
+        assert launcher._leader_for("trainer") is None, "it waits for nobody"
+        leader = launcher._leader_for("trainer-1")
+        assert leader is not None
+        assert leader is launcher._leader_for("trainer-2")
+        leader.set_result(Seated(1, "n3", "10.0.0.3"))
+        told = json.loads(launcher._order((), spec, ENVIRONMENT, await leader).spec)
+        assert told["ranks_address"] == "tcp://10.0.0.3:5000"
+        launcher._leader_for("trainer")
+        assert launcher._leader_for("trainer-1") is not leader, "after a restart they wait for its new seat"
 
     bounded(test())

@@ -85,10 +85,12 @@ def test_log_and_end_of_the_child_are_told_in_order_and_the_end_only_after_the_w
 
 def test_spec_is_made_for_this_node(seat: Seat):
     spec = {"run_id": "r", "parent_pid": 1, "bind_address": "tcp://10.9.9.9:4000", "curve_dir": "/elsewhere"}
+    spec |= {"rank": 0, "ranks_address": "tcp://10.9.9.9:5000"}
     seat.start(order(SHOW_SPEC, spec, keys={"curve_dir": {"client.secret": b"s3cret"}}))
     found = spec_of(seat)
     assert found["parent_pid"] == os.getpid()
     assert found["bind_address"] == "tcp://127.0.0.1:4000"
+    assert found["ranks_address"] == "tcp://127.0.0.1:5000"
     folder = Path(found["curve_dir"])
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "client.secret").stat().st_mode) == 0o600

@@ -75,7 +75,6 @@ def test_job_across_two_networks_is_encrypted_and_streams_its_weights(two_networ
     assert (summary["steps"], summary["audit"]) == (6, "clean")
     spec = json.loads((folder / "processes" / "trainer.json").read_text())
     assert spec["hub_address"].startswith(f"tcp://{HOSTS['arl-head']}:")
-    assert spec["ranks_address"].startswith(f"tcp://{HOSTS['arl-work']}:")
     assert spec["reward_addresses"][0].startswith(f"tcp://{HOSTS['arl-work']}:")
     assert spec["curve_dir"]
     assert spec["settings"]["weights"]["kind"] == "stream"

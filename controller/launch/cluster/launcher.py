@@ -56,7 +56,8 @@ class RayLauncher(Launcher):
         """What `address_for` told, with the host where that process was last seated."""
         self._told: dict[str, str] = {}
         """The same as it was told first: it stands in specs."""
-        self._seated: dict[str, asyncio.Event] = {}
+        self._leader: asyncio.Future[Seated] | None = None
+        """Where the trainer's first rank sits: the others meet it there."""
 
     @property
     def host(self) -> str:
@@ -118,15 +119,14 @@ class RayLauncher(Launcher):
             )
             .remote()
         )
-        if self._has_seat(name).is_set():  # that was an earlier one
-            self._seated[name] = asyncio.Event()
+        leader = self._leader_for(name)
 
         async def order() -> Order:
-            if name.startswith("trainer-"):  # ranks meet where the first one sits
-                await self._has_seat("trainer").wait()
-            return self._order(words, spec, environment)
+            return self._order(words, spec, environment, await asyncio.shield(leader) if leader else None)
 
         def on_seated(seated: Seated) -> None:
+            if name == "trainer" and self._leader is not None and not self._leader.done():
+                self._leader.set_result(seated)
             self._moved(name, seated)
 
         return SeatProcess(actor, order, self.log_of(name), self._cluster, on_seated)
@@ -191,14 +191,26 @@ class RayLauncher(Launcher):
 
     # ------------------------------------------------------------ what a process is told
 
-    def _order(self, argv: tuple[str, ...], spec: dict[str, Any], environment: Mapping[str, str]) -> Order:
+    def _leader_for(self, name: str) -> asyncio.Future[Seated] | None:
+        """What a rank waits for before it starts; the first one makes it anew for those that follow."""
+        if name == "trainer" or (name.startswith("trainer-") and self._leader is None):
+            self._leader = asyncio.get_running_loop().create_future()
+        return self._leader if name.startswith("trainer-") else None
+
+    def _order(
+        self,
+        argv: tuple[str, ...],
+        spec: dict[str, Any],
+        environment: Mapping[str, str],
+        leader: Seated | None = None,
+    ) -> Order:
         """With addresses as they are now, and the run's keys."""
         spec = dict(spec)
         now = {self._told[name]: self._addresses[name] for name in self._told}
         if "reward_addresses" in spec:
             spec["reward_addresses"] = [now.get(address, address) for address in spec["reward_addresses"]]
-        if address := spec.get("ranks_address"):
-            spec["ranks_address"] = now.get(address, address)
+        if leader is not None:
+            spec["ranks_address"] = with_host(spec["ranks_address"], leader.address)
         weights = self._config.trainer.weights
         is_streaming = spec.get("role") == "trainer" and spec.get("rank") == 0 and weights.kind == "stream"
         return Order(
@@ -212,13 +224,9 @@ class RayLauncher(Launcher):
             weight_versions=weights.keep + 1 if is_streaming else 0,
         )
 
-    def _has_seat(self, name: str) -> asyncio.Event:
-        return self._seated.setdefault(name, asyncio.Event())
-
     def _moved(self, name: str, seated: Seated) -> None:
         """The process has its seat: whoever listens may be somewhere else than before."""
         log.info("%s sits on node %s (process %d)", name, seated.address, seated.pid)
-        self._has_seat(name).set()
         before = self._addresses.get(name)
         if before is None or urlsplit(before).hostname == seated.address.strip("[]"):
             return

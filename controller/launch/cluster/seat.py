@@ -137,8 +137,10 @@ class Seat:
         """The child's command line, its spec written for this node."""
         spec = json.loads(order.spec)
         spec["parent_pid"] = os.getpid()
-        if spec.get("bind_address"):
-            spec["bind_address"] = with_host(spec["bind_address"], self._address)
+        own = ["bind_address", *(["ranks_address"] if spec.get("rank") == 0 else [])]
+        for key in own:
+            if spec.get(key):  # what it listens on is here
+                spec[key] = with_host(spec[key], self._address)
         for key, files in order.keys.items():
             spec[key] = str(_write_private(self._folder / key, files))
         if order.weight_versions:
