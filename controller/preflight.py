@@ -189,6 +189,8 @@ def _packages(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("trainer.backend",), "deepspeed is not installed", "pip install 'areal-like[deepspeed]', or backend: fsdp"
         )
+    if config.launch.kind == "ray" and find_spec("ray") is None:
+        yield Problem(("launch.kind",), "ray is not installed", "pip install 'areal-like[ray]', or kind: local")
     for sink in sinks_of(config.metrics):
         if not is_installed(sink.package):
             yield Problem((sink.key,), f"{sink.package} is not installed", sink.remedy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -90,14 +91,13 @@ class RayNodes:
         host = self._namespaces.get(namespace, "")
         node = self._start(
             [
-                "--head", f"--port={port}", f"--dashboard-port={dashboard_port}", "--ray-client-server-port=0",
+                "--head", f"--port={port}", f"--dashboard-port={dashboard_port}", f"--ray-client-server-port={quiet_port()}",
                 f"--dashboard-host={host or '127.0.0.1'}", f"--temp-dir={self.folder / 'ray'}",
             ],
             num_cpus, resources, namespace,
         )  # fmt: skip
         if not host:
-            words = [word.strip("'\" ") for word in node.log_path.read_text().replace("=", " ").split()]
-            host = next(word for word in words if word.endswith(f":{port}")).rpartition(":")[0]
+            (host,) = set(re.findall(rf"--address='([^']+):{port}'", node.log_path.read_text()))
         self.environment["RAY_ADDRESS"] = f"{host}:{port}"
         self.dashboard = f"http://{host if namespace else '127.0.0.1'}:{dashboard_port}"
         return node
@@ -112,7 +112,7 @@ class RayNodes:
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 [
-                    *self.within(namespace), RAY, "start", "--block", *words, f"--num-cpus={num_cpus}", "--num-gpus=0",
+                    *self.within(namespace), RAY, "start", "--block", *words, "--min-worker-port=0", "--max-worker-port=0", f"--num-cpus={num_cpus}", "--num-gpus=0",
                     f"--resources={json.dumps(resources)}", f"--object-store-memory={STORE_BYTES}",
                     f"--dashboard-agent-listen-port={quiet_port()}", f"--metrics-export-port={quiet_port()}",
                     *([f"--node-ip-address={host}"] if host else []),

@@ -35,6 +35,7 @@ class Cluster:
     def open(self, namespace: str) -> None:
         """Connect. Raises UserError where there is no cluster, or it does not let us in."""
         ray = import_ray()
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of what we do on purpose
         if self._address.startswith("ray://"):
             raise UserError(
                 "a Ray Client address cannot carry a run",

@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+LOWEST_PORT = 20_000
+"""Ray gives its own workers ports from 10002 to 19999."""
 CONNECT_S = 5.0
 """A controller that can be reached is reached by then."""
 
@@ -50,9 +52,9 @@ def free_port(address: str) -> int:
     except (OSError, ValueError, IndexError):
         lowest = 32768
     start = int.from_bytes(os.urandom(4), "big")
-    span = max(1, lowest - 10_000)
+    span = max(1, lowest - LOWEST_PORT)
     for attempt in range(64):
-        port = 10_000 + (start + attempt * 7919) % span
+        port = LOWEST_PORT + (start + attempt * 7919) % span
         with socket.socket(_family(address)) as probe, contextlib.suppress(OSError):
             probe.bind((address, port))
             return port
