@@ -104,7 +104,7 @@ async def _make(
     spec.save(spec_path)
     display.note("preparing the starting model" + (" (supervised warm start)" if spec.sft_rows else ""))
     try:
-        environment = child_environment(spec.num_threads, user_path=Path.cwd())
+        environment = child_environment(spec.num_threads, user_path=launcher.user_path)
         await launcher.start("prepare", ["-m", "trainer.prepare", "--spec", str(spec_path)], environment)
         await _follow(launcher, display, Path(str(spec.status_path)), config.launch.stall_after_s)
     finally:

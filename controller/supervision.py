@@ -171,7 +171,7 @@ class Supervisor:
         ward.start_due_s, ward.started_s, ward.has_reported = None, now_s, ward.spec.rank > 0
         argv = ["-m", MODULES[ward.spec.role], "--spec", str(ward.spec_path)]
         pid = await self._launcher.start(
-            ward.spec.name, argv, child_environment(ward.spec.num_threads, user_path=Path.cwd())
+            ward.spec.name, argv, child_environment(ward.spec.num_threads, user_path=self._launcher.user_path)
         )
         log.info("started %s (process %s)", ward.spec.name, pid or "on its way to its node")
 

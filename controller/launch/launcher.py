@@ -90,6 +90,8 @@ class Launcher(ABC):
 
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
+        self.user_path = Path.cwd()
+        """Where the user's own modules are looked for, as it was called when we started: a job's may be made anew."""
         self._children: dict[str, Child] = {}
 
     # ------------------------------------------------------------ what differs

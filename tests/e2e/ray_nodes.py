@@ -91,8 +91,9 @@ class RayNodes:
         host = self._namespaces.get(namespace, "")
         node = self._start(
             [
-                "--head", f"--port={port}", f"--dashboard-port={dashboard_port}", f"--ray-client-server-port={quiet_port()}",
-                f"--dashboard-host={host or '127.0.0.1'}", f"--temp-dir={self.folder / 'ray'}",
+                "--head", f"--port={port}", f"--ray-client-server-port={quiet_port()}",
+                f"--temp-dir={self.folder / 'ray'}",
+                f"--dashboard-port={dashboard_port}", f"--dashboard-host={host or '127.0.0.1'}",
             ],
             num_cpus, resources, namespace,
         )  # fmt: skip
@@ -112,7 +113,8 @@ class RayNodes:
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 [
-                    *self.within(namespace), RAY, "start", "--block", *words, "--min-worker-port=0", "--max-worker-port=0", f"--num-cpus={num_cpus}", "--num-gpus=0",
+                    *self.within(namespace), RAY, "start", "--block", *words, f"--num-cpus={num_cpus}", "--num-gpus=0",
+                    "--min-worker-port=0", "--max-worker-port=0",
                     f"--resources={json.dumps(resources)}", f"--object-store-memory={STORE_BYTES}",
                     f"--dashboard-agent-listen-port={quiet_port()}", f"--metrics-export-port={quiet_port()}",
                     *([f"--node-ip-address={host}"] if host else []),

@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -67,6 +69,8 @@ class RayLauncher(Launcher):
     async def open(self, say: Say) -> bool:
         """Connect, look at every node, set the places aside. Raises UserError saying what is missing where."""
         await asyncio.to_thread(self._cluster.open, f"areal_like-{self._run_id}")
+        _take_signals_back()
+        os.chdir(self.user_path)  # Ray may have unpacked a job's working directory anew, in place of ours
         nodes = await asyncio.to_thread(self._cluster.nodes)
         plan = seat(self._pools, nodes)
         if plan.shortages:
@@ -235,6 +239,14 @@ class RayLauncher(Launcher):
             for other, child in self._children.items():
                 if other.startswith("rollout-") and isinstance(child.process, SeatProcess):
                     child.process.end_with(f"RewardMoved: {name} is on node {seated.address} now")
+
+
+def _take_signals_back() -> None:
+    """Ray puts a handler of its own before Python's for SIGTERM: one that has the process killed 3 s later."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None:
+        signal.signal(signal.SIGTERM, handler)
+        signal.siginterrupt(signal.SIGTERM, False)
 
 
 def too_small(shortages: Sequence[str]) -> UserError:

@@ -162,15 +162,15 @@ class Seat:
         """Spawn the child and wait for its end."""
         from controller.launch.local import child_environment
 
-        here = Path.cwd()  # a submitted job's working directory, which Ray brought here
-        user_path = here if "working_dir_files" in str(here) else Path(order.user_path)
+        # A submitted job's working directory has the same path on every node, and may be unpacked anew at any time.
+        user_path = Path(order.user_path)
         environment = child_environment(order.num_threads, user_path=user_path)
         environment |= _interfaces(self._address, environment)
         try:
             with self._log.open("ab") as log:
                 self._child = subprocess.Popen(
                     argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,
-                    start_new_session=True,
+                    cwd=user_path if user_path.is_dir() else self._folder, start_new_session=True,
                 )  # fmt: skip
         except OSError as error:
             self._fault = error
