@@ -103,6 +103,8 @@ class Stretch:
     _base: int = 0
     """Version the trainer starts from."""
     _server: Server | None = None
+    _home: LedgerHome | None = None
+    """Where the ledger is written when it is not in the run folder."""
     _status: StatusFile = field(init=False)
     _sinks: Sinks = field(default_factory=lambda: Sinks([]))
     _counts: dict[str, Any] = field(default_factory=dict)
@@ -113,8 +115,8 @@ class Stretch:
         outcome = Outcome("failed", "ended by an error of the controller")
         launcher = launcher_for(self.config, self.folder)
         with contextlib.ExitStack() as stack:
-            home = self._ledger_home(stack)
-            ledger = stack.enter_context(self._ledger(home))
+            self._home = self._ledger_home(stack)
+            ledger = stack.enter_context(self._ledger())
             self.folder.write_state("running")
             stack.enter_context(_logging_to(self.folder.logs / "controller.log"))
             status = self._status = StatusFile(
@@ -127,7 +129,7 @@ class Stretch:
             try:
                 self._sinks = open_sinks(self.config, self.folder, self._run_id(), display.note)
                 journal.listen(self._sinks)
-                outcome = await self._serve(ledger, home, launcher, display, stop, stack, journal)
+                outcome = await self._serve(ledger, launcher, display, stop, stack, journal)
             except (UserError, OperationError, OSError) as error:
                 outcome = Outcome.of(error)
             finally:
@@ -164,14 +166,14 @@ class Stretch:
         stack.callback(home.close)
         return home
 
-    def _ledger(self, home: LedgerHome | None) -> Ledger:
+    def _ledger(self) -> Ledger:
         """The ledger, and with it the lock that makes the folder ours. Raises UserError when another has it.
 
         A run that was stopped during its preparation has an empty one; one with checkpoints cannot have lost it.
         """
         config = self.config.ledger
         return Ledger(
-            home.folder if home else self.folder.root,
+            self._home.folder if self._home else self.folder.root,
             run_id=self._run_id(),
             must_exist=self.is_resume and bool(checkpoints_on_disk(self.folder.root)),
             segment_bytes=int(config.segment_mb * 2**20),
@@ -181,7 +183,6 @@ class Stretch:
     async def _serve(
         self,
         ledger: Ledger,
-        home: LedgerHome | None,
         launcher: Launcher,
         display: Display,
         stop: Signals,
@@ -246,7 +247,7 @@ class Stretch:
             if self.is_evaluation:
                 manifest = WeightStore(weight_dir, weights, keep=2).newest()
                 first.append(p.Published(version=0, lineage=lineage, manifest_path=str(manifest)))
-            async with self._mirrored(home, server, display):
+            async with self._mirrored(server, display):
                 outcome = await server.run(first)
                 await server.farewell(FAREWELL_S)
             self._count(coordinator, ledger)
@@ -268,8 +269,9 @@ class Stretch:
         return folder
 
     @contextlib.asynccontextmanager
-    async def _mirrored(self, home: LedgerHome | None, server: Server, display: Display) -> AsyncIterator[None]:
+    async def _mirrored(self, server: Server, display: Display) -> AsyncIterator[None]:
         """Keep the run folder's copy of the ledger up to date meanwhile, where it is one."""
+        home = self._home
         if home is None:
             yield
             return

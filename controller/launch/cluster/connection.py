@@ -99,7 +99,7 @@ class Cluster:
         answer = _answers({node.node_id: ref}, deadline_s)[node.node_id]
         if isinstance(answer, Exception):
             raise OperationError(f"node {node.address} gives no port: {first_line(answer)}") from answer
-        return int(answer)  # type: ignore[call-overload]
+        return int(answer)
 
     @staticmethod
     def _on(node_id: str, function: Any) -> Any:

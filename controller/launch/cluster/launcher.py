@@ -79,7 +79,7 @@ class RayLauncher(Launcher):
         if problems:
             more = f" (and {len(problems) - 1} more: areal-like validate)" if len(problems) > 1 else ""
             raise UserError(problems[0].what + more, where=problems[0].keys[0], remedy=problems[0].remedy)
-        self._host = self._settings.host or await asyncio.to_thread(lambda: self._cluster.own_address)
+        self._host = self._settings.host or self._cluster.own_address
         await self._reserve()
         for line in seat_lines(self._pools, nodes, await asyncio.to_thread(self._seats)):
             say(f"node {line}")
@@ -173,7 +173,7 @@ class RayLauncher(Launcher):
 
     def _seats(self) -> dict[str, str]:
         """Node ids of the places, by the process that sits there."""
-        found = {}
+        found: dict[str, str] = {}
         for pool in self._pools:
             nodes = _nodes_of(self._groups[pool.name])
             found |= {name: nodes[index] for index, name in enumerate(pool.members) if index in nodes}

@@ -41,8 +41,8 @@ def survey(config: RunConfig) -> Survey:
         plan = seat(pools, nodes)
         found.seats = seat_lines(pools, nodes, plan.seats)
         if plan.shortages:
-            error = too_small(plan.shortages)
-            found.problems.append(Problem((error.where,), error.what, error.remedy))
+            small = too_small(plan.shortages)
+            found.problems.append(Problem((small.where,), small.what, small.remedy))
         try:
             runs_dir = Path(config.runs_dir).expanduser()
             runs_dir.mkdir(parents=True, exist_ok=True)
