@@ -99,7 +99,7 @@ def _specify(
 
 
 async def _make(
-    config: RunConfig, launcher: LocalLauncher, display: Display, spec: PrepareSpec, spec_path: Path
+    config: RunConfig, launcher: Launcher, display: Display, spec: PrepareSpec, spec_path: Path
 ) -> None:
     spec.save(spec_path)
     display.note("preparing the starting model" + (" (supervised warm start)" if spec.sft_rows else ""))
