@@ -98,9 +98,7 @@ def _specify(
     return prepare_spec(config, out_dir=target, sft_rows=rows_path, status_path=status_path, publish_to=publish_to)
 
 
-async def _make(
-    config: RunConfig, launcher: Launcher, display: Display, spec: PrepareSpec, spec_path: Path
-) -> None:
+async def _make(config: RunConfig, launcher: Launcher, display: Display, spec: PrepareSpec, spec_path: Path) -> None:
     spec.save(spec_path)
     display.note("preparing the starting model" + (" (supervised warm start)" if spec.sft_rows else ""))
     try:
