@@ -49,8 +49,9 @@ def in_cluster(nodes: RayNodes, monkeypatch: pytest.MonkeyPatch) -> RayNodes:
     return nodes
 
 
-def notes(run, kind):
-    return [row["text"] for row in run.metrics("note") if row["note"] == kind]
+def losses(run):
+    """What was said of each process that was lost."""
+    return [row for row in run.metrics("process") if row["event"] == "lost"]
 
 
 def ray_job(nodes: RayNodes, *words: str, timeout_s: float = 400.0) -> subprocess.CompletedProcess[str]:
@@ -131,10 +132,9 @@ def test_node_that_dies_is_named_and_one_that_joins_is_used(in_cluster, areal, s
     run = areal("train", CLUSTER, *short[1:], *FEW, *STAYS, "num_steps=4000", "rollout.max_restarts=20")
     run.wait_for_step(2)
     in_cluster.nodes[-1].kill_raylet()
-    run.wait_until(lambda: bool(notes(run, "worker_lost")), "the loss")
-    (first, *_) = notes(run, "worker_lost")
-    lost = first.split()[0]
-    assert "of the Ray cluster is gone" in first or "silent" in first, first
+    run.wait_until(lambda: bool(losses(run)), "the loss")
+    lost = losses(run)[0]["name"]
+    assert "of the Ray cluster is gone" in losses(run)[0]["reason"]
     step = max(row["step"] for row in run.metrics("step"))
     run.wait_for_step(step + 2)
     swaps = len(run.metrics("swap"))
