@@ -145,8 +145,8 @@ def _refusal(error: Exception, address: str) -> UserError:
     return UserError(
         f"there is no Ray cluster to be reached at `{address}` ({words})",
         where="launch.ray.address",
-        remedy="ray start --head here, or name one: launch.ray.address=HOST:6379; one with token authentication answers "
-        "only who has RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH as its nodes have them",
+        remedy="ray start --head here, or name one: launch.ray.address=HOST:6379; one with token authentication "
+        "answers only who has RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH as its nodes have them",
     )
 
 
