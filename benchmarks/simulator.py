@@ -26,13 +26,14 @@ from typing import Any
 
 import numpy as np
 
+from areal_like.emulation.lengths import Lengths
+from areal_like.emulation.machines import GPUS, MODELS
+from areal_like.emulation.roofline import Efficiencies, Roofline, smallest_tp
 from benchmarks.runs import write
 from controller.overrides import load_config
 from controller.run_folder import RunFolder
 from controller.simulate.calibrate import calibrate
-from controller.simulate.costs import Efficiencies, Roofline, smallest_tp
-from controller.simulate.lengths import Lengths, parse_lengths
-from controller.simulate.machines import GPUS, MODELS
+from controller.simulate.lengths import parse_lengths
 from controller.simulate.plan import Setup, simulate
 from controller.simulate.world import Job, World
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from areal_like.emulation.roofline import Measured
 from areal_like.errors import UserError
 from controller.report.data import RunData
 from controller.run_folder import RunFolder
-from controller.simulate.costs import Measured
 
 FEWEST_PULSES = 5
 FEWEST_STEPS = 5

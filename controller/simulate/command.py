@@ -16,6 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from areal_like.emulation.lengths import Lengths
+from areal_like.emulation.machines import gpu_named, model_named
+from areal_like.emulation.roofline import Efficiencies
 from areal_like.errors import UserError
 from controller.config import RunConfig
 from controller.overrides import load_config
@@ -23,9 +26,7 @@ from controller.run_folder import RunFolder
 from controller.runs.locate import find_run
 from controller.simulate import plan
 from controller.simulate.calibrate import calibrate
-from controller.simulate.costs import Efficiencies
-from controller.simulate.lengths import Lengths, parse_lengths
-from controller.simulate.machines import gpu_named, model_named
+from controller.simulate.lengths import parse_lengths
 from controller.simulate.picture import draw
 
 DEFAULT_STEPS = 100

@@ -1,69 +1,29 @@
-"""How long simulated answers are, by group: answers to one prompt resemble each other.
+"""Where the lengths of simulated answers come from: a word, a file, or a run of one's own.
 
-Owns: distributions of group lengths and where they come from. Refuses: prompts' texts, time.
-
-Between-group share. Of the variance of measured reasoning lengths 60 to 80 % lies between prompts; a pooled histogram
-would make groups too even and each step's longest answer too rare. So groups are drawn whole where groups are known,
-and the log-normal form splits its variance (`between`).
+Owns: reading them. Refuses: drawing (areal_like/emulation/lengths.py).
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
+from areal_like.emulation.lengths import Lengths, thinking
 from areal_like.errors import UserError
 from controller.report.samples import Unreadable, read_samples
 from controller.run_folder import RunFolder
 
-BETWEEN = 0.65
-"""Share of the log variance between prompts, where nothing is known."""
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Draws the answer lengths of one group after the other; the same seed, the same lengths."""
-
-    name: str
-    groups: tuple[tuple[int, ...], ...] = ()
-    """Measured groups, drawn whole; their answers are drawn anew within the group. Empty: log-normal."""
-    mean: float = 2000.0
-    cv: float = 0.9
-    """Standard deviation over mean, of the log-normal form."""
-    between: float = BETWEEN
-    scale: float = 1.0
-    """Measured lengths are multiplied by this."""
-    cap: int = 1 << 30
-    """Longest answer: longer ones are cut there."""
-
-    def draw(self, rng: np.random.Generator, group_size: int) -> list[int]:
-        """Answer lengths of one group, in tokens, each at least 1."""
-        if self.groups:
-            group = self.groups[int(rng.integers(len(self.groups)))]
-            found = np.asarray(group, dtype=np.float64)[rng.integers(len(group), size=group_size)] * self.scale
-        else:
-            sigma2 = math.log(1 + self.cv**2)
-            centre = math.log(self.mean) - sigma2 / 2
-            centre += math.sqrt(self.between * sigma2) * rng.standard_normal()
-            found = np.exp(centre + math.sqrt((1 - self.between) * sigma2) * rng.standard_normal(group_size))
-        clipped: list[int] = np.clip(np.rint(found), 1, self.cap).astype(np.int64).tolist()
-        return clipped
-
-    def mean_length(self, seed: int = 0, groups: int = 4000) -> float:
-        """Mean of what is drawn, cut included; estimated with `groups` draws."""
-        rng = np.random.default_rng(seed)
-        return float(np.mean([self.draw(rng, 8) for _ in range(groups)]))
+THINKING = "thinking"
 
 
 def parse_lengths(text: str, cap: int) -> Lengths:
-    """`MEAN`, `MEAN:CV`, a run's folder, or a JSON file with a list of lists of lengths (key `groups` allowed), with
-    `@MEAN` behind a file or folder to scale its mean. Raises UserError."""
+    """`thinking`, `MEAN`, `MEAN:CV`, a run's folder, or a JSON file with a list of lists of lengths (key `groups`
+    allowed); `@MEAN` behind all but the second and third scales the mean. Raises UserError."""
     name, _, wanted = text.partition("@")
     path = Path(name)
+    if name == THINKING:
+        return thinking(cap, _positive(wanted) if wanted else None)
     if path.is_dir():
         found = Lengths(path.name, groups=_of_run(path), cap=cap)
     elif path.suffix == ".json":
@@ -90,7 +50,7 @@ def _positive(text: str) -> float:
         raise UserError(
             f"{text!r} is neither a file nor a positive number",
             where="--lengths",
-            remedy="MEAN, MEAN:CV, a run's folder, or a JSON file of groups; @MEAN behind the latter scales them",
+            remedy="thinking, MEAN, MEAN:CV, a run's folder, or a JSON file of groups; @MEAN behind a name scales it",
         )
     return value
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from areal_like.emulation.lengths import Lengths
+from areal_like.emulation.machines import Gpu, Model
+from areal_like.emulation.roofline import Costs, Efficiencies, Measured, Roofline, smallest_tp
 from areal_like.errors import UserError
 from controller.config import RunConfig
-from controller.simulate.costs import Costs, Efficiencies, Measured, Roofline, smallest_tp
-from controller.simulate.lengths import Lengths
-from controller.simulate.machines import Gpu, Model
 from controller.simulate.world import Job, Outcome, World
 
 MACHINE_KEYS = ("gpus", "rollout_share", "tp")

@@ -1,7 +1,7 @@
 """A whole job under a virtual clock: simulated workers and trainer around the real coordinator.
 
 Owns: the queue of events, what each effect of the coordinator does to the machines, and the figures of the outcome.
-Refuses: how long things take (costs.py), how long answers are (lengths.py), sweeping (plan.py).
+Refuses: how long things take and answers are (areal_like/emulation), sweeping (plan.py).
 
 The trainer asks one batch ahead, as the real one does. Rewards take `reward_s` each, in parallel. Messages take no
 time. A lease is one sample, or in jobs above MAX_LEASES one group (docs/decisions/0025-simulator.md).
@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from areal_like.emulation.lengths import Lengths
+from areal_like.emulation.replica import Replica, Sequence
+from areal_like.emulation.roofline import Costs
 from areal_like.packing import pack, partition
 from controller import protocol as p
 from controller.coordinator import Coordinator
 from controller.settings import CoordinatorSettings
-from controller.simulate.costs import Costs
-from controller.simulate.lengths import Lengths
-from controller.simulate.replica import Replica, Sequence
 
 MAX_LEASES = 1_000_000
 """Samples above which a lease is a whole group."""

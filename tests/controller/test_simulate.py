@@ -10,14 +10,15 @@ import pytest
 from made_run import pulse_rows
 from report_run import report_run, write_metrics
 
+from areal_like.emulation.lengths import Lengths
+from areal_like.emulation.machines import GPUS, MODELS, gpu_named, model_named, model_of
+from areal_like.emulation.replica import Replica, Sequence
+from areal_like.emulation.roofline import Efficiencies, Measured, Roofline, smallest_tp
 from areal_like.errors import UserError
 from controller.cli import main
 from controller.simulate.calibrate import calibrate
-from controller.simulate.costs import Efficiencies, Measured, Roofline, smallest_tp
-from controller.simulate.lengths import Lengths, parse_lengths
-from controller.simulate.machines import GPUS, MODELS, gpu_named, model_named, model_of
+from controller.simulate.lengths import parse_lengths
 from controller.simulate.plan import best, parse_sweep
-from controller.simulate.replica import Replica, Sequence
 from controller.simulate.world import Job, World
 
 STEP_S, TRAIN_S = 0.01, 5.0

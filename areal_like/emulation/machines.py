@@ -1,6 +1,7 @@
 """GPUs and models on paper: what data sheets and config.json say of them.
 
-Owns: the two tables, sizes that follow from a transformers config. Refuses: speeds that are reached (roofline.py).
+Owns: the two tables, sizes that follow from a transformers config. Refuses: speeds that are
+reached (roofline.py).
 
 GPU figures are the makers' data sheets, dense bfloat16: NVIDIA H100, H200, H800, H20, A100 80 GB SXM, L40S, B200.
 `network` is the usual one network card per GPU of such a node (the paper's cluster: 3.2 Tbit/s for 8, section 7.1).

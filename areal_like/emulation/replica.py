@@ -1,7 +1,7 @@
 """One simulated rollout worker: sequences that advance together at the rate their number allows.
 
 Owns: the worker's own time: decoding, prefill, pauses; which answers end when. Refuses: leases and versions' meaning
-(world.py), how long a decode step takes (costs.py).
+(their owners), how long a decode step takes (roofline.py).
 
 All active sequences gain one token a decode step, so one count of tokens serves them all: a sequence that started at
 count a and has n tokens to go ends at count a + n. The rate changes when the batch does, and with the cache's growth at
@@ -15,7 +15,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from controller.simulate.costs import Costs
+from areal_like.emulation.roofline import Costs
 
 MAX_STRIDE_TOKENS = 512.0
 EPSILON = 1e-6

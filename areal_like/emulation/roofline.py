@@ -1,6 +1,6 @@
-"""How long machines take: a roofline of GPU and model, or what a run measured.
+"""How long machines take: a roofline of GPU and model, or what a run measured. Shared by simulator and emulation.
 
-Owns: `Costs` (the port), `Roofline`, `Measured`. Refuses: events, lengths, who waits (world.py).
+Owns: `Costs` (the port), `Roofline` and its constants, `Measured`. Refuses: events, lengths, who waits.
 
 Roofline. A decode step of a worker reads all weights and the keys and values of all its sequences, or is bound by
 arithmetic, and never takes less than a floor (launches, scheduling, sampling, detokenising):
@@ -9,7 +9,10 @@ arithmetic, and never takes less than a floor (launches, scheduling, sampling, d
 
 Training costs 6 N FLOPs a token (8 with activations recomputed), 2 N more where proximal log-probs are recomputed, and
 attention 2 x layers x hidden x length^2 forward (causal), three or four times that with the backward pass, over
-flops * mfu (arXiv 2205.05198, section 4.1, counts the same way).
+flops * mfu (arXiv 2205.05198, section 4.1, counts the same way). An update reads and writes AdamW's state, and
+gradients and weights cross the network once:
+
+    update_s = 28 N / (gpus * bandwidth * e_b) + 6 N / network
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from controller.simulate.machines import Gpu, Model
+from areal_like.emulation.machines import Gpu, Model
 
 REDUCTION_S = 8e-6
 """One all-reduce of a decode step between the GPUs of one node; two a layer."""
@@ -61,22 +64,29 @@ class Costs(Protocol):
 
 @dataclass(frozen=True)
 class Efficiencies:
-    """What is reached of a data sheet.
+    """What is reached of a data sheet; each with its source."""
 
-    The defaults are guesses of the usual order, but for `train_mfu`: the mean of what arXiv 2505.24298 reports for
-    training with dynamic batching (section 7.5: 388 to 455 of an H800's 989 TFLOP/s). `python -m benchmarks.simulator`
-    fits the other ones on that paper's synchronous rows."""
-
-    decode_floor_s: float = 6e-3
-    """Shortest decode step."""
-    bandwidth: float = 0.6
-    """Share of the memory bandwidth in decoding."""
+    decode_floor_s: float = 3e-3
+    """Shortest decode step, whatever the model: launches, scheduling, sampling, detokenising. A 0.6B model with CUDA
+    graphs takes 2.64 ms between tokens (sgl-project/sglang, pull request 40346); our benchmarks sweep it, since it
+    decides most of what asynchrony gains."""
+    bandwidth: float = 0.65
+    """Share of the memory bandwidth in decoding. Llama-3-8B (16.1 GB of weights), one sequence, takes 7.06 to 7.35 ms a
+    step with CUDA graphs (sgl-project/sglang, pull request 1401), which is 65 to 68 % of an H100's 3.35 TB/s."""
     train_mfu: float = 0.43
-    """Share of the FLOP/s in training."""
+    """Share of the FLOP/s in training: the mean of what arXiv 2505.24298 reports with dynamic batching (section 7.5:
+    388 to 455 of an H800's 989 TFLOP/s)."""
     step_overhead_s: float = 10.0
-    """Per trainer step: collecting, dealing out, optimizer, resharding and publishing weights."""
+    """Per trainer step: collecting, dealing out, resharding and publishing weights. A guess; not used where devices are
+    emulated: there the system does all this itself."""
     prefill_mfu: float = 0.5
-    """Share of the FLOP/s in prefill; not fitted."""
+    """Share of the FLOP/s in prefill: of the usual order, not measured. Prefill is about a hundredth of the work."""
+
+
+ADAMW_BYTES = 28
+"""Read and written per parameter by an update: gradient, parameter and two moments in, the latter three out."""
+EXCHANGED_BYTES = 6
+"""Sent per parameter and update: a float32 gradient reduced, a bfloat16 weight gathered."""
 
 
 @dataclass(frozen=True)
@@ -114,16 +124,31 @@ class Roofline:
         """From host memory into the GPU."""
         return self.model.weight_bytes / self.tp / self.gpu.host_link
 
-    def train_s(self, lengths: Sequence[int], imbalance: float, updates: int) -> float:
-        """See the module; mini-batches divide the same work."""
+    def forward_flops(self, lengths: Sequence[int]) -> float:
+        """Of one pass over these sequences: 2 N a token, and attention by the square of the length."""
         tokens = float(sum(lengths))
         squares = float(sum(length * length for length in lengths))
-        passes = 3.0 + self.is_recomputing_activations + self.is_recomputing_logprobs
-        flops = passes * (2 * self.model.parameters * tokens + 2 * self.model.layers * self.model.hidden * squares)
-        return (
-            flops * imbalance / (self.trainer_gpus * self.gpu.flops * self.reached.train_mfu)
-            + self.reached.step_overhead_s
-        )
+        return 2 * self.model.parameters * tokens + 2 * self.model.layers * self.model.hidden * squares
+
+    def compute_s(self, forward_flops: float, passes: float) -> float:
+        """All of the trainer's GPUs together, evenly. passes: a backward pass counts as two."""
+        return passes * forward_flops / (self.trainer_gpus * self.gpu.flops * self.reached.train_mfu)
+
+    def update_s(self) -> float:
+        """One optimizer update; see the module."""
+        moved_bytes, sent_bytes = ADAMW_BYTES * self.model.parameters, EXCHANGED_BYTES * self.model.parameters
+        memory_s = moved_bytes / (self.trainer_gpus * self.gpu.bandwidth * self.reached.bandwidth)
+        return memory_s + (sent_bytes / self.gpu.network if self.trainer_gpus > 1 else 0.0)
+
+    @property
+    def gradient_passes(self) -> float:
+        """Forward, backward, and forward again where activations are recomputed."""
+        return 3.0 + self.is_recomputing_activations
+
+    def train_s(self, lengths: Sequence[int], imbalance: float, updates: int) -> float:
+        """See the module; mini-batches divide the same work."""
+        compute_s = self.compute_s(self.forward_flops(lengths), self.gradient_passes + self.is_recomputing_logprobs)
+        return compute_s * imbalance + updates * self.update_s() + self.reached.step_overhead_s
 
     def max_sequences(self, mean_context: float) -> int:
         """What the memory left by the weights holds; at least one."""

@@ -1,0 +1,100 @@
+"""How long emulated answers are, by group: answers to one prompt resemble each other.
+
+Owns: distributions of group lengths, one shipped table. Refuses: where measured groups come from, prompts' texts, time.
+
+Between-group share. Of the variance of measured reasoning lengths 60 to 80 % lies between prompts; a pooled histogram
+would make groups too even and each step's longest answer too rare. So measured groups are drawn whole, and the other
+forms split their variance (`between`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+BETWEEN = 0.65
+"""Share of the log variance between prompts, where nothing is known."""
+
+THINKING_QUANTILES = (
+    410, 829, 1126, 1447, 1669, 1872, 2106, 2384, 2536, 2674, 2842, 3102, 3258, 3514, 3784, 4045, 4314, 4590, 4825,
+    5052, 5373, 5719, 5991, 6331, 6611, 6948, 7188, 7559, 7982, 8512, 9182, 10167, 11013, 11779, 13168, 14749, 16355,
+    19910, 21989, 25862, 32769,
+)  # fmt: skip
+"""Tokens of a thinking model's answers at 41 even quantiles: 75 MMLU-Pro questions x 10 samples, gemma-4-12B-it,
+temperature 1.0, cut at 32,768 (mean 7,345, coefficient of variation 0.87). Computed from the counts that
+github.com/tobypullan/logit_cot_overthinking publishes at commit f02cd56
+(outputs/matched_controls_gemma4_12b_extended/mmlu_pro, field generated_token_count). The questions were chosen by
+outcome (a third right, a third wrong, a third lost on the way): harder and longer than a random sample."""
+THINKING_BETWEEN = 0.75
+"""Share of the log variance between prompts in the same counts."""
+
+Draws = Callable[[np.random.Generator, int], np.ndarray]
+"""Lengths of so many answers of one group."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Draws the answer lengths of one group after the other; the same seed, the same lengths."""
+
+    name: str
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Measured groups, drawn whole; their answers are drawn anew within the group. Empty: see `quantiles`."""
+    quantiles: tuple[int, ...] = ()
+    """Pooled lengths at even quantiles from 0 to 1; groups by a Gaussian copula. Empty: log-normal."""
+    mean: float = 2000.0
+    cv: float = 0.9
+    """Standard deviation over mean, of the log-normal form."""
+    between: float = BETWEEN
+    scale: float = 1.0
+    """Measured lengths are multiplied by this."""
+    cap: int = 1 << 30
+    """Longest answer: longer ones are cut there."""
+
+    def draw(self, rng: np.random.Generator, group_size: int) -> list[int]:
+        """Answer lengths of one group, in tokens, each at least 1."""
+        return self.cut(self.group(rng)(rng, group_size))
+
+    def group(self, rng: np.random.Generator) -> Draws:
+        """One prompt: what all its answers have in common is drawn here, the rest by what is returned (see `cut`)."""
+        if self.groups:
+            chosen = np.asarray(self.groups[int(rng.integers(len(self.groups)))], dtype=np.float64)
+            return lambda own, count: chosen[own.integers(len(chosen), size=count)] * self.scale
+        common = math.sqrt(self.between) * rng.standard_normal()
+        apart = math.sqrt(1 - self.between)
+        if self.quantiles:
+            return lambda own, count: self._at(common + apart * own.standard_normal(count))
+        sigma = math.sqrt(math.log(1 + self.cv**2))
+        centre = math.log(self.mean) - sigma**2 / 2 + sigma * common
+        return lambda own, count: np.exp(centre + sigma * apart * own.standard_normal(count))
+
+    def cut(self, lengths: np.ndarray) -> list[int]:
+        """Whole tokens, at least 1, at most `cap`."""
+        clipped: list[int] = np.clip(np.rint(lengths), 1, self.cap).astype(np.int64).tolist()
+        return clipped
+
+    def mean_length(self, seed: int = 0, groups: int = 4000) -> float:
+        """Mean of what is drawn, cut included; estimated with `groups` draws."""
+        rng = np.random.default_rng(seed)
+        return float(np.mean([self.draw(rng, 8) for _ in range(groups)]))
+
+    def _at(self, normal: np.ndarray) -> np.ndarray:
+        """The quantile of each standard normal number, straight lines in the logarithm between the table's."""
+        shares = np.asarray([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in normal])
+        places = np.linspace(0, 1, len(self.quantiles))
+        return np.exp(np.interp(shares, places, np.log(self.quantiles))) * self.scale
+
+
+def thinking(cap: int = 1 << 30, mean: float | None = None) -> Lengths:
+    """The shipped table of a thinking model; mean: scaled to this mean before the cut."""
+    places = np.linspace(0, 1, len(THINKING_QUANTILES))
+    fine = np.exp(np.interp(np.linspace(0, 1, 10_001), places, np.log(THINKING_QUANTILES)))
+    return Lengths(
+        "thinking model" if mean is None else f"thinking model, scaled to {mean:g}",
+        quantiles=THINKING_QUANTILES,
+        between=THINKING_BETWEEN,
+        scale=1.0 if mean is None else mean / float(fine.mean()),
+        cap=cap,
+    )
