@@ -13,6 +13,7 @@ import pydantic
 import yaml
 from pydantic import ConfigDict, Field
 
+from areal_like.emulation.roofline import Efficiencies
 from areal_like.errors import UserError
 
 Mode = Literal["async", "one_step_off", "sync"]
@@ -70,6 +71,43 @@ class StalenessSettings(Settings):
     def bound(self) -> int | None:
         """max_staleness as the laws take it: None where it is unbounded."""
         return None if self.max_staleness == "unbounded" else self.max_staleness
+
+
+class EmulationSettings(Settings):
+    """Devices that take time instead of computing: what a roofline gives for a GPU, a model, batch and lengths, with
+    everything else real. Nothing is learned, and every figure is of a model (docs/decisions/0030-emulated-devices.md).
+    """
+
+    gpu: str = "h800"
+    """Kind of GPU: h800, h100, h200, h20, a100, l40s, b200."""
+    model: str = "1.5b"
+    """Size of the policy: 1.5b, 7b, 14b, 32b, qwen3-8b, ..., or a folder with config.json. (`model` at the top is the
+    tiny one whose weights really travel.)"""
+    tp: int = Field(1, gt=0)
+    """GPUs of one rollout worker."""
+    trainer_gpus: int = Field(1, gt=0)
+    """GPUs of the trainer."""
+    speedup: float = Field(10.0, gt=0)
+    """Emulated seconds in one real second."""
+    token_scale: int = Field(64, gt=0)
+    """Emulated tokens for one token on the wire, in the ledger and in all other settings."""
+    prompt_tokens: int = Field(200, gt=0)
+    """Emulated tokens of every prompt."""
+    mean_tokens: float | None = Field(None, gt=0)
+    """Scale the emulated answers' lengths, a thinking model's, to this mean; null: as they were measured (7,345)."""
+    decode_floor_s: float = Field(Efficiencies.decode_floor_s, ge=0)
+    """Shortest decode step, emulated seconds."""
+    bandwidth: float = Field(Efficiencies.bandwidth, gt=0, le=1)
+    """Share of the memory bandwidth reached in decoding."""
+    train_mfu: float = Field(Efficiencies.train_mfu, gt=0, le=1)
+    """Share of the FLOP/s reached in training."""
+    prefill_mfu: float = Field(Efficiencies.prefill_mfu, gt=0, le=1)
+    """Share of the FLOP/s reached in prefill."""
+
+    @property
+    def words(self) -> str:
+        """For a summary: what every figure of the run is a model of."""
+        return f"{self.gpu} for {self.model}, {self.speedup:g} times as fast, {self.token_scale} tokens in one"
 
 
 class TraceSettings(Settings):
@@ -151,6 +189,8 @@ class ProcessSpec(StartSpec):
     """Trainer: where its ranks meet, e.g. tcp://127.0.0.1:20001; rank 0 listens there."""
     trace: TraceSettings = TraceSettings()
     """What it writes onto the timeline."""
+    emulation: EmulationSettings | None = None
+    """Take time instead of computing; None: real devices."""
     settings: dict[str, Any]
     """The wing's own section, to be validated by the wing."""
 

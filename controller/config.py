@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from areal_like.config import Mode, ModelSettings, SamplingSettings, Settings, StalenessSettings
+from areal_like.config import EmulationSettings, Mode, ModelSettings, SamplingSettings, Settings, StalenessSettings
 from areal_like.messages import Sampling
 from controller.launch.cluster.settings import RaySettings
 from rollout.config import RolloutSettings
@@ -224,6 +224,8 @@ class RunConfig(Settings):
     """The trainer."""
     eval: EvalSettings = EvalSettings()
     """Evaluation."""
+    emulation: EmulationSettings | None = None
+    """Rollout workers and trainer take the time a GPU would, instead of computing; null: real devices."""
     filter_zero_signal: bool = False
     """Leave out groups whose rewards are all equal (no advantage in them) and draw others instead."""
     max_filtered_batches: int = Field(10, gt=0)

@@ -384,7 +384,9 @@ class Stretch:
         state = ledger.load()
         version = max(coordinator.version, self._base)
         found = fates(coordinator.counts(), state.batches, group_size=self.config.group_size, version=version)
-        self._counts = {**found, "lives": state.num_lives}
+        emulation = self.config.emulation
+        labels = {"emulated": emulation.words} if emulation else {}
+        self._counts = {**found, "lives": state.num_lives, **labels}
 
     def _finish(self, outcome: Outcome, wall_s: float) -> int:
         """Summary, trace, audit, words; then the exit status, or the error that ended the run."""

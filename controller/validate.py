@@ -25,7 +25,7 @@ from controller.config import (
 from controller.config_problems import Problem, nearest, show
 from controller.rank_problems import rank_problems
 from controller.validate_cluster import cluster_problems
-from controller.validate_engine import device_problems, engine_problems, rollout_problems
+from controller.validate_engine import device_problems, emulation_problems, engine_problems, rollout_problems
 
 MAX_NAME_BYTES = 200
 """File systems take 255; -eval, -2 and the like are appended."""
@@ -48,6 +48,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         device_problems,
         rollout_problems,
         engine_problems,
+        emulation_problems,
         _launch,
         cluster_problems,
         _weights,

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from areal_like.emulation.machines import gpu_named, model_named
+from areal_like.errors import UserError
 from areal_like.prompts import PLACEHOLDER
 from controller.config import RunConfig
 from controller.config_problems import Problem
@@ -34,6 +36,26 @@ def engine_problems(config: RunConfig) -> Iterator[Problem]:
     for index, url in enumerate(attach):
         if not re.fullmatch(r"https?://[^/\s]+(:\d+)?/?", url):
             yield Problem((f"rollout.engine.sglang.attach.{index}",), f"`{url}` is no address", "http://HOST:PORT")
+
+
+def emulation_problems(config: RunConfig) -> Iterator[Problem]:
+    """What cannot be emulated, and GPUs and models that are not known."""
+    emulation = config.emulation
+    if emulation is None:
+        return
+    if config.rollout.engine.kind != "embedded":
+        yield Problem(("emulation", "rollout.engine.kind"), "takes an engine's place", "rollout.engine.kind: embedded")
+    if config.trainer.ranks > 1:
+        yield Problem(
+            ("trainer.ranks", "emulation"), "one process stands for all of the trainer's GPUs", "emulation.trainer_gpus"
+        )
+    if config.trainer.loss.kl_coef > 0:
+        yield Problem(("trainer.loss.kl_coef", "emulation"), "a reference model is not emulated", "kl_coef: 0")
+    for key, name, find in (("gpu", emulation.gpu, gpu_named), ("model", emulation.model, model_named)):
+        try:
+            find(name, f"emulation.{key}")
+        except UserError as error:
+            yield Problem((f"emulation.{key}",), error.what, error.remedy or "")
 
 
 def device_problems(config: RunConfig) -> Iterator[Problem]:

@@ -183,6 +183,7 @@ def process_spec(
         num_ranks=config.trainer.ranks if role == "trainer" else 1,
         ranks_address=addresses.ranks if role == "trainer" else "",
         trace=trace_settings(config),
+        emulation=config.emulation,
         settings=_section(config, role, name),
     )
 

@@ -80,6 +80,11 @@ def settings_of(spec: ProcessSpec) -> RolloutSettings:
 
 def make_engine(spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tracer: Tracer) -> Engine:
     """The engine the settings name. Raises UserError."""
+    if spec.emulation is not None:
+        from rollout.engine.emulated import EmulatedEngine
+
+        max_new_tokens = spec.sampling.max_new_tokens
+        return EmulatedEngine(spec.emulation, settings.engine, max_new_tokens=max_new_tokens, seed=spec.seed)
     dtype = settings.engine.dtype or spec.model.dtype
     if settings.engine.kind == "sglang":
         return make_sglang(spec, settings, model_dir, tracer)

@@ -49,6 +49,7 @@ from areal_like.messages import (
 from areal_like.trace import Tracer
 from trainer.activity import Activity
 from trainer.batch import PreparedBatch
+from trainer.emulated import EmulatedTraining
 from trainer.follower import Follower
 from trainer.publish_delta import Written
 from trainer.ranks import leave_at_once
@@ -312,7 +313,7 @@ async def serve(spec: ProcessSpec, stop: asyncio.Event) -> None:
     torch.set_num_threads(spec.num_threads)
     tracer = Tracer.of(spec.run_dir, spec.name, spec.trace)
     activity = Activity(tracer)
-    training = Training(spec, activity)
+    training = Training(spec, activity) if spec.emulation is None else EmulatedTraining(spec, activity)
     try:
         if spec.rank:
             await asyncio.get_running_loop().run_in_executor(

@@ -93,12 +93,12 @@ MODELS: Mapping[str, Model] = {
 }
 
 
-def gpu_named(name: str) -> Gpu:
+def gpu_named(name: str, where: str = "--gpu") -> Gpu:
     """The GPU of this name. Raises UserError naming the nearest."""
-    return _named(GPUS, name, "--gpu")
+    return _named(GPUS, name, where)
 
 
-def model_named(name: str) -> Model:
+def model_named(name: str, where: str = "--model") -> Model:
     """A model of the table, or the one a folder's (or file's) config.json describes. Raises UserError."""
     path = Path(name)
     if path.is_dir() or path.suffix == ".json":
@@ -107,7 +107,7 @@ def model_named(name: str) -> Model:
             return model_of(json.loads(file.read_bytes()), name=path.name)
         except (OSError, ValueError) as error:
             raise UserError(f"no model config can be read here ({error})", where=str(file)) from error
-    return _named(MODELS, name.rsplit("/", 1)[-1].lower(), "--model")
+    return _named(MODELS, name.rsplit("/", 1)[-1].lower(), where)
 
 
 def model_of(config: Mapping[str, Any], *, name: str, bytes_per_parameter: int = 2) -> Model:

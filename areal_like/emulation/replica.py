@@ -21,7 +21,7 @@ MAX_STRIDE_TOKENS = 512.0
 EPSILON = 1e-6
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One answer being generated."""
 
@@ -31,6 +31,10 @@ class Sequence:
     """Tokens it will have."""
     ready: int = 0
     """Tokens it has already, from another worker: they are prefilled."""
+    shared: int = 0
+    """Of the prompt: tokens that another sequence has prefilled already."""
+    end: float = math.inf
+    """Count of the worker's tokens at which it ends; infinite while it waits."""
 
 
 class Replica:
@@ -104,13 +108,40 @@ class Replica:
         while self.is_admitting and self._waiting and len(self._active) < self._max_sequences:
             sequence = self._waiting.popleft()
             self._serial += 1
-            end = self._count + sequence.length - sequence.ready
-            heapq.heappush(self._active, (end, self._serial, sequence))
+            sequence.end = self._count + sequence.length - sequence.ready
+            heapq.heappush(self._active, (sequence.end, self._serial, sequence))
             self._context += sequence.prompt + sequence.ready - self._count
-            self._debt_s += self._costs.prefill_s(sequence.prompt + sequence.ready)
+            self._debt_s += self._costs.prefill_s(sequence.prompt - sequence.shared + sequence.ready)
             started.append(sequence)
         self._step_s = self._costs.decode_s(len(self._active), self.context_tokens) if self._active else math.inf
         return started
+
+    @property
+    def active(self) -> list[Sequence]:
+        """The batch, in no order."""
+        return [sequence for _, _, sequence in self._active]
+
+    def tokens_of(self, sequence: Sequence) -> float:
+        """Tokens it has by now, `ready` ones included."""
+        if sequence.end == math.inf:
+            return float(sequence.ready)
+        return min(float(sequence.length), max(float(sequence.ready), sequence.length - (sequence.end - self._count)))
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence, waiting or active. `advance` before, `refill` after."""
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+            return
+        for place, (end, _, active) in enumerate(self._active):
+            if active is sequence:
+                self._context -= sequence.prompt + sequence.length - end
+                del self._active[place]
+                heapq.heapify(self._active)
+                return
+
+    def hold(self, is_held: bool) -> None:
+        """Stand still until told otherwise. `advance` to now before."""
+        self._paused_until_s = math.inf if is_held else self.now_s
 
     def swap(self, pause_s: float, *, is_recomputing: bool) -> None:
         """New weights: stand still so long, then prefill every running sequence anew."""

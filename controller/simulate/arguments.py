@@ -40,8 +40,8 @@ def add_simulate(commands: Any, command: Callable[..., Any], positive: Callable[
     )
     simulate.add_argument(
         "--lengths", default="", metavar="L",
-        help="answers: thinking (a measured table), MEAN, MEAN:CV (log-normal), a run's folder, or a JSON file with lists of lengths by group; "
-        "FILE@MEAN scales it",
+        help="answers: thinking (a measured table), MEAN, MEAN:CV (log-normal), a run's folder, or a JSON file with "
+        "lists of lengths by group; FILE@MEAN scales it",
     )  # fmt: skip
     simulate.add_argument("--prompt-tokens", type=_number, metavar="N", help="tokens of a prompt (200, or the run's)")
     simulate.add_argument("--reward-s", type=positive, default=0.0, metavar="S", help="seconds a verdict takes (0)")

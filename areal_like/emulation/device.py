@@ -1,0 +1,81 @@
+"""From the settings of an emulation to its roofline, its lengths, and its clock.
+
+Owns: those three. Refuses: batches, processes.
+"""
+
+from __future__ import annotations
+
+from areal_like.config import EmulationSettings
+from areal_like.emulation.lengths import Lengths, thinking
+from areal_like.emulation.machines import gpu_named, model_named
+from areal_like.emulation.roofline import Efficiencies, Roofline
+
+WHERE = "emulation"
+
+
+def roofline_of(
+    settings: EmulationSettings, *, is_recomputing_activations: bool = False, slots: int = 1024
+) -> Roofline:
+    """The costs of the emulated devices. Recomputed log-probs are passes of their own there, so they are not in it.
+
+    Raises UserError for a GPU or model that is not known.
+    """
+    return Roofline(
+        gpu=gpu_named(settings.gpu, f"{WHERE}.gpu"),
+        model=model_named(settings.model, f"{WHERE}.model"),
+        tp=settings.tp,
+        trainer_gpus=settings.trainer_gpus,
+        reached=Efficiencies(
+            decode_floor_s=settings.decode_floor_s,
+            bandwidth=settings.bandwidth,
+            train_mfu=settings.train_mfu,
+            prefill_mfu=settings.prefill_mfu,
+            step_overhead_s=0.0,
+        ),
+        is_recomputing_logprobs=False,
+        is_recomputing_activations=is_recomputing_activations,
+        slots=slots,
+    )
+
+
+def lengths_of(settings: EmulationSettings, max_new_tokens: int) -> Lengths:
+    """Emulated tokens of the answers. max_new_tokens: on the wire."""
+    return thinking(max_new_tokens * settings.token_scale, settings.mean_tokens)
+
+
+class EmulatedClock:
+    """Emulated seconds since `origin_s` of the machine's monotonic clock."""
+
+    def __init__(self, origin_s: float, speedup: float) -> None:
+        self.origin_s, self.speedup = origin_s, speedup
+
+    def emulated_s(self, monotonic_s: float) -> float:
+        """The emulated moment of a reading."""
+        return (monotonic_s - self.origin_s) * self.speedup
+
+    def monotonic_s(self, emulated_s: float) -> float:
+        """When an emulated moment is."""
+        return self.origin_s + emulated_s / self.speedup
+
+
+class Lateness:
+    """How late the machine was for what was due, in real seconds: what an emulation cannot hide."""
+
+    def __init__(self) -> None:
+        self._sum_s = self._max_s = 0.0
+        self._num_wakes = 0
+
+    def add(self, late_s: float) -> None:
+        """Something was due so long ago."""
+        late_s = max(0.0, late_s)
+        self._sum_s += late_s
+        self._max_s = max(self._max_s, late_s)
+        self._num_wakes += 1
+
+    def counters(self) -> dict[str, float]:
+        """For a heartbeat; none of them falls."""
+        return {
+            "emulation_late_s": self._sum_s,
+            "emulation_late_max_s": self._max_s,
+            "emulation_wakes": float(self._num_wakes),
+        }

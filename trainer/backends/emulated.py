@@ -1,0 +1,96 @@
+"""GPUs that take time instead of training: what a roofline gives for the batch they get.
+
+Owns: counting what would be computed, and sleeping until it would be done. Refuses: the weights, which stay as they are
+(the tiny model's, so that versions really travel), and when a step may begin (trainer/emulated.py knows).
+
+The passes that `TrainStep` makes are counted as they come: proximal log-probs, then forward and backward of each
+micro-batch. An update is due when the GPU with the heaviest share of its mini-batch would be done, at an absolute
+moment: a late wake-up does not delay the next update.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from areal_like.config import EmulationSettings
+from areal_like.emulation.device import Lateness, roofline_of
+from areal_like.packing import partition
+from trainer.backends.port import Moments, ReadMoments, Setup
+from trainer.export import named_tensors
+from trainer.optimizer import UpdateResult, learning_rate
+from trainer.packed import PackedSequences
+
+LOGPROB = -1.0
+
+
+class EmulatedBackend:
+    """See trainer.backends.port.Backend."""
+
+    def __init__(self, model: PreTrainedModel, setup: Setup, emulation: EmulationSettings) -> None:
+        """Raises UserError for a GPU or model that is not known."""
+        self.model, self._setup, self._emulation = model, setup, emulation
+        self._costs = roofline_of(emulation, is_recomputing_activations=setup.settings.gradient_checkpointing)
+        self._forward: list[int] = []
+        """Emulated lengths of sequences that only log-probs were asked of, since the last update."""
+        self._gradient: list[int] = []
+        self._due_s = 0.0
+        """When all that was asked for so far is done; monotonic."""
+        self.lateness = Lateness()
+
+    def begin(self, ready_s: float) -> None:
+        """A step begins: when its batch was there (monotonic), or when the step before was due to end."""
+        self._due_s = max(self._due_s, ready_s)
+
+    def logprobs(self, packed: PackedSequences, *, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Constants; what computing them would cost is noted."""
+        is_gradient = torch.is_grad_enabled()
+        (self._gradient if is_gradient else self._forward).extend(self._lengths(packed))
+        logprobs_N = torch.full((len(packed.targets_N),), LOGPROB, requires_grad=is_gradient)
+        return logprobs_N, torch.zeros_like(logprobs_N) if with_entropy else None
+
+    def zero_grad(self) -> None:
+        """There is none."""
+
+    def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
+        """Its cost was noted with the forward pass."""
+
+    def update(self, step: int) -> UpdateResult:
+        """Sleep until the mini-batch would be trained on."""
+        emulated_s = self._compute_s(self._forward, 1.0) + self._compute_s(self._gradient, self._costs.gradient_passes)
+        self._forward, self._gradient = [], []
+        self._due_s += (emulated_s + self._costs.update_s()) / self._emulation.speedup
+        while (left_s := self._due_s - time.monotonic()) > 0:
+            time.sleep(left_s)
+        self.lateness.add(-left_s)
+        settings = self._setup.settings.optimizer
+        return UpdateResult(0.0, learning_rate(settings, step, self._setup.num_steps), True)
+
+    def full_weights(self) -> dict[str, torch.Tensor]:
+        """The tiny model's."""
+        return named_tensors(self.model)
+
+    def moments(self) -> Moments:
+        """None: no optimizer runs."""
+        return {}
+
+    def load_moments(self, read: ReadMoments) -> None:
+        """None to load."""
+
+    def _lengths(self, packed: PackedSequences) -> list[int]:
+        """Emulated tokens of each sequence, prompt and answer."""
+        sampled_S = np.bincount(packed.sequence_N.numpy(), minlength=len(packed.lengths))
+        found: list[int] = (self._emulation.prompt_tokens + sampled_S * self._emulation.token_scale).tolist()
+        return found
+
+    def _compute_s(self, lengths: list[int], passes: float) -> float:
+        """Emulated seconds of these passes: GPUs wait for the one with the heaviest share."""
+        if not lengths:
+            return 0.0
+        gpus = self._emulation.trainer_gpus
+        shares = partition(lengths, gpus)
+        heaviest = max(self._costs.forward_flops([lengths[i] for i in share]) for share in shares)
+        return self._costs.compute_s(heaviest * gpus, passes)
