@@ -67,7 +67,8 @@ class EmulatedTraining(Training):
 
     def run(self, prepared: PreparedBatch) -> dict[str, float]:
         """See Training; the step ends when the emulated GPUs would be done."""
-        self._backend.begin(self._ready_s.pop(prepared.step))
+        began_s = self._backend.begin(self._ready_s.pop(prepared.step))
         metrics = super().run(prepared)
+        metrics["emulated_step_s"] = self._backend.due_s - began_s
         self.counters |= self._backend.lateness.counters()
         return metrics

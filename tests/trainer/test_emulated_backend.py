@@ -57,10 +57,10 @@ def test_late_wake_up_does_not_delay_the_next_step(step_of, make_samples):
     backend.begin(time.monotonic() - 1.0)  # its batch was there a second ago, so it is long done
     step.run(step.prepare(make_samples([4]), 0))
     assert backend.lateness.counters()["emulation_late_s"] > 0.5
-    first_due_s = backend._due_s
+    first_due_s = backend.due_s
     backend.begin(first_due_s - 5.0)
     step.run(step.prepare(make_samples([4]), 1))
-    assert backend._due_s - first_due_s < 0.5
+    assert backend.due_s - first_due_s < 0.5
 
 
 def test_ranks_wait_for_the_heaviest_share(step_of):

@@ -37,13 +37,14 @@ class EmulatedBackend:
         self._forward: list[int] = []
         """Emulated lengths of sequences that only log-probs were asked of, since the last update."""
         self._gradient: list[int] = []
-        self._due_s = 0.0
+        self.due_s = 0.0
         """When all that was asked for so far is done; monotonic."""
         self.lateness = Lateness()
 
-    def begin(self, ready_s: float) -> None:
-        """A step begins: when its batch was there (monotonic), or when the step before was due to end."""
-        self._due_s = max(self._due_s, ready_s)
+    def begin(self, ready_s: float) -> float:
+        """A step begins: when its batch was there, or when the step before was due to end; returns which (monotonic)."""
+        self.due_s = max(self.due_s, ready_s)
+        return self.due_s
 
     def logprobs(self, packed: PackedSequences, *, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Constants; what computing them would cost is noted."""
@@ -62,8 +63,8 @@ class EmulatedBackend:
         """Sleep until the mini-batch would be trained on."""
         emulated_s = self._compute_s(self._forward, 1.0) + self._compute_s(self._gradient, self._costs.gradient_passes)
         self._forward, self._gradient = [], []
-        self._due_s += (emulated_s + self._costs.update_s()) / self._emulation.speedup
-        while (left_s := self._due_s - time.monotonic()) > 0:
+        self.due_s += (emulated_s + self._costs.update_s()) / self._emulation.speedup
+        while (left_s := self.due_s - time.monotonic()) > 0:
             time.sleep(left_s)
         self.lateness.add(-left_s)
         settings = self._setup.settings.optimizer

@@ -1,0 +1,199 @@
+"""What does asynchrony gain over strict synchrony? Same devices, same samples, the baseline tuned.
+
+    python -m benchmarks.async_vs_sync --devices emulated:h800 --model 1.5b                     3 seeds, about an hour
+    python -m benchmarks.async_vs_sync --devices emulated:h800 --model 1.5b --floors 0.9,3,6,12     about four hours
+    python -m benchmarks.async_vs_sync --devices real          3 seeds, 16, 64 and 384 a core: about an hour and a half
+    python -m benchmarks.async_vs_sync --devices emulated:h800 --model 7b --quick                     a few minutes
+    python -m benchmarks.async_vs_sync configs/mine.yaml trainer.optimizer.lr=1e-5 --devices real     your own job
+
+*sync*: all devices generate, wait for the longest answer, then all train; its settings are the best of a small search.
+*one_step_off*: batch n+1 is generated while batch n trains. *async N*: max_staleness N. Emulated devices take the time
+a roofline gives (docs/decisions/0030-emulated-devices.md), everything else is real; every such figure is of a model of
+hardware. Lengths: on emulated devices a thinking model's, on real ones as they come. `bound share` is the rate over
+what the pool with more work could do if it never waited (benchmarks/steady.py). With --accuracy X real runs evaluate
+every few steps and the time to X is told. Results are added to benchmarks/results/async_vs_sync.json, a part for each
+kind of device and model. A run that the machine distorted by more than 5 % ends the benchmark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contenders import Contender, Emulated, Real
+from benchmarks.runs import RESULTS, machine, mean_interval, train
+from benchmarks.steady import MAX_LATE_SHARE, figures, time_to
+from controller.wiring import num_cores
+
+RESULT = RESULTS / "async_vs_sync.json"
+KEPT = ("samples_per_s", "tokens_per_s", "step_s", "trainer_wait", "rollout_idle", "rollout_paused", "rollout_prefill",
+        "staleness_mean", "bound_share", "trainer_alone_s", "rollout_alone_s", "late_share", "time_to_s")  # fmt: skip
+Row = dict[str, Any]
+
+
+def main() -> None:
+    options = parse()
+    floors = [float(floor) for floor in options.floors.split(",")]
+    kind, _, gpu = options.devices.partition(":")
+    if kind == "emulated":
+        config = options.config or "configs/emulated.yaml"
+        places: list[Emulated | Real] = [
+            Emulated(gpu or "h800", options.model, options.gpus, options.share, floor) for floor in floors
+        ]
+        part = f"{options.gpus} {gpu or 'h800'}, {options.model}"
+    else:
+        config = options.config or "configs/quickstart.yaml"
+        counts = [64] if options.quick else [int(count) for count in options.sequences.split(",")]
+        places = [Real(count, num_cores()) for count in counts]
+        part = "real"
+    seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
+    extra = ["metrics.report=false"] + (["num_steps=10"] if options.quick else [])
+    if kind != "emulated" and options.accuracy is None:
+        extra.append("data.eval=null")
+    elif kind != "emulated":
+        extra.append(f"eval.every_steps={options.eval_every}")
+    runner = Runner(config, [*extra, *options.overrides], options.runs_dir, options.accuracy)
+    rows = [row for place in places for row in runner.compare(place, seeds, is_planning=not options.no_plan)]
+    print_table(rows)
+    if not options.quick:
+        print(f"written to {keep(part, rows)}")
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", nargs="?", default="", metavar="CONFIG")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--devices", default="emulated:h800", help="real, or emulated:GPU")
+    parser.add_argument("--model", default="1.5b", help="size of the emulated policy")
+    parser.add_argument("--gpus", type=int, default=8, help="emulated GPUs")
+    parser.add_argument("--share", type=float, default=0.75, help="of them for rollout, but in sync")
+    parser.add_argument("--floors", default="3", help="shortest decode step, ms; several with commas")
+    parser.add_argument("--sequences", default="16,64,384", help="real: sequences a core")
+    parser.add_argument("--accuracy", type=float, help="real: tell the time until this accuracy")
+    parser.add_argument("--eval-every", type=int, default=5, help="steps between evaluations, with --accuracy")
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--no-plan", action="store_true", help="leave out the planner's split")
+    parser.add_argument("--quick", action="store_true", help="one seed, few steps; writes nothing")
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
+    options = parser.parse_intermixed_args()
+    if "=" in options.config:
+        options.overrides, options.config = [options.config, *options.overrides], ""
+    return options
+
+
+class Runner:
+    """Runs contenders one after the other, in turn within a seed."""
+
+    def __init__(self, config: str, overrides: Sequence[str], runs_dir: Path, accuracy: float | None) -> None:
+        self._config, self._overrides, self._runs_dir, self._accuracy = config, list(overrides), runs_dir, accuracy
+
+    def compare(self, place: Emulated | Real, seeds: Sequence[int], *, is_planning: bool) -> list[Row]:
+        """Every contender on every seed, the tuned baseline first."""
+        print(f"\n{place.label}", flush=True)
+        baseline = self._tuned(place, seeds[0])
+        share = None
+        if is_planning and isinstance(place, Emulated):
+            share = place.planned_share(self._config, self._overrides)
+        contenders = [Contender("sync", "sync", baseline.overrides), *place.contenders(share)]
+        rows = []
+        for seed in seeds:
+            for contender in contenders:
+                rows.append({"place": place.label, "name": contender.name, "seed": seed, "tuned": baseline.name,
+                             **self._run(contender, seed)})  # fmt: skip
+                show(rows[-1])
+        return rows
+
+    def _tuned(self, place: Emulated | Real, seed: int) -> Contender:
+        """The fastest of the baseline's candidates over six steps."""
+        candidates = place.baselines()
+        rates = [self._run(candidate, seed, "num_steps=6")["samples_per_s"] for candidate in candidates]
+        for candidate, rate in zip(candidates, rates, strict=True):
+            print(f"  tuning {candidate.name}: {rate:.2f} samples/s", flush=True)
+        return candidates[rates.index(max(rates))]
+
+    def _run(self, contender: Contender, seed: int, *more: str) -> Row:
+        overrides = [f"seed={seed}", *contender.overrides, *self._overrides, *more]
+        folder = Path(train(self._config, overrides, self._runs_dir)["folder"])
+        row = figures(folder)
+        if row.get("late_share", 0.0) > MAX_LATE_SHARE:
+            raise SystemExit(
+                f"{folder}: the machine was too busy, its lateness distorts this emulation by {row['late_share']:.1%}: "
+                "end what else runs, or give a smaller emulation.speedup"
+            )
+        row["time_to_s"] = time_to(folder, self._accuracy) if self._accuracy is not None else None
+        return {"folder": folder.name, **{key: row.get(key) for key in KEPT}}
+
+
+def show(row: Row) -> None:
+    """One run, as it ends."""
+    keys = ("samples_per_s", "step_s", "trainer_wait", "rollout_idle", "bound_share", "late_share")
+    words = [f"{key} {row[key]:.3g}" for key in keys if row[key] is not None]
+    print(f"  seed {row['seed']}  {row['name']:32}" + "  ".join(words), flush=True)
+
+
+def summarise(rows: Sequence[Row]) -> list[Row]:
+    """A line per place and contender: means over seeds, and the ratio to sync paired by seed with its 95 % interval."""
+    lines = []
+    for place in dict.fromkeys(row["place"] for row in rows):
+        mine = [row for row in rows if row["place"] == place]
+        base = {row["seed"]: row["samples_per_s"] for row in mine if row["name"] == "sync"}
+        for name in dict.fromkeys(row["name"] for row in mine):
+            own = [row for row in mine if row["name"] == name]
+            mean, half = mean_interval([row["samples_per_s"] / base[row["seed"]] for row in own])
+            lines.append({
+                "place": place, "name": name, "seeds": len(own), "ratio": mean,
+                "ratio_half_width_95": half if len(own) > 1 else None,
+                **{key: _mean([row[key] for row in own]) for key in KEPT},
+            })  # fmt: skip
+    return lines
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """The comparison, as text."""
+    place = ""
+    for line in summarise(rows):
+        if line["place"] != place:
+            place = line["place"]
+            print(f"\n{place}\n{'':34}{'samples/s':>10}{'tokens/s':>11}{'step s':>8}{'to sync':>16}{'bound':>8}"
+                  f"{'trainer waits':>15}{'rollout idle':>14}{'staleness':>11}{'to acc. s':>11}")  # fmt: skip
+        half = "" if line["ratio_half_width_95"] is None else f" ± {line['ratio_half_width_95']:.2f}"
+        cells = [_cell(line[key], form) for key, form in (("bound_share", ".1%"), ("trainer_wait", ".1%"),
+                 ("rollout_idle", ".1%"), ("staleness_mean", ".2f"), ("time_to_s", ".1f"))]  # fmt: skip
+        ratio = f"{line['ratio']:.2f}{half}"
+        print(f"{line['name']:34}{line['samples_per_s']:10.2f}{line['tokens_per_s']:11,.0f}{line['step_s']:8.2f}"
+              f"{ratio:>16}{cells[0]:>8}{cells[1]:>15}{cells[2]:>14}{cells[3]:>11}{cells[4]:>11}")  # fmt: skip
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def keep(part: str, rows: Sequence[Row], path: Path = RESULT) -> Path:
+    """Put the rows into the result file, in place of earlier ones of the same part."""
+    found = json.loads(path.read_text()) if path.is_file() else {"parts": {}}
+    command = " ".join(["python -m benchmarks.async_vs_sync", *sys.argv[1:]])
+    found["parts"][part] = {
+        "date": time.strftime("%Y-%m-%d"), "command": command, "machine": machine(), "rows": list(rows),
+        "lines": summarise(rows),
+    }  # fmt: skip
+    found = {"date": time.strftime("%Y-%m-%d"), "command": "python -m benchmarks.async_vs_sync", "machine": machine(),
+             "parts": found["parts"]}  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    return path
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The contenders of `async_vs_sync`: which settings each mode runs with, on emulated and on real devices.
+
+Owns: overrides of each contender, the candidates the synchronous baseline is tuned over, the planner's split. Refuses:
+running (async_vs_sync.py).
+
+Every contender has the same devices, consumes the same number of samples, and gets the same answers' lengths where
+devices are emulated. Synchronous: all GPUs generate, then all train; otherwise `share` of them generate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from areal_like.emulation.machines import gpu_named, model_named
+from areal_like.emulation.roofline import Efficiencies
+from controller.overrides import load_config
+from controller.simulate.lengths import THINKING, parse_lengths
+from controller.simulate.plan import Setup, simulate
+
+BOUNDS = (1, 2, 4, 8)
+PLANNED = "planned split"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One line of the table."""
+
+    name: str
+    mode: str
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """The emulated devices of a comparison."""
+
+    gpu: str
+    model: str
+    gpus: int
+    share: float
+    floor_ms: float
+
+    @property
+    def label(self) -> str:
+        """For tables."""
+        return f"emulated {self.gpus} {self.gpu}, {self.model}, floor {self.floor_ms:g} ms"
+
+    def settings(self, *, is_sync: bool, share: float | None = None, tp: int = 1) -> tuple[str, ...]:
+        """Overrides that lay the job over the GPUs. tp: GPUs of a rollout worker."""
+        rollout = self.gpus if is_sync else round(self.gpus * (share or self.share) / tp) * tp
+        trainer = self.gpus if is_sync else self.gpus - rollout
+        return (
+            f"emulation.gpu={self.gpu}", f"emulation.model={self.model}", f"emulation.tp={tp}",
+            f"emulation.trainer_gpus={trainer}", f"rollout.num_workers={rollout // tp}",
+            f"emulation.decode_floor_s={self.floor_ms / 1e3}",
+        )  # fmt: skip
+
+    def baselines(self) -> list[Contender]:
+        """What strict synchrony is tuned over: GPUs a worker, the depth of its batch, migration."""
+        made = [
+            Contender(f"sync, tp {tp}", "sync", ("mode=sync", *self.settings(is_sync=True, tp=tp)))
+            for tp in (1, 2, 4)
+            if self.gpus % tp == 0
+        ]
+        still = ("mode=sync", *self.settings(is_sync=True), "rollout.routing.migration=false")
+        return [*made, Contender("sync, tp 1, no migration", "sync", still)]
+
+    def contenders(self, planned_share: float | None) -> list[Contender]:
+        """All but the baseline."""
+        apart = self.settings(is_sync=False)
+        found = [Contender("one_step_off", "one_step_off", ("mode=one_step_off", *apart))]
+        found += [
+            Contender(f"async {bound}", "async", ("mode=async", f"staleness.max_staleness={bound}", *apart))
+            for bound in BOUNDS
+        ]
+        if planned_share is not None:
+            planned = self.settings(is_sync=False, share=planned_share)
+            name = f"async 4, {PLANNED} {planned_share:.0%}"
+            found.append(Contender(name, "async", ("mode=async", "staleness.max_staleness=4", *planned)))
+        return found
+
+    def planned_share(self, config: str, overrides: Sequence[str]) -> float:
+        """The share of the GPUs for rollout that the simulator finds best, for async at max_staleness 4."""
+        told = load_config(config, [*overrides, "mode=async", "staleness.max_staleness=4"]).config
+        emulation = told.emulation
+        assert emulation is not None
+        scale = emulation.token_scale
+        cap = told.sampling.max_new_tokens * scale
+        lengths = parse_lengths(
+            THINKING if emulation.mean_tokens is None else f"{THINKING}@{emulation.mean_tokens}", cap
+        )
+        reached = Efficiencies(
+            decode_floor_s=self.floor_ms / 1e3, bandwidth=emulation.bandwidth, train_mfu=emulation.train_mfu,
+            prefill_mfu=emulation.prefill_mfu, step_overhead_s=0.0,
+        )  # fmt: skip
+        sampling = told.sampling.model_copy(update={"max_new_tokens": cap})
+        setup = Setup(
+            told.model_copy(update={"sampling": sampling}), lengths, num_steps=24, gpu=gpu_named(self.gpu),
+            model=model_named(self.model), gpus=self.gpus, tp=1, reached=reached, prompt_tokens=emulation.prompt_tokens,
+        )  # fmt: skip
+        shares = [count / self.gpus for count in range(1, self.gpus)]
+        return max(shares, key=lambda share: simulate(replace(setup, rollout_share=share)).outcome.samples_per_s)
+
+
+@dataclass(frozen=True)
+class Real:
+    """This machine's cores: so many sequences a core in a step."""
+
+    sequences: int
+    cores: int
+    group_size: int = 8
+
+    @property
+    def label(self) -> str:
+        """For tables."""
+        return f"{self.cores} real cores, {self.sequences} sequences a core"
+
+    def settings(self) -> tuple[str, ...]:
+        """Batch and slots; a step's samples are `sequences` times the cores."""
+        samples = self.sequences * self.cores
+        return (
+            f"groups_per_step={max(1, samples // self.group_size)}", f"group_size={min(self.group_size, samples)}",
+            f"rollout.engine.num_slots={samples}",
+        )  # fmt: skip
+
+    def baselines(self) -> list[Contender]:
+        """One worker with all threads, or a worker a core."""
+        whole = ("mode=sync", *self.settings())
+        spread = (*whole, f"rollout.num_workers={self.cores}", "rollout.threads=1",
+                  f"rollout.engine.num_slots={self.sequences}")  # fmt: skip
+        return [Contender("sync, one worker", "sync", whole), Contender("sync, a worker a core", "sync", spread)]
+
+    def contenders(self, planned_share: float | None) -> list[Contender]:
+        """All but the baseline: one core trains, the others generate."""
+        own = (*self.settings(), f"rollout.num_workers={max(1, self.cores - 1)}")
+        found = [Contender("one_step_off", "one_step_off", ("mode=one_step_off", *own))]
+        return found + [
+            Contender(f"async {bound}", "async", ("mode=async", f"staleness.max_staleness={bound}", *own))
+            for bound in BOUNDS
+        ]

@@ -1,0 +1,137 @@
+"""What a run did once it had settled: rates, idle shares, and for emulated devices lateness and the bound of its split.
+
+Owns: which steps count, and these figures. Refuses: starting runs (runs.py), comparing them (one file per question).
+
+Rates of emulated devices are per emulated second, in emulated tokens. `bound_share` is the rate over what the pool with
+more work could do if it never waited: the trainer at the sum of its steps' own times, the rollout workers decoding full
+batches without a pause. `late_share` is how much the machine distorted an emulation: the trainer's lateness, and twice
+the mean lateness of an engine's wake-up a step (the last answer, and the next version), over the time of a step.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from areal_like.emulation.device import lengths_of, roofline_of
+from controller.config import RunConfig
+from controller.overrides import load_config
+from controller.report.data import RunData
+from controller.report.shares import growth
+from controller.run_folder import RunFolder
+
+MAX_LATE_SHARE = 0.05
+"""An emulated run distorted by more than this is not published."""
+Row = dict[str, Any]
+
+
+def figures(folder: Path) -> Row:
+    """Of a finished run. The first fifth of its steps, and at least as many as its bound lets run ahead, do not count."""
+    data = RunData.load(RunFolder(folder), max_samples=1)
+    config = load_config(str(folder)).config
+    ahead = config.staleness.bound or 0
+    first = min(max(1, len(data.steps) // 5, ahead), len(data.steps) - 2)
+    begin, counted = data.steps[first - 1], data.steps[first:]
+    wall_s = counted[-1]["wall_s"] - begin["wall_s"]
+    samples = sum(step["num_samples"] for step in counted)
+    tokens = sum(step["num_sampled_tokens"] for step in counted)
+    emulation = config.emulation
+    speedup, scale = (emulation.speedup, emulation.token_scale) if emulation else (1.0, 1)
+    pulses = [pulse for pulse in data.pulses if begin["wall_s"] <= pulse["wall_s"] <= counted[-1]["wall_s"]]
+    row: Row = {
+        "steps_counted": len(counted),
+        "samples_per_s": samples / wall_s / speedup,
+        "tokens_per_s": tokens * scale / wall_s / speedup,
+        "step_s": wall_s * speedup / len(counted),
+        **_idle(pulses),
+        "staleness_mean": statistics.fmean(step.get("staleness_mean", 0.0) for step in counted),
+    }
+    if emulation is not None:
+        row |= _emulated(config, data, counted, wall_s, tokens)
+    return row
+
+
+def _idle(pulses: Sequence[Row]) -> Row:
+    """Shares of time between the first pulse and the last."""
+    trainer, rollout = growth(pulses, "trainer"), growth(pulses, "rollout")
+    waited, worked = trainer.get("wait_s", 0.0), trainer.get("busy_s", 0.0)
+    busy, idle, paused = (rollout.get(key, 0.0) for key in ("busy_s", "idle_s", "paused_s"))
+    spent = busy + idle + paused
+    return {
+        "trainer_wait": waited / (waited + worked) if waited + worked else math.nan,
+        "rollout_idle": idle / spent if spent else math.nan,
+        "rollout_paused": paused / spent if spent else math.nan,
+        "rollout_prefill": rollout.get("emulated_prefill_s", 0.0) / spent if spent else math.nan,
+    }
+
+
+def _emulated(config: RunConfig, data: RunData, counted: Sequence[Row], wall_s: float, tokens: int) -> Row:
+    """Bound and lateness."""
+    emulation = config.emulation
+    assert emulation is not None
+    trainer_s = sum(step["emulated_step_s"] for step in counted)
+    rollout_s = tokens / full_rate(config)
+    num_steps = len(counted)
+    return {
+        "trainer_alone_s": trainer_s * emulation.speedup / num_steps,
+        "rollout_alone_s": rollout_s * emulation.speedup / num_steps,
+        "bound_share": max(trainer_s, rollout_s) / wall_s,
+        "late_share": late_share(last_counters(data), len(data.steps), data.steps[-1]["wall_s"]),
+    }
+
+
+def full_rate(config: RunConfig) -> float:
+    """Tokens on the wire a real second of all rollout workers with full batches that never wait."""
+    emulation = config.emulation
+    assert emulation is not None
+    costs = roofline_of(emulation, slots=config.rollout.engine.num_slots)
+    lengths = lengths_of(emulation, config.sampling.max_new_tokens)
+    mean, squares = moments(lengths)
+    slots = costs.max_sequences(emulation.prompt_tokens + lengths.mean_length(groups=500))
+    context = emulation.prompt_tokens + squares / (2 * mean)
+    """Of a token being decoded, on average."""
+    per_sequence_s = costs.decode_s(slots, slots * context) + slots / mean * costs.prefill_s(emulation.prompt_tokens)
+    rate = slots / per_sequence_s
+    return rate * config.rollout.num_workers * emulation.speedup / emulation.token_scale
+
+
+def moments(lengths: Any) -> tuple[float, float]:
+    """Mean and mean square of emulated answers."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    drawn = np.asarray([lengths.draw(rng, 8) for _ in range(4000)], dtype=np.float64)
+    return float(drawn.mean()), float(np.square(drawn).mean())
+
+
+def last_counters(data: RunData) -> dict[str, Mapping[str, float]]:
+    """Newest counters of each process, by name."""
+    found: dict[str, Mapping[str, float]] = {}
+    for pulse in data.pulses:
+        for name, process in pulse["processes"].items():
+            if process["counters"]:
+                found[name] = process["counters"]
+    return found
+
+
+def late_share(counters: Mapping[str, Mapping[str, float]], num_steps: int, wall_s: float) -> float:
+    """How much the machine's lateness can have stretched a run of so many steps."""
+    trainer_s = counters.get("trainer", {}).get("emulation_late_s", 0.0)
+    engines = [found for name, found in counters.items() if name.startswith("rollout")]
+    wakes = sum(found.get("emulation_wakes", 0.0) for found in engines)
+    mean_s = sum(found.get("emulation_late_s", 0.0) for found in engines) / wakes if wakes else 0.0
+    return (trainer_s + 2 * mean_s * num_steps) / wall_s if wall_s > 0 else math.inf
+
+
+def time_to(folder: Path, accuracy: float) -> float | None:
+    """Seconds of training until an evaluated version was at least this accurate; None: never."""
+    data = RunData.load(RunFolder(folder), max_samples=1)
+    by_step = {step["step"]: step["wall_s"] for step in data.steps}
+    for row in data.evals:
+        value = row.get("accuracy")
+        if value is not None and value >= accuracy and row["version"] in by_step:
+            return float(by_step[row["version"]])
+    return None
