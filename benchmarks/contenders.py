@@ -20,6 +20,8 @@ from controller.simulate.plan import Setup, simulate
 
 BOUNDS = (1, 2, 4, 8)
 PLANNED = "planned split"
+SPEEDUPS = {"1.5b": 20, "7b": 60, "14b": 120, "32b": 240}
+"""Such that a step takes some seconds; the system's own time counts so many times in the figures."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Emulated:
         trainer = self.gpus if is_sync else self.gpus - rollout
         return (
             f"emulation.gpu={self.gpu}", f"emulation.model={self.model}", f"emulation.tp={tp}",
+            f"emulation.speedup={SPEEDUPS.get(self.model, 20)}",
             f"emulation.trainer_gpus={trainer}", f"rollout.num_workers={rollout // tp}",
             f"emulation.decode_floor_s={self.floor_ms / 1e3}",
         )  # fmt: skip
@@ -87,9 +90,8 @@ class Emulated:
         assert emulation is not None
         scale = emulation.token_scale
         cap = told.sampling.max_new_tokens * scale
-        lengths = parse_lengths(
-            THINKING if emulation.mean_tokens is None else f"{THINKING}@{emulation.mean_tokens}", cap
-        )
+        mean = emulation.mean_tokens
+        lengths = parse_lengths(THINKING if mean is None else f"{THINKING}@{mean}", cap)
         reached = Efficiencies(
             decode_floor_s=self.floor_ms / 1e3, bandwidth=emulation.bandwidth, train_mfu=emulation.train_mfu,
             prefill_mfu=emulation.prefill_mfu, step_overhead_s=0.0,

@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 
 def figures(folder: Path) -> Row:
-    """Of a finished run. The first fifth of its steps, and at least as many as its bound lets run ahead, do not count."""
+    """Of a finished run, without the first fifth of its steps, and at least as many as its bound lets run ahead."""
     data = RunData.load(RunFolder(folder), max_samples=1)
     config = load_config(str(folder)).config
     ahead = config.staleness.bound or 0
