@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.contenders import Contender, Emulated, Real
 from benchmarks.runs import RESULTS, machine, mean_interval, train
-from benchmarks.steady import MAX_LATE_SHARE, figures, time_to
+from benchmarks.steady import figures, refuse_distorted, time_to
 from controller.wiring import num_cores
 
 RESULT = RESULTS / "async_vs_sync.json"
@@ -122,11 +122,7 @@ class Runner:
         overrides = [f"seed={seed}", *contender.overrides, *self._overrides, *more]
         folder = Path(train(self._config, overrides, self._runs_dir)["folder"])
         row = figures(folder)
-        if row.get("late_share", 0.0) > MAX_LATE_SHARE:
-            raise SystemExit(
-                f"{folder}: the machine was too busy, its lateness distorts this emulation by {row['late_share']:.1%}: "
-                "end what else runs, or give a smaller emulation.speedup"
-            )
+        refuse_distorted(row, folder)
         row["time_to_s"] = time_to(folder, self._accuracy) if self._accuracy is not None else None
         return {"folder": folder.name, **{key: row.get(key) for key in KEPT}}
 

@@ -54,6 +54,16 @@ def figures(folder: Path) -> Row:
     return row
 
 
+def refuse_distorted(row: Row, folder: Path) -> None:
+    """Raises SystemExit for an emulated run that the machine was too busy for."""
+    late = row.get("late_share")
+    if late is not None and late > MAX_LATE_SHARE:
+        raise SystemExit(
+            f"{folder}: the machine was too busy, its lateness distorts this emulation by {late:.1%}: end what else "
+            "runs, or give a smaller emulation.speedup"
+        )
+
+
 def _idle(pulses: Sequence[Row]) -> Row:
     """Shares of time between the first pulse and the last."""
     trainer, rollout = growth(pulses, "trainer"), growth(pulses, "rollout")

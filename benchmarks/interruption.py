@@ -1,0 +1,114 @@
+"""What should a new version do to answers under way: recompute their cache, keep it, or let them finish first?
+
+    python -m benchmarks.interruption                                     emulated 1.5B and 7B, and real: about 2 hours
+    python -m benchmarks.interruption --devices emulated:h800 --model 7b  one kind of device
+    python -m benchmarks.interruption --quick  emulated 1.5B, one seed, 8 steps; writes nothing
+
+`recompute` drops keys and values and prefills every running answer under the new weights (the default, and the
+paper's); `keep_kv` goes on with the old ones; `drain` lets running answers finish first, and is what a system without
+interruption does (arXiv 2505.24298, section 7.5, reports 12 % for 1.5B and 17 % for 7B over it, on other work).
+Emulated devices take the time that a roofline gives (docs/decisions/0030-emulated-devices.md): those figures are of a
+model of hardware. All at max_staleness 4, seeds paired.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contenders import Emulated
+from benchmarks.runs import mean_interval, train, write
+from benchmarks.steady import figures, refuse_distorted
+
+WAYS = ("drain", "recompute", "keep_kv")
+BASE = "drain"
+KEPT = ("samples_per_s", "tokens_per_s", "trainer_wait", "rollout_idle", "rollout_paused", "rollout_prefill",
+        "staleness_mean", "late_share")  # fmt: skip
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--devices", default="", help="real, or emulated:GPU; both if not given")
+    parser.add_argument("--model", default="", help="size of the emulated policy; 1.5b and 7b if not given")
+    parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--share", type=float, default=0.75)
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
+    options = parser.parse_intermixed_args()
+    seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
+    rows: list[Row] = []
+    for place, config, overrides in places(options):
+        more = ["num_steps=8"] if options.quick else []
+        for seed in seeds:
+            rows += measure(place, config, seed, [*overrides, *more, *options.overrides], options.runs_dir)
+    lines = compare(rows)
+    print_table(lines)
+    if not options.quick:
+        command = " ".join(["python -m benchmarks.interruption", *sys.argv[1:]])
+        print(f"written to {write('interruption', command, {'rows': rows, 'lines': lines})}")
+
+
+def places(options: argparse.Namespace) -> list[tuple[str, str, list[str]]]:
+    """(label, config, overrides) of each kind of device."""
+    kind, _, gpu = options.devices.partition(":")
+    models = [options.model] if options.model else ["1.5b"] if options.quick else ["1.5b", "7b"]
+    found = []
+    if kind in ("", "emulated"):
+        for model in models:
+            emulated = Emulated(gpu or "h800", model, options.gpus, options.share, 3.0)
+            found.append((emulated.label, "configs/emulated.yaml", list(emulated.settings(is_sync=False))))
+    if kind == "real" or (not kind and not options.quick):
+        found.append(("this machine's cores", "configs/quickstart.yaml", ["data.eval=null", "num_steps=40"]))
+    return found
+
+
+def measure(place: str, config: str, seed: int, overrides: Sequence[str], runs_dir: Path) -> list[Row]:
+    """All ways on one seed, in turn."""
+    rows = []
+    for way in WAYS:
+        told = [f"seed={seed}", f"rollout.interruption={way}", "staleness.max_staleness=4", "metrics.report=false"]
+        folder = Path(train(config, [*told, *overrides], runs_dir)["folder"])
+        found = figures(folder)
+        refuse_distorted(found, folder)
+        rows.append({"place": place, "way": way, "seed": seed, **{key: found.get(key) for key in KEPT}})
+        print(f"{place}  seed {seed}  {way:10} {rows[-1]['samples_per_s']:.2f} samples/s", flush=True)
+    return rows
+
+
+def compare(rows: Sequence[Row]) -> list[Row]:
+    """Per place and way: means over seeds, and the ratio to `drain` paired by seed."""
+    lines = []
+    for place in dict.fromkeys(row["place"] for row in rows):
+        base = {row["seed"]: row["samples_per_s"] for row in rows if (row["place"], row["way"]) == (place, BASE)}
+        for way in WAYS:
+            own = [row for row in rows if (row["place"], row["way"]) == (place, way)]
+            mean, half = mean_interval([row["samples_per_s"] / base[row["seed"]] for row in own])
+            means = {key: statistics.fmean(values) for key in KEPT if None not in (values := [r[key] for r in own])}
+            spread = {"ratio": mean, "ratio_half_width_95": half if len(own) > 1 else None, "seeds": len(own)}
+            lines.append({"place": place, "way": way, **spread, **means})
+    return lines
+
+
+def print_table(lines: Sequence[Row]) -> None:
+    """The comparison, as text."""
+    place = ""
+    for line in lines:
+        if line["place"] != place:
+            place = line["place"]
+            print(f"\n{place}\n{'':12}{'samples/s':>11}{'to drain':>16}{'idle':>8}{'paused':>8}{'prefill':>9}"
+                  f"{'staleness':>11}")  # fmt: skip
+        half = "" if line["ratio_half_width_95"] is None else f" ± {line['ratio_half_width_95']:.3f}"
+        ratio = f"{line['ratio']:.3f}{half}"
+        print(f"{line['way']:12}{line['samples_per_s']:11.2f}{ratio:>16}{line['rollout_idle']:8.1%}"
+              f"{line['rollout_paused']:8.1%}{line['rollout_prefill']:9.1%}{line['staleness_mean']:11.2f}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
