@@ -3,14 +3,20 @@
     python -m benchmarks.staleness                              5 bounds x 2 losses x 2 seeds: 20 runs, over an hour
     python -m benchmarks.staleness --quick                      2 bounds, 1 seed, 10 steps; writes nothing
     python -m benchmarks.staleness --bounds 0,4,unbounded --seeds 1,2,3 trainer.optimizer.lr=2e-4
+    python -m benchmarks.staleness --losses decoupled,exact,mask,naive --tune 5e-5,1e-4,2e-4 --seeds 1,2,3,4,5
+                              --bounds 0,1,2,4,8,16,unbounded   every weight mode, each tuned alike: about a day
+    python -m benchmarks.staleness --config mine.yaml --sweep staleness.max_staleness=0,2,8 --seeds 1,2
+                                                                one key of your own config; writes nothing
     python -m benchmarks.staleness --plot-only                  draw docs/pictures/staleness.svg again from the JSON
 
 Everything but the bound and the loss is the same, four mini-batches a step included (with one, a step has no trust
 region that the two losses could differ in). `decoupled`: proximal log-probs recomputed, weights truncated at 5, the
-shipped default. `naive`: ordinary PPO against the behaviour policy. Runs of a seed follow each other, bound by bound,
-the two losses in turn, from the same warm start; at bound 0 the two losses are the same up to rounding, so what
-differs there is noise. Bound 0 is synchronous here with one core per process; `mode: sync` would give all cores to
-whichever phase runs, see benchmarks/modes.py. Accuracy is greedy, on held-out prompts, of the last version.
+shipped default; `exact` and `mask` are its other weight modes. `naive`: ordinary PPO against the behaviour policy.
+--tune gives every loss the same budget: it keeps the learning rate with the best accuracy at the last but one bound,
+on a seed that is not counted. Runs of a seed follow each other, bound by bound, the two losses in turn, from the same
+warm start; at bound 0 the two losses are the same up to rounding, so what differs there is noise. Bound 0 is
+synchronous here with one core per process; `mode: sync` would give all cores to whichever phase runs, see
+benchmarks/modes.py. Accuracy is greedy, on held-out prompts, of the last version.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +34,12 @@ from benchmarks.runs import REPOSITORY, RESULTS, mean_interval, train, write
 
 LOSSES: dict[str, tuple[str, ...]] = {
     "decoupled": ("trainer.loss.proximal=recompute",),
+    "exact": ("trainer.loss.proximal=recompute", "trainer.loss.weight.mode=exact"),
+    "mask": ("trainer.loss.proximal=recompute", "trainer.loss.weight.mode=mask", "trainer.loss.weight.low=0.2"),
     "naive": ("trainer.loss.proximal=behaviour", "trainer.loss.weight.mode=off"),
 }
+SHOWN_LOSSES = ("decoupled", "naive")
+TUNING_SEED = 1000
 MINI_BATCHES = 4
 KEYS = ("accuracy_before", "accuracy_after", "samples_per_s", "tokens_per_s", "train_wall_s", "trainer_wait_share",
         "rollout_idle_share", "staleness_mean", "staleness_max", "steps", "groups_dropped", "audit")  # fmt: skip
@@ -46,6 +56,9 @@ def main() -> None:
     parser.add_argument("--config", default="configs/quickstart.yaml")
     parser.add_argument("--bounds", default="0,1,2,4,8", help="values of staleness.max_staleness; `unbounded` is one")
     parser.add_argument("--seeds", default="1,2")
+    parser.add_argument("--losses", default=",".join(SHOWN_LOSSES), help=f"of {', '.join(LOSSES)}")
+    parser.add_argument("--tune", default="", metavar="LR,LR", help="learning rates each loss is tuned over")
+    parser.add_argument("--sweep", default="", metavar="KEY=A,B", help="instead: values of one key of your config")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--plot-only", action="store_true")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
@@ -56,28 +69,94 @@ def main() -> None:
     bounds = ["0", "4"] if options.quick else options.bounds.split(",")
     seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
     extra = ["num_steps=10", "data.eval.limit=200"] if options.quick else []
+    if options.sweep:
+        print_sweep(sweep(options.config, options.sweep, seeds, [*extra, *options.overrides], options.runs_dir))
+        return
+    losses = options.losses.split(",")
+    if unknown := set(losses) - set(LOSSES):
+        raise SystemExit(f"no loss {', '.join(sorted(unknown))}; known: {', '.join(LOSSES)}")
     overrides = [f"trainer.mini_batches={MINI_BATCHES}", "eval.every_steps=0", *extra, *options.overrides]
-    rows = measure(options.config, bounds, seeds, overrides, options.runs_dir)
-    result = {"mini_batches": MINI_BATCHES, "bounds": bounds, "seeds": seeds, "rows": rows, **compare(rows, bounds)}
+    rates = options.tune.split(",") if options.tune else []
+    tuned = {loss: tune(options.config, loss, rates, bounds, overrides, options.runs_dir) for loss in losses}
+    rows = measure(options.config, bounds, seeds, overrides, options.runs_dir, tuned)
+    result = {"mini_batches": MINI_BATCHES, "bounds": bounds, "seeds": seeds, "losses": losses, "tuned": tuned,
+              "rows": rows, **compare(rows, bounds)}  # fmt: skip
     print_table(result)
     if not options.quick:
         path = write("staleness", " ".join(["python -m benchmarks.staleness", *sys.argv[1:]]), result)
         print(f"written to {path} and {plot(path, PICTURE)}")
 
 
+def tune(
+    config: str, loss: str, rates: Sequence[str], bounds: Sequence[str], overrides: Sequence[str], runs_dir: Path
+) -> list[str]:
+    """Overrides of the best learning rate for a loss, none where nothing is tuned. One run each, the same for all."""
+    if not rates:
+        return []
+    bound = bounds[max(0, len(bounds) - 2)]
+    found = {}
+    for rate in rates:
+        told = [*limit(bound), *LOSSES[loss], *overrides, f"trainer.optimizer.lr={rate}"]
+        found[rate] = accuracy(train(config, [f"seed={TUNING_SEED}", *told], runs_dir))
+        print(f"tuning {loss}: lr {rate}, max_staleness {bound}: accuracy {found[rate]:.3f}", flush=True)
+    return [f"trainer.optimizer.lr={max(found, key=found.__getitem__)}"]
+
+
+def limit(bound: str) -> list[str]:
+    """Overrides of a bound."""
+    return [f"staleness.max_staleness={bound}", *(["staleness.on_stale=keep"] if bound == "unbounded" else [])]
+
+
+def accuracy(summary: Row) -> float:
+    """Of the last version. Raises SystemExit where nothing was evaluated."""
+    if summary["accuracy_after"] is None:
+        raise SystemExit("this config evaluates nothing; give it data.eval")
+    return float(summary["accuracy_after"])
+
+
+def sweep(config: str, text: str, seeds: Sequence[int], overrides: Sequence[str], runs_dir: Path) -> list[Row]:
+    """A user's own config at several values of one key."""
+    key, _, values = text.partition("=")
+    if not key or not values:
+        raise SystemExit(f"--sweep {text}: write KEY=A,B, such as staleness.max_staleness=0,2,8")
+    rows = []
+    for seed in seeds:
+        for value in values.split(","):
+            summary = train(config, [f"seed={seed}", *overrides, f"{key}={value}"], runs_dir)
+            rows.append({"key": key, "value": value, "seed": seed, **{name: summary[name] for name in KEYS}})
+            print(f"seed {seed}  {key}={value}  accuracy {_short(summary['accuracy_after'])}  "
+                  f"samples/s {_short(summary['samples_per_s'])}", flush=True)  # fmt: skip
+    return rows
+
+
+def print_sweep(rows: Sequence[Row]) -> None:
+    """A line per value: means over seeds, lowest and highest in brackets; `-` where a run measured nothing."""
+    shown = ("accuracy_after", "samples_per_s", "staleness_mean", "trainer_wait_share", "rollout_idle_share")
+    print(f"\n{rows[0]['key']:28}" + "".join(f"{name:>28}" for name in shown))
+    for value in dict.fromkeys(row["value"] for row in rows):
+        cells = []
+        for name in shown:
+            values = [row[name] for row in rows if row["value"] == value]
+            cells.append("-" if None in values else _cell(_spread(values), 1 if name == "samples_per_s" else 3))
+        print(f"{value:28}" + "".join(f"{cell:>28}" for cell in cells))
+
+
 def measure(
-    config: str, bounds: Sequence[str], seeds: Sequence[int], overrides: Sequence[str], runs_dir: Path
+    config: str,
+    bounds: Sequence[str],
+    seeds: Sequence[int],
+    overrides: Sequence[str],
+    runs_dir: Path,
+    tuned: Mapping[str, Sequence[str]],
 ) -> list[Row]:
-    """Run everything, one run after the other."""
+    """Run everything, one run after the other. tuned: by loss, what it runs with besides."""
     rows: list[Row] = []
     for seed in seeds:
         for bound in bounds:
-            for loss, settings in LOSSES.items():
-                limit = [f"staleness.max_staleness={bound}"]
-                limit += ["staleness.on_stale=keep"] if bound == "unbounded" else []
-                summary = train(config, [f"seed={seed}", *limit, *settings, *overrides], runs_dir)
-                if summary["accuracy_after"] is None:
-                    raise SystemExit("this config evaluates nothing; give it data.eval")
+            for loss, own in tuned.items():
+                told = [f"seed={seed}", *limit(bound), *LOSSES[loss], *overrides, *own]
+                summary = train(config, told, runs_dir)
+                accuracy(summary)
                 row = {"seed": seed, "max_staleness": bound, "loss": loss, **{key: summary[key] for key in KEYS}}
                 rows.append(row | monitors(Path(summary["folder"]) / "metrics.jsonl"))
                 shown = ("accuracy_after", "samples_per_s", "staleness_mean", "staleness_max", "ess", "audit")
@@ -98,6 +177,7 @@ def compare(rows: Sequence[Row], bounds: Sequence[str]) -> dict[str, Any]:
     """Per loss and bound: mean, lowest and highest over seeds. Between losses, and against the first bound: by seed."""
     by_place = {(row["loss"], row["max_staleness"], row["seed"]): row for row in rows}
     seeds = sorted({row["seed"] for row in rows})
+    losses = list(dict.fromkeys(row["loss"] for row in rows))
 
     def of(loss: str, bound: str, key: str) -> list[float]:
         return [by_place[loss, bound, seed][key] for seed in seeds]
@@ -110,12 +190,15 @@ def compare(rows: Sequence[Row], bounds: Sequence[str]) -> dict[str, Any]:
             }
             for bound in bounds
         }
-        for loss in LOSSES
+        for loss in losses
     }
     first = bounds[0]
+    is_paired = {"decoupled", "naive"} <= set(losses)
     return {
         "points": points,
-        "decoupled_minus_naive": {
+        "decoupled_minus_naive": {}
+        if not is_paired
+        else {
             bound: _paired(_minus(of("decoupled", bound, "accuracy_after"), of("naive", bound, "accuracy_after")))
             for bound in bounds
         },
@@ -124,7 +207,7 @@ def compare(rows: Sequence[Row], bounds: Sequence[str]) -> dict[str, Any]:
                 bound: _paired(_over(of(loss, bound, "samples_per_s"), of(loss, first, "samples_per_s")))
                 for bound in bounds
             }
-            for loss in LOSSES
+            for loss in losses
         },
     }
 
@@ -155,7 +238,7 @@ def print_table(result: dict[str, Any]) -> None:
     """The comparison, as text: means over seeds, lowest and highest in brackets."""
     print(f"\n{'max_staleness':14}{'loss':12}{'accuracy':>24}{'samples/s':>26}{'staleness':>12}")
     for bound in result["bounds"]:
-        for loss in LOSSES:
+        for loss in result["points"]:
             point = result["points"][loss][bound]
             print(f"{bound:14}{loss:12}{_cell(point['accuracy_after'], 3):>24}{_cell(point['samples_per_s'], 1):>26}"
                   f"{point['staleness_mean']['mean']:12.2f}")  # fmt: skip
@@ -176,9 +259,10 @@ def plot(source: Path, picture: Path) -> Path:
     result = json.loads(source.read_text())
     bounds = result["bounds"]
     made, (accuracy, speed) = pictures.figure(2)
-    for index, loss in enumerate(LOSSES):
+    losses = list(result["points"])
+    for index, loss in enumerate(losses):
         colour, marker = pictures.SERIES[index], pictures.MARKERS[index]
-        shift = (index - (len(LOSSES) - 1) / 2) * 0.14  # side by side, so that equal values stay visible
+        shift = (index - (len(losses) - 1) / 2) * 0.14  # side by side, so that equal values stay visible
         for panel, key in ((accuracy, "accuracy_after"), (speed, "samples_per_s")):
             places = [position + shift for position in range(len(bounds))]
             means = [result["points"][loss][bound][key]["mean"] for bound in bounds]
@@ -196,7 +280,7 @@ def plot(source: Path, picture: Path) -> Path:
     described = "; ".join(
         f"{loss}, bound {bound}: accuracy {point['accuracy_after']['mean']:.3f}, "
         f"{point['samples_per_s']['mean']:.0f} samples/s"
-        for loss in LOSSES
+        for loss in losses
         for bound, point in result["points"][loss].items()
     )
     title = f"Accuracy and throughput against max_staleness, seeds {', '.join(map(str, result['seeds']))}"

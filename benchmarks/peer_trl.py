@@ -1,0 +1,212 @@
+"""What would a laptop user get from TRL? GRPOTrainer and this project on the same job, to the same accuracy.
+
+    python -m benchmarks.peer_trl --build          make .venv-trl from benchmarks/peers/trl.lock; a few minutes
+    python -m benchmarks.peer_trl                  both sides tuned, 5 seeds: several hours on two cores
+    python -m benchmarks.peer_trl --quick          one seed, no tuning: about 20 minutes; written as `quick`
+
+Same tiny model (the quickstart's warm start, one per seed), prompts, reward, group size, batch, token limit and cores.
+Ours is `mode: async` as shipped. TRL runs in an environment of its own, with transformers' `generate`, both cores for
+every phase, micro-batches of 64; its clock stands still while it evaluates, ours runs on. Both sides are tuned over the
+same learning rates, a run each on a seed that is not counted. The clock starts with the first step's generation. The
+accuracy is greedy, on the same held-out prompts, looked at every five steps; a run that never gets there counts with
+no time, and is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from areal_like import running_sum
+from benchmarks.runs import REPOSITORY, environment, mean_interval, train, write
+from benchmarks.steady import figures, time_to
+from controller.wiring import num_cores
+
+VENV = REPOSITORY / ".venv-trl"
+LOCK = REPOSITORY / "benchmarks" / "peers" / "trl.lock"
+SIDE = REPOSITORY / "benchmarks" / "peers" / "trl_side.py"
+CONFIG = REPOSITORY / "configs" / "quickstart.yaml"
+GROUPS, GROUP_SIZE, MAX_NEW, MICRO = 48, 8, 100, 64
+EVAL_EVERY, EVAL_ROWS = 5, 200
+RATES = ("1e-4", "2e-4", "4e-4")
+TUNING_SEED = 1000
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", action="store_true")
+    parser.add_argument(
+        "--index", default="", help="package index --build takes torch from"
+    )
+    parser.add_argument("--accuracy", type=float, default=0.9)
+    parser.add_argument("--steps", type=int, default=90, help="at most")
+    parser.add_argument("--seeds", default="1,2,3,4,5")
+    parser.add_argument("--rates", default=",".join(RATES), help="learning rates both sides are tuned over")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
+    options = parser.parse_args()
+    if options.build:
+        build(options.index)
+        return
+    if not (VENV / "bin" / "python").is_file():
+        raise SystemExit("TRL's environment is not there: python -m benchmarks.peer_trl --build")
+    seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
+    rates = options.rates.split(",")[:1] if options.quick else options.rates.split(",")
+    options.runs_dir.mkdir(parents=True, exist_ok=True)
+    contest = Contest(options.accuracy, options.steps, options.runs_dir.resolve())
+    tuned = {side: contest.tuned(side, rates) for side in SIDES}
+    rows = [contest.run(side, seed, tuned[side]) for seed in seeds for side in SIDES]
+    result = {"accuracy": options.accuracy, "tuned": tuned, "versions": versions(), "rows": rows, **compare(rows)}
+    print_table(result)
+    name = "peer_trl_quick" if options.quick else "peer_trl"
+    print(f"written to {write(name, ' '.join(['python -m benchmarks.peer_trl', *sys.argv[1:]]), result)}")
+
+
+SIDES = ("ours", "trl")
+
+
+def build(index: str) -> None:
+    """The environment of its own, from its lock."""
+    venv.create(VENV, with_pip=True, clear=True)
+    pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    torch = next(line for line in LOCK.read_text().splitlines() if line.startswith("torch=="))
+    subprocess.run([*pip, torch, *(["--index-url", index] if index else [])], check=True)
+    subprocess.run([*pip, "-r", str(LOCK)], check=True)
+    print(f"made {VENV}: {versions()}")
+
+
+def versions() -> dict[str, str]:
+    """Of TRL's environment."""
+    code = "import json, trl, torch, transformers as t; print(json.dumps(dict(trl=trl.__version__, torch=torch.__version__, transformers=t.__version__)))"  # noqa: E501
+    done = subprocess.run([str(VENV / "bin" / "python"), "-c", code], capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+class Contest:
+    """Both sides, from the same starting model."""
+
+    def __init__(self, accuracy: float, steps: int, runs_dir: Path) -> None:
+        self._accuracy, self._steps, self._runs_dir = accuracy, steps, runs_dir
+
+    def tuned(self, side: str, rates: Sequence[str]) -> str:
+        """The learning rate that was soonest there (or most accurate at the end) on the tuning seed."""
+        if len(rates) == 1:
+            return rates[0]
+        found = {rate: self.run(side, TUNING_SEED, rate) for rate in rates}
+        return min(rates, key=lambda rate: (found[rate]["time_to_s"] or 1e9, -found[rate]["best"]))
+
+    def run(self, side: str, seed: int, rate: str) -> Row:
+        """One run of one side."""
+        row = self._ours(seed, rate) if side == "ours" else self._trl(seed, rate)
+        shown = "never" if row["time_to_s"] is None else f"{row['time_to_s']:.0f} s"
+        print(f"{side:5} seed {seed} lr {rate}: {self._accuracy:.0%} after {shown}, "
+              f"{row['samples_per_s']:.0f} samples/s, best {row['best']:.3f}", flush=True)  # fmt: skip
+        return {"side": side, "seed": seed, "lr": rate, **row}
+
+    def _model(self, seed: int) -> Path:
+        """The warm start of a seed as a folder; made once."""
+        folder = self._runs_dir / f"peer-trl-start-{seed}"
+        if not (folder / "config.json").is_file():
+            command = [sys.executable, "-P", "-m", "controller", "sft", str(CONFIG), f"seed={seed}", f"out={folder}",
+                       f"runs_dir={self._runs_dir}"]  # fmt: skip
+            done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+            if done.returncode != 0:
+                raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return folder
+
+    def _ours(self, seed: int, rate: str) -> Row:
+        told = [
+            f"seed={seed}", f"model.path={self._model(seed)}", "model.init=null", "model.tokenizer=from_model",
+            "warm_start=null", f"num_steps={self._steps}", f"groups_per_step={GROUPS}", f"group_size={GROUP_SIZE}",
+            f"trainer.optimizer.lr={rate}", "trainer.optimizer.schedule=constant", f"data.eval.limit={EVAL_ROWS}",
+            f"eval.every_steps={EVAL_EVERY}", f"eval.num_prompts={EVAL_ROWS}", "metrics.report=false",
+        ]  # fmt: skip
+        summary = train(str(CONFIG), told, self._runs_dir)
+        folder = Path(summary["folder"])
+        return {
+            "time_to_s": time_to(folder, self._accuracy), "samples_per_s": figures(folder)["samples_per_s"],
+            "best": max(summary["accuracy_by_version"].values()),
+        }  # fmt: skip
+
+    def _trl(self, seed: int, rate: str) -> Row:
+        model = self._model(seed)
+        train_rows = running_sum.rows(seed, "train", limit=GROUPS * self._steps)
+        eval_rows = running_sum.rows(seed, "eval", limit=EVAL_ROWS)
+        with tempfile.TemporaryDirectory(prefix="peer-trl-") as out:
+            told = {
+                "model": str(model), "out": out, "seed": seed, "lr": float(rate), "steps": self._steps,
+                "samples_per_step": GROUPS * GROUP_SIZE, "group_size": GROUP_SIZE, "micro_batch": MICRO,
+                "max_new_tokens": MAX_NEW, "threads": num_cores(), "accuracy": self._accuracy,
+                "eval_every": EVAL_EVERY, "train_rows": [_row(row) for row in train_rows],
+                "eval_rows": [_row(row) for row in eval_rows],
+            }  # fmt: skip
+            spec = Path(out) / "spec.json"
+            spec.write_text(json.dumps(told))
+            quiet = os.environ | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+            done = subprocess.run(
+                [str(VENV / "bin" / "python"), "-P", str(SIDE), str(spec)],
+                capture_output=True, text=True, env=quiet, check=False,
+            )  # fmt: skip
+        if done.returncode != 0:
+            raise SystemExit(f"TRL's side failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        seen = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')]
+        reached = next((one["train_s"] for one in seen if one["accuracy"] >= self._accuracy), None)
+        return {
+            "time_to_s": reached, "samples_per_s": seen[-1]["samples_per_s"],
+            "best": max(one["accuracy"] for one in seen), "steps": seen[-1]["step"],
+        }  # fmt: skip
+
+
+def _row(row: dict[str, Any]) -> dict[str, str]:
+    """TRL adds no special token to a text; ours puts <bos> before a prompt."""
+    return {"prompt": f"<bos>{row['prompt']}", "answer": row["answer"]}
+
+
+def compare(rows: Sequence[Row]) -> Row:
+    """Ratios paired by seed: TRL's time over ours, our samples/s over TRL's; seeds that never got there are named."""
+    by = {(row["side"], row["seed"]): row for row in rows}
+    seeds = sorted({row["seed"] for row in rows})
+    both = [s for s in seeds if by["ours", s]["time_to_s"] and by["trl", s]["time_to_s"]]
+    times = [by["trl", s]["time_to_s"] / by["ours", s]["time_to_s"] for s in both]
+    speeds = [by["ours", s]["samples_per_s"] / by["trl", s]["samples_per_s"] for s in seeds]
+    return {
+        "time_ratio": _spread(times), "samples_ratio": _spread(speeds),
+        "never": [{"side": row["side"], "seed": row["seed"]} for row in rows if row["time_to_s"] is None],
+    }  # fmt: skip
+
+
+def _spread(values: Sequence[float]) -> Row | None:
+    if not values:
+        return None
+    mean, half = mean_interval(values)
+    return {"mean": mean, "half_width_95": half if len(values) > 1 else None, "pairs": list(values)}
+
+
+def print_table(result: Row) -> None:
+    """The comparison, as text."""
+    print(f"\nto {result['accuracy']:.0%} accuracy; TRL {result['versions']['trl']}")
+    for side in SIDES:
+        mine = [row for row in result["rows"] if row["side"] == side]
+        times = [row["time_to_s"] for row in mine if row["time_to_s"] is not None]
+        reached = f"{statistics.fmean(times):.0f} s" if times else "never"
+        print(f"{side:6}{reached:>10}   {statistics.fmean(row['samples_per_s'] for row in mine):8.1f} samples/s   "
+              f"lr {result['tuned'][side]}, {len(times)} of {len(mine)} seeds")  # fmt: skip
+    for key, words in (("time_ratio", "TRL's time over ours"), ("samples_ratio", "our samples/s over TRL's")):
+        if (found := result[key]) is not None:
+            half = "" if found["half_width_95"] is None else f" ± {found['half_width_95']:.2f}"
+            print(f"{words}: {found['mean']:.2f}{half}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""TRL's side of `benchmarks.peer_trl`: GRPOTrainer on a model folder, timed without its evaluations.
+
+Runs in TRL's own environment: imports nothing of this project. Reads one JSON object from the file named on the command
+line, writes one JSON line per evaluation, flushed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
+from trl import GRPOConfig, GRPOTrainer
+
+
+def is_correct(answer: str, ids: list[int], text: str, eos: int) -> bool:
+    """As areal_like/running_sum.py judges: the text after the last `#`, and the model ended by itself."""
+    _, mark, found = text.rpartition("#")
+    return eos in ids and bool(mark) and found == answer
+
+
+class Accuracy(TrainerCallback):
+    """Greedy accuracy every few steps; the clock stands still meanwhile."""
+
+    def __init__(self, told: dict[str, Any], tokenizer: Any) -> None:
+        self.told, self.tokenizer = told, tokenizer
+        self.began_s = time.perf_counter()
+        self.away_s = 0.0
+        self.reached = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After an optimizer step."""
+        if state.global_step % self.told["eval_every"] and state.global_step < self.told["steps"]:
+            return
+        now_s = time.perf_counter()
+        train_s = now_s - self.began_s - self.away_s
+        accuracy = self.measure(kwargs["model"])
+        self.away_s += time.perf_counter() - now_s
+        samples = state.global_step * self.told["samples_per_step"]
+        print(json.dumps({"step": state.global_step, "train_s": train_s, "accuracy": accuracy,
+                          "samples_per_s": samples / train_s}), flush=True)  # fmt: skip
+        if accuracy >= self.told["accuracy"]:
+            control.should_training_stop = True
+
+    @torch.no_grad()
+    def measure(self, model: Any) -> float:
+        """Over the held-out rows, in batches of 64."""
+        was_training = model.training
+        model.eval()
+        rows, right = self.told["eval_rows"], 0
+        for first in range(0, len(rows), 64):
+            batch = rows[first : first + 64]
+            inputs = self.tokenizer([row["prompt"] for row in batch], return_tensors="pt", padding=True,
+                                    padding_side="left", add_special_tokens=False)  # fmt: skip
+            inputs.pop("token_type_ids", None)
+            out = model.generate(**inputs, do_sample=False, max_new_tokens=self.told["max_new_tokens"])
+            for row, ids in zip(batch, out[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
+                text = self.tokenizer.decode(ids, skip_special_tokens=True)
+                right += is_correct(row["answer"], ids, text, self.tokenizer.eos_token_id)
+        model.train(was_training)
+        return right / len(rows)
+
+
+def main() -> None:
+    with open(sys.argv[1]) as file:
+        told = json.load(file)
+    torch.set_num_threads(told["threads"])
+    set_seed(told["seed"])
+    tokenizer = AutoTokenizer.from_pretrained(told["model"])
+    model = AutoModelForCausalLM.from_pretrained(told["model"], dtype=torch.float32)
+
+    def reward(completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any) -> list[float]:
+        return [
+            float(is_correct(right, ids, text, tokenizer.eos_token_id))
+            for right, ids, text in zip(answer, completion_ids, completions, strict=True)
+        ]
+
+    micro = told["micro_batch"]
+    wanted = {
+        "output_dir": told["out"], "seed": told["seed"], "max_steps": told["steps"], "learning_rate": told["lr"],
+        "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5, "adam_beta2": 0.99, "max_grad_norm": 1.0,
+        "per_device_train_batch_size": micro, "gradient_accumulation_steps": told["samples_per_step"] // micro,
+        "num_generations": told["group_size"], "max_completion_length": told["max_new_tokens"], "temperature": 1.0,
+        "beta": 0.0, "use_cpu": True, "bf16": False, "fp16": False, "gradient_checkpointing": False,
+        "report_to": "none", "save_strategy": "no", "logging_steps": 1000, "disable_tqdm": True,
+        "max_prompt_length": None,
+    }  # fmt: skip
+    known = {field.name for field in dataclasses.fields(GRPOConfig)}
+    config = GRPOConfig(**{key: value for key, value in wanted.items() if key in known})
+    callback = Accuracy(told, tokenizer)
+    trainer = GRPOTrainer(
+        model=model, reward_funcs=reward, args=config, train_dataset=Dataset.from_list(told["train_rows"]),
+        processing_class=tokenizer, callbacks=[callback],
+    )  # fmt: skip
+    callback.began_s = time.perf_counter()
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()
