@@ -45,9 +45,7 @@ Row = dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", action="store_true")
-    parser.add_argument(
-        "--index", default="", help="package index --build takes torch from"
-    )
+    parser.add_argument("--index", default="", help="package index --build takes torch from")
     parser.add_argument("--accuracy", type=float, default=0.9)
     parser.add_argument("--steps", type=int, default=90, help="at most")
     parser.add_argument("--seeds", default="1,2,3,4,5")

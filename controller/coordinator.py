@@ -28,6 +28,11 @@ from controller.groups import Group, GroupTable, Sample
 from controller.settings import CoordinatorSettings
 from controller.state import Phase, RunState
 
+QUIET_EVENTS = (p.SampleReported, p.ProgressReported, p.LeaseReturned, p.WorkerSpeed, p.BatchRequested,
+                p.WorkerVersionLoaded)  # fmt: skip
+"""After these no worker is told anything about versions, but where a turn is passed on (`swap: rolling`) or an
+evaluation ends."""
+
 
 class Coordinator:
     """Decides who works on what, what each step consumes, and when the run ends.
@@ -53,7 +58,9 @@ class Coordinator:
         state = self._state
         state.now_s = now_s
         assert self._is_started != isinstance(event, p.RunStarted), "RunStarted is the first event, once"
+        is_quiet = isinstance(event, QUIET_EVENTS) and not state.eval_jobs and self.settings.swap != "rolling"
         self._take(event)
+        state.is_roster_news |= not is_quiet
         if state.phase is not Phase.OVER:
             self._settle()
         return state.take_effects()
@@ -216,9 +223,11 @@ class Coordinator:
         if self._serve_trainer():
             self._drop_overdue()
         eval_pins.advance(state)
-        turns.judge_late(state)
-        workers.announce(state)
-        turns.give(state)
+        if state.is_roster_news or state.eval_jobs or state.now_s >= state.roster_due_s:
+            turns.judge_late(state)
+            workers.announce(state)
+            turns.give(state)
+            state.roster_due_s, state.is_roster_news = workers.next_due_s(state), False
         leasing.assign(state)
         migration.advance(state)
         finishing.advance(state)

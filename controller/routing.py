@@ -13,35 +13,39 @@ pinned to an evaluation is behind on purpose. Credits beyond the slots are honou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heapreplace
 
-from areal_like.trajectory import NO_VERSION
 from controller.admission import may_start_group
 from controller.groups import Group, Sample
 from controller.state import RunState, Worker
 
 
 class Router:
-    """Made anew for each event; cheap beside what it decides. `workers`: those that may be leased to at all."""
+    """Made anew for each event; cheap beside what it decides. `workers`: those that may be leased to at all.
+
+    While it lives leases are only given, so no worker's wait falls and no credit comes back: see `_Queue`.
+    """
 
     def __init__(self, state: RunState) -> None:
         self._state = state
         self._is_in_turn = state.settings.routing == "round_robin"
-        present = (w for w in state.workers.values() if w.is_present and not w.quarantine and not w.is_draining)
-        self._present = list(present)
-        """Those that work, or will once they have loaded a version."""
-        self.workers = [worker for worker in self._present if worker.is_usable]
-        known = [worker.speed for worker in self._present if worker.speed > 0]
-        self._usual = sum(known) / len(known) if known else 1.0
-        self._fastest = max(known, default=1.0)
-        self._newest = max((worker.version for worker in self.workers if worker.pin is None), default=NO_VERSION)
-        self._open = [worker for worker in self.workers if worker.free > 0]
+        self.workers = state.workers.usable
+        self._usual, self._fastest = state.workers.speeds
+        self._newest = state.workers.newest
+        self._open = state.workers.open
+        self._num_full = 0
+        """Workers at the front of `_open` that are known to have no credit left."""
+        self._for_groups: _Queue | None = None
+        self._for_samples: dict[float, _Queue] = {}
         self._share: float | None = None
 
     @property
     def is_full(self) -> bool:
         """No worker has a credit left."""
-        return not any(self.free(worker) > 0 for worker in self._open)
+        while self._num_full < len(self._open) and self.free(self._open[self._num_full]) <= 0:
+            self._num_full += 1
+        return self._num_full == len(self._open)
 
     # ------------------------------------------------------------ one worker
 
@@ -71,13 +75,14 @@ class Router:
 
     def for_group(self) -> Worker | None:
         """The worker that starts the next group: with room for all of it, or one that could never hold two."""
-        able = [worker for worker in self._open if self._may_start(worker)]
-        if not able:
-            return None
         if self._is_in_turn:
-            return self._next(able)
-        group_tokens = self._state.settings.group_size * self._state.lengths.mean
-        return min(able, key=lambda w: (self.wait_s(w, group_tokens), -self.free(w)))
+            able = [worker for worker in self._open if self._may_start(worker)]
+            return self._next(able) if able else None
+        if self._for_groups is None:
+            group_tokens = self._state.settings.group_size * self._state.lengths.mean
+            fresh = (worker for worker in self._open if not self.is_behind(worker))
+            self._for_groups = _Queue(fresh, lambda w: (self.wait_s(w, group_tokens), -self.free(w)))
+        return self._for_groups.best(self._may_start)
 
     def _may_start(self, worker: Worker) -> bool:
         size, free = self._state.settings.group_size, self.free(worker)
@@ -103,7 +108,7 @@ class Router:
         if settings.bound is None:
             return math.inf
         if self._share is None:
-            weight = sum(w.capacity * self._weight(w) for w in self._present)
+            weight = state.workers.capacity if self._is_in_turn else state.workers.speed_capacity
             room = (state.version + settings.bound + 1) * settings.groups_per_step - state.num_started
             samples = (state.table.num_running + max(0, room)) * settings.group_size
             self._share = samples / weight if weight else math.inf
@@ -115,23 +120,43 @@ class Router:
     def for_sample(self, group: Group, sample: Sample) -> Worker | None:
         """The worker that takes a sample whose group has started; None where nobody may now."""
         min_version = group.min_version(sample)
-        able = [
-            worker
-            for worker in self._open
-            if worker.version >= min_version and self.free(worker) > 0 and not self.is_behind(worker)
-        ]
-        if not able:
-            return None
-        if wanted := _named(able, sample.moving_to):
+        if wanted := self._if_able(sample.moving_to, min_version):
             return wanted
         if self._is_in_turn:
-            return self._next([worker for worker in able if self._is_within_share(worker)] or able)
+            able = [worker for worker in self._open if self._can_take(worker, min_version)]
+            return self._next([worker for worker in able if self._is_within_share(worker)] or able) if able else None
         tokens = self._state.lengths.expected_left(sample.num_tokens)
-        best = min(able, key=lambda w: (self.wait_s(w, tokens), -self.free(w)))
-        home = _named(able, group.home)
+        best = self._soonest(tokens, min_version)
+        if best is None:
+            return None
+        home = self._if_able(group.home, min_version)
         if home is not None and self.wait_s(home, tokens) - self.wait_s(best, tokens) <= self._worth_s(best):
             return home
         return best
+
+    def _can_take(self, worker: Worker, min_version: int) -> bool:
+        return worker.version >= min_version and self.free(worker) > 0 and not self.is_behind(worker)
+
+    def _if_able(self, name: str, min_version: int) -> Worker | None:
+        """The worker of this name, where it may take a sample now."""
+        worker = self._state.workers.get(name)
+        return worker if worker is not None and worker.is_usable and self._can_take(worker, min_version) else None
+
+    def _soonest(self, tokens: float, min_version: int) -> Worker | None:
+        """Of those that may take a sample, the one that would be done first with it too."""
+
+        def key(worker: Worker) -> tuple[float, int]:
+            return self.wait_s(worker, tokens), -self.free(worker)
+
+        queue = self._for_samples.get(tokens)
+        if queue is None:
+            fresh = (worker for worker in self._open if not self.is_behind(worker))
+            queue = self._for_samples[tokens] = _Queue(fresh, key)
+        best = queue.best(lambda worker: self.free(worker) > 0)
+        if best is None or best.version >= min_version:
+            return best
+        able = [worker for worker in self._open if self._can_take(worker, min_version)]  # one pinned to an old version
+        return min(able, key=key, default=None)
 
     def _worth_s(self, worker: Worker) -> float:
         """Imbalance in seconds up to which a group stays together."""
@@ -146,5 +171,23 @@ class Router:
         return chosen
 
 
-def _named(workers: Iterable[Worker], name: str) -> Worker | None:
-    return next((worker for worker in workers if worker.name == name), None) if name else None
+class _Queue:
+    """Workers by a key that only rises, the least first; of equal ones the first given."""
+
+    def __init__(self, workers: Iterable[Worker], key: Callable[[Worker], tuple[float, int]]) -> None:
+        self._key = key
+        self._heap = [(key(worker), place, worker) for place, worker in enumerate(workers)]
+        heapify(self._heap)
+
+    def best(self, is_able: Callable[[Worker], bool]) -> Worker | None:
+        """The least of those that are able; whoever is not now will not be later either, and is let go."""
+        heap = self._heap
+        while heap:
+            key, place, worker = heap[0]
+            if not is_able(worker):
+                heappop(heap)
+            elif (now := self._key(worker)) != key:
+                heapreplace(heap, (now, place, worker))
+            else:
+                return worker
+        return None

@@ -16,6 +16,7 @@ from areal_like.trajectory import NO_VERSION
 from controller import protocol as p
 from controller.groups import Group, GroupTable
 from controller.lengths import LengthStatistics
+from controller.roster import WATCHED, Workers
 from controller.settings import CoordinatorSettings
 
 if TYPE_CHECKING:
@@ -90,6 +91,13 @@ class Worker:
     has_turn: bool = False
     """It was told to swap in what it has staged."""
     pin: EvalJob | None = None
+    roster: Workers | None = field(default=None, repr=False, compare=False)
+    """Who wants to know of changes."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if name in WATCHED and (roster := getattr(self, "roster", None)) is not None:
+            roster.changed(self)
 
     @property
     def free(self) -> int:
@@ -105,6 +113,8 @@ class Worker:
         """It does not hold this lease any more."""
         if lease.lease_id in self.outstanding:
             self.outstanding.discard(lease.lease_id)
+            if self.roster is not None:
+                self.roster.credited(self)
             self.load_tokens = self.load_tokens - lease.expected_tokens if self.outstanding else 0.0
 
     def end_load(self) -> None:
@@ -151,9 +161,13 @@ class RunState:
         self.has_kept = False
         self.last_rejection = ""
         # workers
-        self.workers: dict[str, Worker] = {}
+        self.workers = Workers()
         self.leases: dict[int, Lease] = {}
         self.lengths = LengthStatistics(settings.max_new_tokens)
+        self.is_roster_news = True
+        """Something happened after which workers may have to be told of a version, or judged."""
+        self.roster_due_s = 0.0
+        """When one of them is late, or may be tried again."""
         self.turn = -1
         """Place of the worker served last, under round_robin."""
         self.recalls: dict[int, float] = {}
@@ -226,6 +240,7 @@ class RunState:
         lease = Lease(self._next_lease_id, purpose, group_id, sample_index, worker.name, min_version)
         self.leases[lease.lease_id] = lease
         worker.outstanding.add(lease.lease_id)
+        self.workers.credited(worker)
         self.weigh(lease, num_tokens)
         return lease
 

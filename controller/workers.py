@@ -6,6 +6,7 @@ Refuses: choosing what to lease.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from areal_like.trajectory import NO_VERSION
@@ -159,6 +160,14 @@ def announce(state: RunState) -> None:
                     worker=worker.name, version=target, lineage=state.lineage, manifest_path=path, is_held=is_held
                 )
             )
+
+
+def next_due_s(state: RunState) -> float:
+    """When the next worker is late with a version, or is to be tried again; infinite where none."""
+    return min(
+        (min(w.load_due_s, w.retry_at_s if w.quarantine else math.inf) for w in state.workers.values() if w.is_present),
+        default=math.inf,
+    )
 
 
 def is_stuck(state: RunState, worker: Worker) -> bool:

@@ -271,6 +271,66 @@ def weight_transfer(result: Result) -> str:
     return table + "\n\n" + _table(["MB", "memory copy ms", "plain loopback ms"], limits)
 
 
+def async_vs_sync(result: Result) -> str:
+    """A table per kind of device: means over seeds, ratios to the tuned baseline paired by seed."""
+    head = ("", "samples/s", "over sync", "bound", "trainer waits", "rollout idle", "staleness", "machine")
+    parts = []
+    for part, found in result["parts"].items():
+        lines = found["lines"]
+        for place in dict.fromkeys(line["place"] for line in lines):
+            rows = [_contender(line) for line in lines if line["place"] == place]
+            parts.append(f"**{place}**, {lines[0]['seeds']} seeds\n\n{_table(head, rows)}")
+        parts.append(f"<small>{part}: `{found['command']}`, {found['date']}.</small>")
+    return "\n\n".join(parts)
+
+
+def _contender(line: Result) -> tuple[str, ...]:
+    half = line["ratio_half_width_95"]
+    shares = (line[key] for key in ("bound_share", "trainer_wait", "rollout_idle"))
+    return (
+        line["name"], f"{line['samples_per_s']:,.2f}", f"{line['ratio']:.2f}" + ("" if half is None else f" ± {half:.2f}"),
+        *("" if share is None else f"{share:.1%}" for share in shares), f"{line['staleness_mean']:.2f}",
+        "" if line["late_share"] is None else f"{line['late_share']:.1%}",
+    )  # fmt: skip
+
+
+def interruption(result: Result) -> str:
+    """One line per kind of device and way."""
+    rows = []
+    for line in result["lines"]:
+        half = line["ratio_half_width_95"]
+        ratio = f"{line['ratio']:.3f}" + ("" if half is None else f" ± {half:.3f}")
+        shares = (f"{line[key]:.1%}" for key in ("rollout_idle", "rollout_paused", "rollout_prefill"))
+        rows.append((f"{line['place']}: `{line['way']}`", f"{line['samples_per_s']:,.2f}", ratio, *shares))
+    return _table(("", "samples/s", "over drain", "idle", "paused", "prefill"), rows)
+
+
+def logprob_memory(result: Result) -> str:
+    """One line per case."""
+    rows = [
+        (f"{row['predictions']:,} x {row['vocabulary']:,}", str(row["chunk"] or "whole"), f"{row['peak_mb']:,.0f}",
+         f"{row['logits_mb']:,.0f}", f"{row['seconds']:.2f}")
+        for row in result["rows"]
+    ]  # fmt: skip
+    return _table(("predictions x vocabulary", "chunk", "peak, MB", "one copy of the logits, MB", "s"), rows)
+
+
+def peer_trl(result: Result) -> str:
+    """One line per side and seed, then the ratios."""
+    rows = [
+        (f"{row['side']}, seed {row['seed']}", f"{row['lr']}", f"{row['samples_per_s']:,.0f}",
+         "never" if row["time_to_s"] is None else f"{row['time_to_s']:,.0f}", f"{row['best']:.3f}")
+        for row in result["rows"]
+    ]  # fmt: skip
+    head = ("", "learning rate", "samples/s", f"s to {result['accuracy']:.0%}", "best accuracy seen")
+    words = []
+    for key, what in (("time_ratio", "TRL's time over ours"), ("samples_ratio", "our samples/s over TRL's")):
+        if (found := result[key]) is not None:
+            half = found["half_width_95"]
+            words.append(f"{what}: {found['mean']:.2f}" + ("" if half is None else f" ± {half:.2f}"))
+    return _table(head, rows) + "\n\n" + "; ".join([*words, f"TRL {result['versions']['trl']}"]) + "."
+
+
 def gpu_suite(result: Result) -> str:
     """One table per kind of case, its columns as the suite names them; what was skipped or failed says why."""
     rows = [row for part in result["parts"].values() for row in part["rows"]]
@@ -296,11 +356,15 @@ def _cell(value: Any) -> str:
 
 
 TABLES: dict[str, Callable[[Result], str]] = {
+    "async_vs_sync": async_vs_sync,
     "controller": controller,
     "delta": delta,
     "engine": engine,
     "gpu_suite": gpu_suite,
+    "interruption": interruption,
+    "logprob_memory": logprob_memory,
     "modes": modes,
+    "peer_trl": peer_trl,
     "quickstart": quickstart,
     "reward": reward,
     "reward_rates": reward_rates,
