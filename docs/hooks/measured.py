@@ -287,8 +287,9 @@ def async_vs_sync(result: Result) -> str:
 def _contender(line: Result) -> tuple[str, ...]:
     half = line["ratio_half_width_95"]
     shares = (line[key] for key in ("bound_share", "trainer_wait", "rollout_idle"))
+    ratio = f"{line['ratio']:.2f}" + ("" if half is None else f" ± {half:.2f}")
     return (
-        line["name"], f"{line['samples_per_s']:,.2f}", f"{line['ratio']:.2f}" + ("" if half is None else f" ± {half:.2f}"),
+        line["name"], f"{line['samples_per_s']:,.2f}", ratio,
         *("" if share is None else f"{share:.1%}" for share in shares), f"{line['staleness_mean']:.2f}",
         "" if line["late_share"] is None else f"{line['late_share']:.1%}",
     )  # fmt: skip

@@ -42,7 +42,7 @@ class EmulatedBackend:
         self.lateness = Lateness()
 
     def begin(self, ready_s: float) -> float:
-        """A step begins: when its batch was there, or when the step before was due to end; returns which (monotonic)."""
+        """A step begins when its batch was there, or when the step before was due to end; returns the later one."""
         self.due_s = max(self.due_s, ready_s)
         return self.due_s
 
