@@ -40,8 +40,10 @@ class Sequence:
 class Replica:
     """Moves only when told to (`advance`); `wake_s` says when that is next due."""
 
-    def __init__(self, name: str, costs: Costs, max_sequences: int) -> None:
+    def __init__(self, name: str, costs: Costs, max_sequences: int, *, grid_tokens: int = 0) -> None:
+        """grid_tokens: ends are rounded to multiples of so many tokens, so that several fall together; 0: exact."""
         self.name, self._costs, self._max_sequences = name, costs, max_sequences
+        self._grid_tokens = grid_tokens
         self.now_s = 0.0
         self.version = -1
         self.busy_s = self.paused_s = self.prefill_s = self.idle_s = 0.0
@@ -109,6 +111,8 @@ class Replica:
             sequence = self._waiting.popleft()
             self._serial += 1
             sequence.end = self._count + sequence.length - sequence.ready
+            if self._grid_tokens:
+                sequence.end = max(1, round(sequence.end / self._grid_tokens)) * float(self._grid_tokens)
             heapq.heappush(self._active, (sequence.end, self._serial, sequence))
             self._context += sequence.prompt + sequence.ready - self._count
             self._debt_s += self._costs.prefill_s(sequence.prompt - sequence.shared + sequence.ready)

@@ -23,8 +23,6 @@ from typing import Protocol
 
 from areal_like.emulation.machines import Gpu, Model
 
-REDUCTION_S = 8e-6
-"""One all-reduce of a decode step between the GPUs of one node; two a layer."""
 CACHE_SHARE = 0.85
 """Share of a GPU's memory an engine fills."""
 
@@ -79,6 +77,8 @@ class Efficiencies:
     step_overhead_s: float = 10.0
     """Per trainer step: collecting, dealing out, resharding and publishing weights. A guess; not used where devices are
     emulated: there the system does all this itself."""
+    reduction_s: float = 8e-6
+    """One all-reduce of a decode step between the GPUs of a worker; two a layer. Of the usual order within a node."""
     prefill_mfu: float = 0.5
     """Share of the FLOP/s in prefill: of the usual order, not measured. Prefill is about a hundredth of the work."""
 
@@ -109,7 +109,7 @@ class Roofline:
         read = self.model.weight_bytes + context_tokens * self.model.kv_bytes_per_token
         memory_s = read / (self.tp * self.gpu.bandwidth * self.reached.bandwidth)
         arithmetic_s = 2 * self.model.parameters * batch / (self.tp * self.gpu.flops * self.reached.prefill_mfu)
-        reductions_s = 2 * self.model.layers * REDUCTION_S if self.tp > 1 else 0.0
+        reductions_s = 2 * self.model.layers * self.reached.reduction_s if self.tp > 1 else 0.0
         return max(self.reached.decode_floor_s, memory_s, arithmetic_s) + reductions_s
 
     def prefill_s(self, tokens: float) -> float:

@@ -27,6 +27,8 @@ from controller.settings import CoordinatorSettings
 
 MAX_LEASES = 1_000_000
 """Samples above which a lease is a whole group."""
+GRID_TOKENS = 128
+"""In such jobs answers end on multiples of this, to the nearest: several at once, for one event."""
 PACKED_STEPS = 8
 """Steps whose batch is really dealt and packed; later ones take their mean imbalance."""
 
@@ -121,7 +123,8 @@ class World:
         self._group_size = job.group_size // per_lease
         self.slots = slots = costs.max_sequences(job.prompt_tokens + job.lengths.mean_length(job.seed))
         self._capacity = max(1, (held or 2 * slots) // per_lease)
-        self._replicas = [Replica(f"rollout-{i}", costs, slots) for i in range(num_workers)]
+        grid = GRID_TOKENS if job.is_by_group else 0
+        self._replicas = [Replica(f"rollout-{i}", costs, slots, grid_tokens=grid) for i in range(num_workers)]
         self._index = {replica.name: i for i, replica in enumerate(self._replicas)}
         self._announced = [-1] * num_workers
         self._staging = [False] * num_workers
@@ -150,7 +153,8 @@ class World:
         self._step_ends: list[float] = []
         self._step_tokens: list[int] = []
         self._step_samples: list[int] = []
-        self._marks: list[list[tuple[float, ...]]] = []
+        self._marks: list[np.ndarray] = []
+        """After each step, summed over workers: seconds busy, prefilling, paused, idle; tokens, decode steps."""
         self._staleness: list[Counter[int]] = []
         self._is_over = False
 
@@ -354,7 +358,8 @@ class World:
         for worker in range(len(self._replicas)):
             self._catch_up(worker)
             self._refill(worker)
-        self._marks.append([(r.busy_s, r.prefill_s, r.paused_s, r.idle_s, r.tokens, r.steps) for r in self._replicas])
+        spent = [(r.busy_s, r.prefill_s, r.paused_s, r.idle_s, r.tokens, r.steps) for r in self._replicas]
+        self._marks.append(np.asarray(spent).sum(axis=0))
         self._handle(p.Published(version=step, lineage="l0", manifest_path=f"v{step}"))
         if step == self.job.num_steps:
             self._at(self._now_s, self._save)
@@ -368,8 +373,7 @@ class World:
         first = min(done - 1, max(1, done // 5)) if done > 1 else 0
         start_s = self._step_ends[first - 1] if first else 0.0
         wall_s = self._step_ends[-1] - start_s
-        before = self._marks[first - 1] if first else [(0.0,) * 6] * len(self._replicas)
-        spent = np.asarray(self._marks[-1]).sum(axis=0) - np.asarray(before).sum(axis=0)
+        spent = self._marks[-1] - (self._marks[first - 1] if first else 0.0)
         worker_s = wall_s * len(self._replicas)
         staleness: Counter[int] = Counter()
         for counts in self._staleness[first:done]:
