@@ -5,11 +5,11 @@
     python -m benchmarks.simulator --runs RUN ...  also: calibrate on each of these runs, predict the others
     python -m benchmarks.simulator --quick         two steps a row, no fit; writes nothing
 
-Paper: arXiv 2505.24298, Table 1 (hours of synchronous and asynchronous AReaL, 512 prompts x 16 answers, 16 to 48 nodes
-of 8 H800) and Table 2 (throughput by staleness, 1.5B). Four numbers are fitted on the four synchronous rows of Table 1 and
-on nothing else: the decode floor, the share of the bandwidth, the time of an all-reduce between the GPUs of a worker
-(only the two larger models have any) and the overhead of a step; the trainer's share of FLOP/s is what the paper
-reports. The asynchronous rows and Table 2 are predicted.
+Paper: arXiv 2505.24298, Table 1 (hours of synchronous and asynchronous AReaL, 512 prompts x 16 answers, 16 to 48
+nodes of 8 H800) and Table 2 (throughput by staleness, 1.5B). Four numbers are fitted on the four synchronous rows of
+Table 1 and on nothing else: the decode floor, the share of the bandwidth, the time of an all-reduce between the GPUs
+of a worker (only the two larger models have any) and the overhead of a step; the trainer's share of FLOP/s is what
+the paper reports. The asynchronous rows and Table 2 are predicted.
 
 What the paper does not give is assumed, the same for all rows: answers log-normal with a coefficient of variation of
 0.87 (measured on a thinking model), 65 % of the log variance between prompts, cut at 27,648 tokens, with a mean of

@@ -1,0 +1,104 @@
+"""What the comparisons make of the rows they measured, and which runs they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import async_vs_sync, interruption, peer_trl
+from benchmarks.contenders import Emulated, Real
+from benchmarks.steady import full_rate, late_share, refuse_distorted
+from controller.overrides import load_config
+
+
+def row(name, seed, rate, place="here"):
+    return {"place": place, "name": name, "seed": seed, **dict.fromkeys(async_vs_sync.KEPT, 0.5), "samples_per_s": rate}
+
+
+def test_ratios_are_taken_within_a_seed():
+    rows = [row("sync", 1, 10.0), row("async 4", 1, 20.0), row("sync", 2, 30.0), row("async 4", 2, 60.0)]
+    lines = {line["name"]: line for line in async_vs_sync.summarise(rows)}
+    assert lines["async 4"]["ratio"] == pytest.approx(2.0)
+    assert lines["async 4"]["ratio_half_width_95"] == pytest.approx(0.0)
+
+
+def test_parts_measured_on_other_days_are_kept(tmp_path):
+    path = tmp_path / "result.json"
+    async_vs_sync.keep("real", [row("sync", 1, 1.0)], path)
+    async_vs_sync.keep("8 h800, 7b", [row("sync", 1, 2.0)], path)
+    async_vs_sync.keep("8 h800, 7b", [row("sync", 1, 3.0)], path)
+    parts = json.loads(path.read_text())["parts"]
+    assert set(parts) == {"real", "8 h800, 7b"}
+    assert parts["8 h800, 7b"]["rows"][0]["samples_per_s"] == 3.0
+
+
+def test_run_that_a_busy_machine_distorted_is_refused():
+    refuse_distorted({"late_share": 0.04}, Path("run"))
+    with pytest.raises(SystemExit, match="too busy"):
+        refuse_distorted({"late_share": 0.06}, Path("run"))
+
+
+def test_lateness_counts_every_trainer_step_and_two_wake_ups_of_an_engine():
+    counters = {
+        "trainer": {"emulation_late_s": 1.0},
+        "rollout-0": {"emulation_late_s": 2.0, "emulation_wakes": 100.0},
+        "rollout-1": {"emulation_late_s": 0.0, "emulation_wakes": 100.0},
+        "reward": {},
+    }
+    assert late_share(counters, 10, 100.0) == pytest.approx((1.0 + 2 * 0.01 * 10) / 100.0)
+
+
+def test_synchronous_contenders_have_all_gpus_in_both_phases():
+    place = Emulated("h800", "1.5b", 8, 0.75, 3.0)
+    for baseline in place.baselines():
+        config = load_config("emulated", list(baseline.overrides)).config
+        assert config.mode == "sync"
+        assert config.emulation.trainer_gpus == config.emulation.tp * config.rollout.num_workers == 8
+    for contender in place.contenders(0.5):
+        config = load_config("emulated", list(contender.overrides)).config
+        assert config.emulation.trainer_gpus + config.rollout.num_workers == 8
+
+
+def test_real_contenders_consume_equal_samples():
+    place = Real(16, 2)
+    configs = [
+        load_config("quickstart", list(one.overrides)).config for one in (*place.baselines(), *place.contenders(None))
+    ]
+    assert {config.samples_per_step for config in configs} == {32}
+
+
+def test_full_rate_grows_with_workers_and_falls_with_the_model():
+    small, large = (load_config("emulated", [f"emulation.model={model}"]).config for model in ("1.5b", "7b"))
+    twice = load_config("emulated", ["rollout.num_workers=12"]).config
+    assert full_rate(twice) == pytest.approx(2 * full_rate(small))
+    assert full_rate(large) < full_rate(small)
+
+
+def test_ways_of_interruption_are_compared_with_drain_within_a_seed():
+    rows = [
+        {
+            "place": "here",
+            "way": way,
+            "seed": seed,
+            **dict.fromkeys(interruption.KEPT, 0.1),
+            "samples_per_s": rate * seed,
+        }
+        for seed in (1, 2)
+        for way, rate in (("drain", 10.0), ("recompute", 12.0), ("keep_kv", 11.0))
+    ]
+    lines = {line["way"]: line for line in interruption.compare(rows)}
+    assert lines["recompute"]["ratio"] == pytest.approx(1.2)
+    assert lines["drain"]["ratio"] == 1.0
+
+
+def test_seed_that_never_got_there_is_named_and_has_no_ratio():
+    def one(side, seed, time_s, rate):
+        return {"side": side, "seed": seed, "time_to_s": time_s, "samples_per_s": rate}
+
+    rows = [one("ours", 1, 10.0, 8.0), one("trl", 1, 50.0, 2.0), one("ours", 2, 10.0, 8.0), one("trl", 2, None, 2.0)]
+    result = peer_trl.compare(rows)
+    assert result["time_ratio"]["pairs"] == [5.0]
+    assert result["samples_ratio"]["pairs"] == [4.0, 4.0]
+    assert result["never"] == [{"side": "trl", "seed": 2}]
