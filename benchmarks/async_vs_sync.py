@@ -26,12 +26,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contenders import Contender, Emulated, Real
-from benchmarks.runs import RESULTS, machine, mean_interval, train
+from benchmarks import pictures
+from benchmarks.contenders import PLANNED, Contender, Emulated, Real
+from benchmarks.runs import REPOSITORY, RESULTS, machine, mean_interval, train
 from benchmarks.steady import figures, refuse_distorted, time_to
 from controller.wiring import num_cores
 
 RESULT = RESULTS / "async_vs_sync.json"
+PICTURE = REPOSITORY / "docs" / "pictures" / "async_vs_sync.svg"
 KEPT = ("samples_per_s", "tokens_per_s", "step_s", "trainer_wait", "rollout_idle", "rollout_paused", "rollout_prefill",
         "staleness_mean", "bound_share", "trainer_alone_s", "rollout_alone_s", "late_share", "time_to_s")  # fmt: skip
 Row = dict[str, Any]
@@ -62,7 +64,7 @@ def main() -> None:
     rows = [row for place in places for row in runner.compare(place, seeds, is_planning=not options.no_plan)]
     print_table(rows)
     if not options.quick:
-        print(f"written to {keep(part, rows)}")
+        print(f"written to {keep(part, rows)} and {plot(RESULT, PICTURE)}")
 
 
 def parse() -> argparse.Namespace:
@@ -189,6 +191,33 @@ def keep(part: str, rows: Sequence[Row], path: Path = RESULT) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n")
     return path
+
+
+def plot(source: Path, picture: Path) -> Path:
+    """Draw a result file: throughput over the tuned synchronous baseline, a panel per kind of device."""
+    parts = json.loads(source.read_text())["parts"]
+    made, panels = pictures.figure(len(parts))
+    told = []
+    for panel, (part, found) in zip(panels, parts.items(), strict=True):
+        lines = found["lines"]
+        names = list(dict.fromkeys(_short(line["name"]) for line in lines))
+        for index, place in enumerate(dict.fromkeys(line["place"] for line in lines)):
+            own = [line for line in lines if line["place"] == place]
+            colour, marker = (kind[index % len(kind)] for kind in (pictures.SERIES, pictures.MARKERS))
+            panel.plot([names.index(_short(line["name"])) for line in own], [line["ratio"] for line in own],
+                       color=colour, marker=marker, markersize=5, linewidth=1.4, label=place.rpartition(", ")[2])  # fmt: skip
+            told.append(f"{place}: " + ", ".join(f"{line['name']} {line['ratio']:.2f}" for line in own))
+        panel.axhline(1.0, color=pictures.FAINT, linewidth=1)
+        panel.set_xticks(range(len(names)), names)
+        panel.set_ylim(bottom=0)
+        panel.set_title(f"samples/s over tuned sync: {part}" + ("" if part == "real" else " (emulated)"))
+        panel.legend(loc="best")
+    title = "Throughput over the tuned synchronous baseline"
+    return pictures.save(made, picture, title=title, description="; ".join(told), source=source)
+
+
+def _short(name: str) -> str:
+    return "planned" if PLANNED in name else name.replace("one_step_off", "1 off").replace("async ", "η ")
 
 
 if __name__ == "__main__":
