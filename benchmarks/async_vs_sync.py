@@ -204,8 +204,9 @@ def plot(source: Path, picture: Path) -> Path:
         for index, place in enumerate(dict.fromkeys(line["place"] for line in lines)):
             own = [line for line in lines if line["place"] == place]
             colour, marker = (kind[index % len(kind)] for kind in (pictures.SERIES, pictures.MARKERS))
-            panel.plot([names.index(_short(line["name"])) for line in own], [line["ratio"] for line in own],
-                       color=colour, marker=marker, markersize=5, linewidth=1.4, label=place.rpartition(", ")[2])  # fmt: skip
+            style = {"color": colour, "marker": marker, "markersize": 5, "linewidth": 1.4}
+            places = [names.index(_short(line["name"])) for line in own]
+            panel.plot(places, [line["ratio"] for line in own], label=place.rpartition(", ")[2], **style)
             told.append(f"{place}: " + ", ".join(f"{line['name']} {line['ratio']:.2f}" for line in own))
         panel.axhline(1.0, color=pictures.FAINT, linewidth=1)
         panel.set_xticks(range(len(names)), names)

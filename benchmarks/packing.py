@@ -3,10 +3,13 @@
     python -m benchmarks.packing LENGTHS            about 3 minutes
     python -m benchmarks.packing LENGTHS --quick    about 30 seconds
 
-LENGTHS: a JSON file with `measured_datasets`, each with `id`, `kind` and `groups` (lists of response lengths in tokens,
-one list a prompt). The sets of thinking models are used, scaled so that the longest answer has LONGEST tokens.
+LENGTHS: a JSON file with `measured_datasets`, each with `id`, `kind` and `groups` (lists of response lengths in
+tokens, one list a prompt). The sets of thinking models are used, scaled so that the longest answer has LONGEST
+tokens.
 
-`packed`: the trainer's own way: dealt, packed by Algorithm 1, boundaries kept by attention. `padded`: the same
+`packed`: the trainer's own way: dealt, packed by Algorithm 1, boundaries kept by attention. `first_fit`: in the order
+they came, each into the first micro-batch with room. `fixed_count`: as many sequences in each micro-batch, as few
+micro-batches as keep within the budget; both with the same attention. `padded`: the same
 sequences in the order they came, in batches of as many rows as fill the same token budget when each is padded to the
 longest of the whole set, with transformers' own forward pass and its attention mask. Both compute log-probs of every
 answer token and one gradient; only real tokens count. Sides alternate in one process; the first round is thrown away.
@@ -22,6 +25,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +36,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from areal_like.messages import BatchSample
+from areal_like.packing import pack
 from areal_like.trajectory import Trajectory
 from benchmarks.runs import write
 from trainer.attention import choose, register
 from trainer.backends.port import Setup
 from trainer.backends.torch_single import TorchBackend
+from trainer.batch import PreparedBatch, prepare_batch
 from trainer.config import OptimizerSettings, TrainerSettings
 from trainer.dealing import deal
 from trainer.ranks import Ranks
@@ -107,8 +113,44 @@ def padded_pass(model: Any, samples: list[BatchSample]) -> None:
     model.zero_grad(set_to_none=True)
 
 
-def rates(lengths: list[int], rounds: int) -> tuple[list[float], list[float]]:
-    """Tokens/s of (packed, padded), one figure a round."""
+def first_fit(lengths: list[int], budget: int) -> list[list[int]]:
+    """Indices in micro-batches: each sequence, as it comes, into the first one with room."""
+    bins: list[list[int]] = []
+    loads: list[int] = []
+    for index, length in enumerate(lengths):
+        place = next((b for b, load in enumerate(loads) if load + length <= budget), len(bins))
+        if place == len(bins):
+            bins.append([])
+            loads.append(0)
+        bins[place].append(index)
+        loads[place] += length
+    return bins
+
+
+def fixed_count(lengths: list[int], budget: int) -> list[list[int]]:
+    """Indices in micro-batches of equally many sequences, as they come; as few as keep each within the budget."""
+    for num in range(1, len(lengths) + 1):
+        bins = [part.tolist() for part in np.array_split(np.arange(len(lengths)), num)]
+        if all(sum(lengths[i] for i in members) <= budget for members in bins):
+            return bins
+    raise ValueError(f"a sequence of {max(lengths)} tokens does not fit {budget}")
+
+
+FORMS: dict[str, Callable[[list[int], int], list[list[int]]]] = {
+    "algorithm_1": lambda lengths, budget: pack(lengths, budget),
+    "first_fit": first_fit,
+    "fixed_count": fixed_count,
+}
+
+
+def in_bins(samples: list[BatchSample], bins: list[list[int]], settings: TrainerSettings) -> PreparedBatch:
+    """A batch with these micro-batches."""
+    parts = [prepare_batch([samples[i] for i in members], 0, settings) for members in bins]
+    return PreparedBatch(0, (tuple(part.mini_batches[0][0] for part in parts),), parts[0].metrics)
+
+
+def rates(lengths: list[int], rounds: int) -> dict[str, list[float]]:
+    """Tokens/s of every form, one figure a round."""
     register()
     torch.manual_seed(0)
     packed_model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**MODEL), dtype=torch.float32)
@@ -121,16 +163,21 @@ def rates(lengths: list[int], rounds: int) -> tuple[list[float], list[float]]:
     ready_model(packed_model, setup)
     step = TrainStep(TorchBackend(packed_model, setup), setup, groups_per_step=len(lengths))
     samples = made_samples(lengths)
-    num_tokens = sum(len(sample.trajectory) for sample in samples)
-    packed, padded = [], []
+    totals = [len(sample.trajectory) for sample in samples]
+    found: dict[str, list[float]] = {"packed": [], **{name: [] for name in list(FORMS)[1:]}, "padded": []}
+    work: dict[str, Callable[[], object]] = {
+        "packed": lambda: step.run(step.prepare(samples, 0)),
+        "padded": lambda: padded_pass(padded_model, samples),
+    }
+    for name in list(FORMS)[1:]:
+        bins = FORMS[name](totals, BUDGET)
+        work[name] = lambda bins=bins: step.run(in_bins(samples, bins, settings))  # type: ignore[misc]
     for _ in range(rounds + 1):
-        started_s = time.perf_counter()
-        step.run(step.prepare(samples, 0))
-        packed.append(num_tokens / (time.perf_counter() - started_s))
-        started_s = time.perf_counter()
-        padded_pass(padded_model, samples)
-        padded.append(num_tokens / (time.perf_counter() - started_s))
-    return packed[1:], padded[1:]
+        for name, figures in found.items():
+            started_s = time.perf_counter()
+            work[name]()
+            figures.append(sum(totals) / (time.perf_counter() - started_s))
+    return {name: figures[1:] for name, figures in found.items()}
 
 
 def main(arguments: list[str]) -> int:
@@ -146,12 +193,22 @@ def main(arguments: list[str]) -> int:
     for name, known in sets.items():
         drawn = random.Random(0).choices(known, k=num)
         scaled = [max(1, round(length * LONGEST / max(known))) for length in drawn]
-        packed, padded = rates(scaled, rounds)
+        measured = rates(scaled, rounds)
+        packed, padded = measured["packed"], measured["padded"]
+        whole = [length + PROMPT for length in scaled]
+        bins = {form: make(whole, BUDGET) for form, make in FORMS.items()}
         found = [fill(known, capacity, ranks, seed) for ranks in (1, 2, 4, 8) for seed in range(3)]
         rows.append(
             {
                 "set": name, "sequences": num, "tokens_mean": statistics.mean(scaled), "tokens_max": max(scaled),
                 "packed_tokens_per_s": statistics.median(packed), "padded_tokens_per_s": statistics.median(padded),
+                "forms": {
+                    form: {
+                        "micro_batches": len(bins[form]), "budget_used": sum(whole) / (len(bins[form]) * BUDGET),
+                        "tokens_per_s": statistics.median(measured["packed" if form == "algorithm_1" else form]),
+                    }
+                    for form in FORMS
+                },
                 "ratio": statistics.median(a / b for a, b in zip(packed, padded, strict=True)),
                 "budget_used_least": min(used for used, _ in found), "imbalance_most": max(more for _, more in found),
             }
