@@ -128,7 +128,8 @@ class Contest:
             f"seed={seed}", f"model.path={self._model(seed)}", "model.init=null", "model.tokenizer=from_model",
             "warm_start=null", f"num_steps={self._steps}", f"groups_per_step={GROUPS}", f"group_size={GROUP_SIZE}",
             f"trainer.optimizer.lr={rate}", "trainer.optimizer.schedule=constant", f"data.eval.limit={EVAL_ROWS}",
-            f"eval.every_steps={EVAL_EVERY}", f"eval.num_prompts={EVAL_ROWS}", "metrics.report=false",
+            f"eval.every_steps={EVAL_EVERY}", f"eval.num_prompts={EVAL_ROWS}", "eval.at_start=false",
+            "metrics.report=false",
         ]  # fmt: skip
         summary = train(str(CONFIG), told, self._runs_dir)
         folder = Path(summary["folder"])

@@ -149,7 +149,7 @@ class Replica:
 
     def swap(self, pause_s: float, *, is_recomputing: bool) -> None:
         """New weights: stand still so long, then prefill every running sequence anew."""
-        self._paused_until_s = self.now_s + pause_s
+        self._paused_until_s = max(self._paused_until_s, self.now_s + pause_s)
         if is_recomputing and self._active:
             self._debt_s += self._costs.prefill_s(self.context_tokens)
 

@@ -141,8 +141,8 @@ class EmulatedEngine:
         try:
             return await answer.future
         except asyncio.CancelledError:
+            self._advance()
             if self._answers.pop(answer.sequence, None) is not None and not self._is_closed:
-                self._advance()
                 self._replica.remove(answer.sequence)
                 self._go_on()
             raise
@@ -278,7 +278,8 @@ class EmulatedEngine:
                 self._prefilled.add(request.share_key)
 
     def _go_on(self) -> None:
-        """After something came from outside: start what can be, and set the timer."""
+        """After something came from outside, or went: start what can be, and set the timer."""
+        self._change_version(self._replica.now_s)
         self._start_waiting()
         self._schedule()
 

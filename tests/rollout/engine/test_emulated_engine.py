@@ -214,3 +214,32 @@ def test_closing_ends_what_runs_as_cancelled(versions):
             return await task
 
     assert asyncio.run(go()).end_reason == "cancelled"
+
+
+def test_drain_goes_on_when_the_last_running_answer_is_cancelled(versions):
+    async def go():
+        async with engine(versions, emulation=EMULATION.model_copy(update={"speedup": 1.0})) as made:
+            task = asyncio.ensure_future(made.generate(ask()))
+            await asyncio.sleep(0.05)
+            load = asyncio.ensure_future(made.load_version(versions(1), "drain"))
+            await asyncio.sleep(0.3)
+            assert not load.done()
+            task.cancel()
+            return await asyncio.wait_for(load, 10)
+
+    assert asyncio.run(go()).version == 1
+
+
+def test_answer_cancelled_while_it_waits_never_starts(versions):
+    async def go():
+        async with engine(versions, slots=1) as made:
+            first = asyncio.ensure_future(made.generate(ask(1)))
+            second = asyncio.ensure_future(made.generate(ask(2)))
+            await asyncio.sleep(0)
+            second.cancel()
+            await asyncio.gather(second, return_exceptions=True)
+            return await first, made.progress()
+
+    outcome, left = asyncio.run(go())
+    assert outcome.end_reason == "stop"
+    assert not left
