@@ -27,8 +27,8 @@ from controller.settings import CoordinatorSettings
 
 MAX_LEASES = 1_000_000
 """Samples above which a lease is a whole group."""
-GRID_TOKENS = 128
-"""In such jobs answers end on multiples of this, to the nearest: several at once, for one event."""
+GRID_PARTS = 32
+"""In such jobs answers end on multiples of this part of their mean length, to the nearest: several at one event."""
 PACKED_STEPS = 8
 """Steps whose batch is really dealt and packed; later ones take their mean imbalance."""
 
@@ -121,9 +121,10 @@ class World:
         self.job, self.costs = job, costs
         per_lease = job.group_size if job.is_by_group else 1
         self._group_size = job.group_size // per_lease
-        self.slots = slots = costs.max_sequences(job.prompt_tokens + job.lengths.mean_length(job.seed))
+        mean = job.lengths.mean_length(job.seed)
+        self.slots = slots = costs.max_sequences(job.prompt_tokens + mean)
         self._capacity = max(1, (held or 2 * slots) // per_lease)
-        grid = GRID_TOKENS if job.is_by_group else 0
+        grid = round(mean / GRID_PARTS) if job.is_by_group else 0
         self._replicas = [Replica(f"rollout-{i}", costs, slots, grid_tokens=grid) for i in range(num_workers)]
         self._index = {replica.name: i for i, replica in enumerate(self._replicas)}
         self._announced = [-1] * num_workers
