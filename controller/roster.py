@@ -46,7 +46,7 @@ class Workers(dict[str, "Worker"]):
         worker.roster = self
         self.changed(worker)
 
-    def setdefault(self, name: str, default: Worker) -> Worker:  # type: ignore[override]
+    def setdefault(self, name: str, default: Worker) -> Worker:
         """The worker of this name; `default` becomes it where there is none."""
         if name not in self:
             self[name] = default

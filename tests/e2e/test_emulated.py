@@ -7,7 +7,7 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 SMALL = [
-    "num_steps=4", "groups_per_step=4", "group_size=4", "rollout.num_workers=2", "emulation.speedup=200",
+    "num_steps=4", "groups_per_step=4", "group_size=4", "rollout.num_workers=2", "emulation.speedup=40",
     "emulation.mean_tokens=2000", "metrics.report=false",
 ]  # fmt: skip
 
@@ -18,7 +18,7 @@ def test_emulated_job_runs_as_any_other_and_is_labelled(areal):
     summary = run.summary
     assert summary["audit"] == "clean"
     assert summary["steps"] == 4
-    assert "h800 for 1.5b, 200 times as fast" in summary["emulated"]
+    assert "h800 for 1.5b, 40 times as fast" in summary["emulated"]
     steps = run.metrics("step")
     assert all(step["emulated_step_s"] > 0 for step in steps)
     last = run.metrics("pulse")[-1]["processes"]
