@@ -18,6 +18,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from areal_like.config import EmulationSettings
 from areal_like.emulation.device import EmulatedClock, Lateness, roofline_of
@@ -299,8 +300,9 @@ class EmulatedEngine:
         except Exception as error:
             log.exception("the emulated engine broke")
             self._error = EngineError(f"the emulated engine broke: {type(error).__name__}: {error}")
-            waiting = [answer.future for answer in self._answers.values()]
-            for future in (*waiting, *([self._load.future] if self._load else [])):
+            waiting: list[asyncio.Future[Any]] = [answer.future for answer in self._answers.values()]
+            waiting += [self._load.future] if self._load else []
+            for future in waiting:
                 if not future.done():
                     future.set_exception(self._error)
 
