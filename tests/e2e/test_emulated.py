@@ -24,4 +24,5 @@ def test_emulated_job_runs_as_any_other_and_is_labelled(areal):
     last = run.metrics("pulse")[-1]["processes"]
     workers = [process["counters"] for name, process in last.items() if name.startswith("rollout")]
     assert len(workers) == 2
-    assert all(counters["swaps"] >= 3 and counters["emulation_wakes"] > 0 for counters in workers)
+    assert all(counters["emulation_wakes"] > 0 for counters in workers)
+    assert any(row["version"] > 0 for row in run.metrics("swap")), "versions travelled into running engines"
