@@ -81,30 +81,24 @@ def test_validate_says_who_sits_where_and_refuses_what_cannot_fit(in_cluster, ar
     assert "missing in the whole cluster: comes_and_goes 3" in small.output
 
 
-def test_short_job_runs_in_its_seats_and_leaves_nothing(in_cluster, areal, short):
-    run = areal("train", CLUSTER, *short, *STAYS)
-    assert run.wait() == 0, run.output
-    summary = run.summary
-    assert (summary["steps"], summary["audit"]) == (6, "clean")
-    assert summary["samples_consumed"] == 6 * 12 * 4
-    for name in ("trainer", "reward", "rollout-0", "rollout-1"):
-        assert (run.folder / "logs" / f"{name}.log").read_text(), f"the log of {name} came home"
-    spec = json.loads((run.folder / "processes" / "rollout-0.json").read_text())
-    assert spec["curve_dir"], "off loopback messages are encrypted"
-    assert (run.folder / "final" / "config.json").is_file()
-    assert in_cluster.placement_groups() == []
-
-
-def test_submitted_job_learns_and_its_exit_status_is_the_runs(in_cluster, runs_dir):
+def test_submitted_job_learns_in_its_seats_and_its_exit_status_is_the_runs(in_cluster, runs_dir):
     learning = ["num_steps=30", "eval.every_steps=0", "data.eval.limit=200", "metrics.report=false", "name=submitted"]
     learning += ["groups_per_step=32", "trainer.optimizer.lr=2e-4", "trainer.optimizer.schedule=constant"]
     learning.append(f"runs_dir={runs_dir}")
     entry = ["submit", "--working-dir", ".", "--", sys.executable, "-m", "controller", "train", "configs/cluster.yaml"]
     done = ray_job(in_cluster, *entry, *learning, *STAYS)
     assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads((runs_dir / "submitted" / "summary.json").read_text())
+    folder = runs_dir / "submitted"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["steps"], summary["audit"]) == (30, "clean")
     assert summary["accuracy_before"] < 0.5
     assert summary["accuracy_after"] >= 0.75
+    for name in ("trainer", "reward", "rollout-0", "rollout-1"):
+        assert (folder / "logs" / f"{name}.log").read_text(), f"the log of {name} came home"
+    spec = json.loads((folder / "processes" / "rollout-0.json").read_text())
+    assert spec["curve_dir"], "off loopback messages are encrypted"
+    assert (folder / "final" / "config.json").is_file()
+    assert in_cluster.placement_groups() == []
     refused = ray_job(in_cluster, *entry, "num_steps=0", f"runs_dir={runs_dir}")
     assert refused.returncode != 0
     assert "num_steps: must be greater than 0" in refused.stdout + refused.stderr
