@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import socket
 from typing import Any
 
 import pytest
 
 from areal_like.errors import UserError
-from controller.launch.cluster.connection import import_ray
+from controller.launch.cluster.connection import Cluster, import_ray
 from controller.overrides import load_config
 
 RAY = ["launch.kind=ray", "runs_dir=/tmp/runs"]
@@ -73,6 +74,18 @@ def test_section_for_ray_without_ray_is_refused():
 def test_devices_are_the_ones_ray_shows_each_process():
     config = load_config("quickstart", [*RAY, "rollout.engine.device=cuda", "rollout.num_workers=3"]).config
     assert config.rollout_devices == ("cuda",) * 3
+
+
+def test_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyPatch):
+    """Ray itself tries for more than ten minutes."""
+    pytest.importorskip("ray", reason="ray is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(UserError, match=f"no Ray cluster to be reached at `{address}`"):
+        Cluster(address).open("test")
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UserError, match="no Ray cluster"):
+        Cluster("auto").open("test")
 
 
 def test_missing_ray_is_one_sentence_naming_the_extra(monkeypatch: pytest.MonkeyPatch):

@@ -54,7 +54,7 @@ def losses(run):
     return [row for row in run.metrics("process") if row["event"] == "lost"]
 
 
-def ray_job(nodes: RayNodes, *words: str, timeout_s: float = 400.0) -> subprocess.CompletedProcess[str]:
+def ray_job(nodes: RayNodes, *words: str, timeout_s: float = 900.0) -> subprocess.CompletedProcess[str]:
     command = [RAY, "job", *words]
     return subprocess.run(
         command, env={**nodes.environment, "RAY_API_SERVER_ADDRESS": nodes.dashboard, "RAY_ADDRESS": nodes.dashboard},

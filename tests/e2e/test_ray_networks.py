@@ -62,12 +62,13 @@ def test_job_across_two_networks_is_encrypted_and_streams_its_weights(two_networ
     words = [
         "launch.ray.trainer={cpus: 0.5, resources: {second: 1}}",
         "launch.ray.reward={cpus: 0.5, resources: {second: 1}}",
-        "launch.ray.rollout={cpus: 0.5, resources: {first: 1}}", "rollout.num_workers=2", "name=networks",
+        "launch.ray.rollout={cpus: 0.5, resources: {first: 1}}",
+        "rollout.num_workers=2", "name=networks", "warm_start=null",
     ]  # fmt: skip
     done = subprocess.run(
         [*head, sys.executable, "-P", "-m", "controller", "train", CLUSTER, *short, *words, f"runs_dir={runs_dir}"],
         env={**two_networks.environment, "PYTHONPATH": str(REPOSITORY)}, cwd=tmp_path,
-        capture_output=True, text=True, timeout=400, check=False,
+        capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     folder = runs_dir / "networks"

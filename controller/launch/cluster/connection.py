@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from controller.launch.cluster.seating import Node
 
 log = logging.getLogger(__name__)
 
+KNOCK_S = 10.0
+"""A cluster that is there lets us connect within this time."""
 OWN_RESOURCES = ("node:", "memory", "object_store_memory", "bundle_", "accelerator_type:")
 """Names that Ray itself gives to nodes."""
 
@@ -42,6 +45,7 @@ class Cluster:
                 where="launch.ray.address",
                 remedy="start on a node of the cluster, or `ray job submit`",
             )
+        _knock(self._address)
         try:
             ray.init(
                 address=self._address,
@@ -132,6 +136,18 @@ def _runtime_env() -> dict[str, Any]:
     inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     ours = str(Path(areal_like.__file__).resolve().parent.parent)
     return {"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys([ours, *inherited]))}}
+
+
+def _knock(address: str) -> None:
+    """Raises UserError where nobody listens: Ray itself would go on trying for many minutes."""
+    named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    host, colon, port = named.rpartition(":")
+    if not colon or not port.isdigit():
+        return  # Ray finds out by itself where it is
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
+    except OSError as error:
+        raise _refusal(error, named) from error
 
 
 def _refusal(error: Exception, address: str) -> UserError:
