@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import OperationError, UserError, first_line
+from areal_like.sockets import own_host
 from controller.launch.cluster import node_look
 from controller.launch.cluster.job_guard import JOB_VARIABLE
 from controller.launch.cluster.seating import Node
@@ -66,8 +67,16 @@ class Cluster:
 
     @property
     def own_address(self) -> str:
-        """Address of the node we are on."""
-        return str(import_ray().util.get_node_ip_address())
+        """Address of the node we are on; where it is none of this host's, that on the way to the cluster's head."""
+        ray = import_ray()
+        address = str(ray.util.get_node_ip_address())
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            with socket.socket(family) as probe:
+                probe.bind((address, 0))
+        except OSError:
+            return own_host(f"tcp://{ray.get_runtime_context().gcs_address}").strip("[]")
+        return address
 
     def nodes(self) -> list[Node]:
         """Living nodes, ours first, with what is free on them now."""
