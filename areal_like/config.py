@@ -168,6 +168,8 @@ class ProcessSpec(StartSpec):
     silence_s: float = 15.0
     """A peer not heard of for this long counts as lost."""
     mode: Mode = "async"
+    is_colocated: bool = False
+    """Engines and trainer share devices, and each releases its memory for the other."""
     model: ModelSettings
     sampling: SamplingSettings
     staleness: StalenessSettings

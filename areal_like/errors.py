@@ -43,6 +43,10 @@ class WeightError(OperationError):
     """A weight payload is missing, incomplete, corrupt or does not fit the model."""
 
 
+class TransferBroken(WeightError):
+    """A process group that carried weights broke off, or its deadline passed: the version may come another way."""
+
+
 class EngineError(OperationError):
     """The generation engine failed."""
 

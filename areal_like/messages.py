@@ -6,8 +6,8 @@ Arrays (`numpy.ndarray`, read-only after decoding) travel as raw ZeroMQ frames b
 Who sends what:
   every process -> hub      Hello, Heartbeat, Goodbye            hub -> process   Welcome, Refused, Shutdown
   rollout -> controller     Progress, SampleFinished, SampleReturned, VersionStaged, VersionLoaded, VersionFailed,
-                            Draining
-  controller -> rollout     Lease, SampleAck, CancelLeases, RecallLeases, AnnounceVersion, SwapVersion
+                            MemoryReleased, Draining
+  controller -> rollout     Lease, SampleAck, CancelLeases, RecallLeases, AnnounceVersion, SwapVersion, ReleaseMemory
   trainer -> controller     BatchRequest, VersionPublished, CheckpointSaved
   controller -> trainer     Batch, NoMoreBatches, SaveCheckpoint
   rollout -> reward         ScoreRequest                          reward -> rollout   ScoreReply, ScoreRefused
@@ -225,6 +225,17 @@ class SwapVersion(Message, frozen=True, kw_only=True):
     lineage: str
 
 
+class ReleaseMemory(Message, frozen=True, kw_only=True):
+    """Give the engine's memory back: the trainer, on the same devices, is next. The next AnnounceVersion ends it."""
+
+
+class MemoryReleased(Message, frozen=True, kw_only=True):
+    """The engine holds neither weights nor cache any more; `num_bytes` were given back, within `seconds`."""
+
+    num_bytes: int
+    seconds: float
+
+
 class VersionLoaded(Message, frozen=True, kw_only=True):
     """The worker samples with this version from now on."""
 
@@ -365,7 +376,7 @@ class StatsReply(Message, frozen=True, kw_only=True):
 ANY_MESSAGE = (
     Hello | Welcome | Refused | Heartbeat | Goodbye | Shutdown
     | Lease | Progress | SampleFinished | SampleReturned | SampleAck | CancelLeases | RecallLeases | Draining
-    | AnnounceVersion | VersionStaged | SwapVersion | VersionLoaded | VersionFailed
+    | ReleaseMemory | MemoryReleased | AnnounceVersion | VersionStaged | SwapVersion | VersionLoaded | VersionFailed
     | BatchRequest | Batch | NoMoreBatches | SaveCheckpoint | VersionPublished | CheckpointSaved
     | ScoreRequest | ScoreReply | ScoreRefused | StatsRequest | StatsReply
 )  # fmt: skip

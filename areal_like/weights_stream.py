@@ -1,7 +1,7 @@
 """What the trainer and the rollout workers say to each other when weights travel through sockets.
 
 Owns: the messages, the chunk arithmetic, where a version is found (`Locator`). Refuses: sockets (channel.py), who is
-whose parent (trainer/fan_out.py), files.
+whose parent (trainer/fan_out.py), files, process groups (weights_group.py).
 
     rollout -> trainer   WayRequest, ParentRequest      trainer -> rollout   Way, NoWay, Parent
     rollout -> trainer or rollout worker (its parent)   ChunkRequest
@@ -21,26 +21,30 @@ import numpy as np
 
 from areal_like.errors import WeightError
 from areal_like.messages import Message
+from areal_like.weights_group import GroupCall, JoinRequest, NoGroup
 
 WINDOW_CHUNKS = 8
 """Chunks a receiver has asked for and not got yet; times the chunk's size it bounds what is under way to it."""
 
 
 class Locator(NamedTuple):
-    """Where a streamed version is found: the trainer's address, version and lineage."""
+    """Where a version is found: the trainer's address, version and lineage. `by_group`: the trainer also brings it to
+    all workers at once by a process group, if they come in time.
+    """
 
     address: str
     version: int
     lineage: str
+    by_group: bool = False
 
     def __str__(self) -> str:
-        return f"{self.address}/v{self.version:08d}-{self.lineage}"
+        return f"{'group+' * self.by_group}{self.address}/v{self.version:08d}-{self.lineage}"
 
     @classmethod
     def parse(cls, text: str) -> Locator | None:
         """None where `text` is no such place (then it is the path of a manifest)."""
-        found = re.fullmatch(r"(tcp://[^/]+)/v(\d{8,})-([\w.-]{1,64})", text)
-        return cls(found[1], int(found[2]), found[3]) if found else None
+        found = re.fullmatch(r"(group\+)?(tcp://[^/]+)/v(\d{8,})-([\w.-]{1,64})", text)
+        return cls(found[2], int(found[3]), found[4], by_group=bool(found[1])) if found else None
 
 
 class Parcel(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +143,7 @@ class NoChunk(Message, frozen=True, kw_only=True):
     reason: str
 
 
-TO_TRAINER: frozenset[type] = frozenset({WayRequest, ParentRequest, ChunkRequest})
-FROM_TRAINER: frozenset[type] = frozenset({Way, NoWay, Parent, Chunk, NoChunk})
+TO_TRAINER: frozenset[type] = frozenset({WayRequest, ParentRequest, ChunkRequest, JoinRequest})
+FROM_TRAINER: frozenset[type] = frozenset({Way, NoWay, Parent, Chunk, NoChunk, GroupCall, NoGroup})
 TO_RELAY: frozenset[type] = frozenset({ChunkRequest})
 FROM_RELAY: frozenset[type] = frozenset({Chunk, NoChunk})

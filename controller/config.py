@@ -196,6 +196,9 @@ class RunConfig(Settings):
     """Everything random follows from it."""
     mode: Mode = "async"
     """`async`; `one_step_off`: batch n+1 is generated, whole, while batch n trains; `sync`: strict alternation."""
+    placement: Literal["disaggregated", "colocated"] = "disaggregated"
+    """`disaggregated`: engines and trainer have devices of their own; `colocated`: they share them in turns, and each
+    releases its memory while the other works (`mode: sync` only)."""
     runs_dir: str = "runs"
     """Folder that run folders are made in."""
     out: str | None = None
@@ -261,6 +264,26 @@ class RunConfig(Settings):
             filled["trainer"] = _replaced(trainer, "weights", _filled(weights, "kind", "stream"))
         return filled
 
+    @model_validator(mode="before")
+    @classmethod
+    def _pool_sets_its_workers(cls, data: Any) -> Any:
+        """A pool's size in GPUs or CPUs gives the number of its workers; validate judges one given against that."""
+        rollout = data.get("rollout") if isinstance(data, Mapping) else None
+        if not isinstance(rollout, Mapping):
+            return data
+        engine = _section(rollout, "engine")
+        sglang = _section(engine, "sglang") if engine.get("kind") == "sglang" else {}
+        for key, each in (("pool_gpus", sglang.get("tp_size", 1)), ("pool_cpus", rollout.get("threads", 1))):
+            size, each = rollout.get(key), 1 if each == "auto" else each
+            if isinstance(size, int) and isinstance(each, int) and each > 0 and size >= each:
+                return {**data, "rollout": _filled(rollout, "num_workers", size // each)}
+        return data
+
+    @property
+    def is_colocated(self) -> bool:
+        """placement: colocated"""
+        return self.placement == "colocated"
+
     @property
     def samples_per_step(self) -> int:
         """groups_per_step * group_size"""
@@ -317,7 +340,7 @@ class RunConfig(Settings):
     @property
     def rollout_devices(self) -> tuple[str, ...]:
         """Device of each rollout worker: plain `cuda` and several workers mean one GPU each (sglang: `tp_size` in a
-        row, named by the first), the trainer's left out."""
+        row, named by the first), the trainer's left out unless they are shared."""
         engine, count = self.rollout.engine, self.rollout.num_workers
         if self.launch.kind == "ray":  # Ray shows each process its own GPUs only
             return (engine.device,) * count
@@ -328,7 +351,7 @@ class RunConfig(Settings):
         index = 0
         while len(firsts) < count:
             wanted = [f"cuda:{index + offset}" for offset in range(width)]
-            is_free = not set(wanted) & set(self.trainer_devices)
+            is_free = self.is_colocated or not set(wanted) & set(self.trainer_devices)
             firsts += wanted[:1] if is_free else []
             index += width if is_free else 1
         return tuple(firsts)
@@ -356,6 +379,12 @@ class RunConfig(Settings):
             max_new_tokens=self.eval.max_new_tokens or self.sampling.max_new_tokens,
             stop_token_ids=self.sampling.stop_token_ids,
         )
+
+
+def _section(section: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A section inside a section, as far as it is one."""
+    inner = section.get(key)
+    return inner if isinstance(inner, Mapping) else {}
 
 
 def _filled(section: Any, key: str, value: object) -> Any:

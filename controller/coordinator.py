@@ -9,10 +9,11 @@ What each part decides:
   routing.py    which worker takes it, how much credit counts             migration.py  what moves to an idle worker
   eval_pins.py  evaluations at one pinned version                         finishing.py  why and how the run ends
   turns.py      whose turn it is to swap, who is late                     waiting.py    who waits for whom
+  alternation.py  whose turn it is to use devices that are shared
   state.py      what is remembered
 
-Every event is settled in one fixed order: deadlines, overdue groups, the trainer's request, evaluations, announcements,
-leases, migrations, the end. The reasons for the rules are in docs/decisions/0002-coordinator.md.
+Every event is settled in one fixed order: deadlines, overdue groups, the trainer's request, the handover of devices,
+evaluations, announcements, leases, migrations, the end. The reasons for the rules: docs/decisions/0002-coordinator.md.
 """
 
 from __future__ import annotations
@@ -21,7 +22,18 @@ from collections.abc import Collection
 
 from areal_like.errors import UserError
 from areal_like.trajectory import NO_VERSION
-from controller import eval_pins, finishing, leasing, migration, reports, selection, turns, waiting, workers
+from controller import (
+    alternation,
+    eval_pins,
+    finishing,
+    leasing,
+    migration,
+    reports,
+    selection,
+    turns,
+    waiting,
+    workers,
+)
 from controller import protocol as p
 from controller.fates import drop_group
 from controller.groups import Group, GroupTable, Sample
@@ -138,6 +150,8 @@ class Coordinator:
                 workers.version_loaded(state, event)
             case p.WorkerVersionFailed():
                 workers.version_failed(state, event)
+            case p.WorkerReleased():
+                alternation.released(state, event)
             case p.BatchRequested():
                 state.requested = event.step
             case p.Published():
@@ -193,6 +207,7 @@ class Coordinator:
         state.version, state.manifest_path = event.version, event.manifest_path
         state.recorded = {step: groups for step, groups in state.recorded.items() if step > event.version}
         state.progress += 1
+        alternation.published(state)
         eval_pins.on_published(state)
 
     def _take_checkpoint(self, event: p.CheckpointTaken) -> None:
@@ -222,6 +237,7 @@ class Coordinator:
         self._drop_overdue()
         if self._serve_trainer():
             self._drop_overdue()
+        alternation.advance(state)
         eval_pins.advance(state)
         if state.is_roster_news or state.eval_jobs or state.now_s >= state.roster_due_s:
             turns.judge_late(state)
@@ -240,6 +256,8 @@ class Coordinator:
         """Answer the trainer's request if it can be; True where a new batch was formed."""
         state, step = self._state, self._state.requested
         if step is None or (state.phase is Phase.FINISHING and step > state.last_step):
+            return False
+        if not alternation.may_hand_over(state):
             return False
         if step <= state.shipped:
             self._send_recorded(step)
@@ -292,7 +310,7 @@ class Coordinator:
         state = self._state
         state.requested = None
         state.sent = max(state.sent, step)
-        state.emit(p.SendBatch(step=step, lineage=state.lineage, groups=groups, is_replay=is_replay))
+        alternation.hand_over(state, p.SendBatch(step=step, lineage=state.lineage, groups=groups, is_replay=is_replay))
 
 
 def _remember(state: RunState, ledger: p.LedgerState) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.config import RunConfig
+from controller.pool_sizes import gpus_of_run, pool_sizes
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,12 @@ def derive(config: RunConfig, *, num_rows: int | None = None, model: dict[str, A
         epochs = config.num_groups / num_rows
         found.append(Derived("rows", f"{num_rows:,}", "data.train"))
         found.append(Derived("epochs needed", f"{epochs:.2f}", "num_steps x groups_per_step / rows"))
+    for pool in pool_sizes(config):
+        size = f"{pool.gpus} GPU{'s' * (pool.gpus > 1)}" if pool.gpus else f"{pool.cpus} CPU{'s' * (pool.cpus > 1)}"
+        found.append(Derived(f"{pool.name} pool", size, pool.words))
+    if num_gpus := gpus_of_run(config):
+        how = "the largest pool: they share devices" if config.is_colocated else "all pools together"
+        found.append(Derived("GPUs of the run", f"{num_gpus}", how))
     devices = config.rollout_devices
     if len(set(devices)) > 1:
         places = f"rollout on {', '.join(devices)}; trainer on {config.trainer.device}"

@@ -10,7 +10,7 @@ training work may exist, evaluations get at most half of a worker's credits, the
 from __future__ import annotations
 
 from areal_like.trajectory import NO_VERSION
-from controller import eval_pins
+from controller import alternation, eval_pins
 from controller import protocol as p
 from controller.admission import may_start_group
 from controller.groups import Group, Sample
@@ -20,7 +20,7 @@ from controller.state import Phase, RunState, Worker
 
 def assign(state: RunState) -> None:
     """Lease everything that can be leased now; one message per worker."""
-    if state.phase is Phase.OVER or not _has_work(state):
+    if state.phase is Phase.OVER or not alternation.is_engines_time(state) or not _has_work(state):
         return
     router = Router(state)
     if router.is_full:

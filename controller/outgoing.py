@@ -120,7 +120,8 @@ class Outgoing:
         self._hub.forget(peer)
         self._on_unreachable(peer)
         if info.role == "rollout":
-            self._lost.append(p.WorkerLost(worker=peer, reason="unreachable", incarnation=info.incarnation))
+            lost = p.WorkerLost(worker=peer, reason="unreachable", incarnation=info.incarnation, may_live=True)
+            self._lost.append(lost)
 
     def _task(self, order: p.LeaseOrder) -> m.SampleTask:
         is_eval, settings = order.purpose == "eval", self._settings

@@ -27,6 +27,7 @@ from controller.config import RunConfig, missing, silent_endpoints
 from controller.config_problems import Problem
 from controller.data import Table, load_demonstrations, load_eval, load_train
 from controller.launch.cluster.survey import survey
+from controller.pool_sizes import fit_problem
 from controller.reward_services import problems_of
 from controller.telemetry.sink_kinds import is_installed, sinks_of
 from controller.validate import positions_of
@@ -235,6 +236,9 @@ def _devices(config: RunConfig) -> Iterator[Problem]:
     num_gpus = _num_gpus()
     if num_gpus == 0:
         yield Problem(tuple(wanted), "wants CUDA, and there is no NVIDIA GPU on this machine", "device: cpu")
+        return
+    if (problem := fit_problem(config, num_gpus)) is not None:
+        yield problem
         return
     for device in dict.fromkeys([*config.rollout_devices, *config.trainer_devices]):
         index = int(device.partition(":")[2] or 0) if device.startswith("cuda") else 0

@@ -81,6 +81,8 @@ class WorkerLost(Event, frozen=True):
     is_permanent: bool = False
     incarnation: str | None = None
     """Which process was lost, if known: the loss of an older one than the last that joined is ignored."""
+    may_live: bool = False
+    """Only the way to it is lost: its process may still hold memory."""
 
 
 class WorkerVersionStaged(Event, frozen=True):
@@ -170,6 +172,13 @@ class LeaseReturned(Event, frozen=True):
     worker: str
     part: PartialReport
     reason: str
+
+
+class WorkerReleased(Event, frozen=True):
+    """The worker has released its engine's memory, as it was told to; it has no version any more."""
+
+    worker: str
+    num_bytes: int
 
 
 class BatchRequested(Event, frozen=True):
@@ -383,6 +392,19 @@ class SendSwap(Effect, frozen=True):
     worker: str
     version: int
     lineage: str
+
+
+class SendRelease(Effect, frozen=True):
+    """The worker gives its engine's memory back until a version is announced to it."""
+
+    worker: str
+
+
+class EndWorker(Effect, frozen=True):
+    """End the worker's process: others wait for what it holds. It is started again within its budget."""
+
+    worker: str
+    reason: str
 
 
 class SendBatch(Effect, frozen=True):

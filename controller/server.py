@@ -254,6 +254,9 @@ class Server:
                 self._journal.measure(
                     "swap", worker=peer, version=message.version, stage_s=message.stage_s, pause_s=message.pause_s
                 )
+            case m.MemoryReleased():
+                self._tracer.instant("memory_released", lane=peer, num_bytes=message.num_bytes)
+                self._journal.measure("release", worker=peer, num_bytes=message.num_bytes, seconds=message.seconds)
             case m.VersionPublished():
                 self._tracer.instant("version_published", version=message.version)
                 if message.note:
@@ -314,6 +317,11 @@ class Server:
                 self._out.version(effect)
             case p.SendSwap():
                 self._out.send(effect.worker, m.SwapVersion(version=effect.version, lineage=effect.lineage))
+            case p.SendRelease():
+                self._out.send(effect.worker, m.ReleaseMemory())
+            case p.EndWorker():
+                self._display.note(f"{effect.worker} is ended: {effect.reason}", "warning")
+                self._supervisor.end(effect.worker, effect.reason)
             case p.SendBatch():
                 self._send_batch(effect)
             case p.SendNoMoreBatches():

@@ -53,6 +53,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """0: no periodic evaluation."""
     eval_at_start: bool = True
     eval_at_end: bool = True
+    is_colocated: bool = False
+    """Engines and trainer share devices, and each releases its memory for the other (alternation.py)."""
     keep_checkpoints: int = 2
     """Payloads are purged only when the oldest of this many newest checkpoints covers them."""
     max_sample_losses: int = 8

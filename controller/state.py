@@ -34,6 +34,14 @@ class Phase(Enum):
     OVER = "over"
 
 
+class Holder(Enum):
+    """Who may use the devices that engines and trainer share (alternation.py)."""
+
+    ENGINES = "engines"
+    HANDOVER = "handover"
+    TRAINER = "trainer"
+
+
 @dataclass(slots=True)
 class Lease:
     """One attempt at one sample. A void lease belonged to a lost worker; its result is still welcome."""
@@ -91,6 +99,10 @@ class Worker:
     has_turn: bool = False
     """It was told to swap in what it has staged."""
     pin: EvalJob | None = None
+    has_memory: bool = False
+    """A version was announced to this process, and it has not released its memory since."""
+    release_due_s: float | None = None
+    """When it must have released its memory; None: it was not asked to."""
     roster: Workers | None = field(default=None, repr=False, compare=False)
     """Who wants to know of changes."""
 
@@ -147,6 +159,10 @@ class RunState:
         self.recorded: dict[int, tuple[p.BatchGroup, ...]] = {}
         self.replayed: set[int] = set()
         self.checkpoints: list[int] = []
+        # devices that engines and trainer share
+        self.holder = Holder.ENGINES
+        self.held_batch: p.SendBatch | None = None
+        """For the trainer, once no engine has memory."""
         # groups
         self.table = GroupTable(settings.group_size)
         self.num_drawn = 0

@@ -87,6 +87,8 @@ class Supervisor:
         self._wards: dict[str, Ward] = {}
         self._exits: list[tuple[float, Exit]] = []
         """Seen at, not judged yet."""
+        self._condemned: dict[str, str] = {}
+        """Processes to end, with the reason."""
         self.restarts = 0
 
     def add(self, spec: ProcessSpec, spec_path: Path, max_restarts: int, now_s: float) -> None:
@@ -116,6 +118,10 @@ class Supervisor:
         """It announced that it leaves for good, or has left."""
         ward = self._wards.get(name)
         return ward is None or ward.leaves_by_s is not None
+
+    def end(self, name: str, reason: str) -> None:
+        """Others wait for this process in vain: `tick` kills it and starts it again, within its budget."""
+        self._condemned[name] = reason
 
     def lost_touch(self, name: str, now_s: float) -> None:
         """It cannot be reached: it says Hello again within the time of a start, or counts as lost."""
@@ -154,6 +160,7 @@ class Supervisor:
         due.sort(key=lambda end: last_error(tail_of(self._launcher.log_of(end.name))).startswith(ECHO))
         losses = [loss for end in due if (loss := self._on_exit(end, now_s)) is not None]
         losses.extend(self._on_silence(self._hub.silent(self._silence_s), now_s))
+        losses.extend(self._end_condemned(now_s))
         for name, ward in list(self._wards.items()):
             if ward.start_due_s is not None and ward.start_due_s <= now_s and not self._lingers(name):
                 await self._start(ward, now_s)
@@ -196,6 +203,17 @@ class Supervisor:
             if ward is not None and ward.start_due_s is None and not self._has_ended(name):
                 self._launcher.kill(name)
                 losses.append(self._lose(ward, f"silent for {self._silence_s:g} s", now_s))
+        return losses
+
+    def _end_condemned(self, now_s: float) -> list[Loss]:
+        condemned, self._condemned = self._condemned, {}
+        losses = []
+        for name, reason in condemned.items():
+            ward = self._wards.get(name)
+            if ward is not None and ward.start_due_s is None and not self._has_ended(name):
+                self._hub.forget(name)
+                self._launcher.kill(name)
+                losses.append(self._lose(ward, reason, now_s))
         return losses
 
     def _late_starter(self, ward: Ward, now_s: float) -> list[Loss]:

@@ -22,6 +22,7 @@ SPEAKERS: Mapping[type[m.Message], m.Role] = {
     m.VersionLoaded: "rollout",
     m.VersionFailed: "rollout",
     m.Draining: "rollout",
+    m.MemoryReleased: "rollout",
     m.BatchRequest: "trainer",
     m.VersionPublished: "trainer",
     m.CheckpointSaved: "trainer",
@@ -72,6 +73,8 @@ def translate(peer: str, message: m.Message, *, is_eval: Callable[[int], bool]) 
                 worker=peer, version=message.version, lineage=message.lineage, reason=message.reason
             )
             return Told(failed)
+        case m.MemoryReleased():
+            return Told(p.WorkerReleased(worker=peer, num_bytes=message.num_bytes))
         case m.BatchRequest():
             return Told(p.BatchRequested(step=message.step))
         case m.VersionPublished():

@@ -23,6 +23,8 @@ from controller.config import (
     soft_zones,
 )
 from controller.config_problems import Problem, nearest, show
+from controller.group_problems import group_problems
+from controller.pool_sizes import placement_problems, pool_problems
 from controller.rank_problems import rank_problems
 from controller.validate_cluster import cluster_problems
 from controller.validate_engine import device_problems, emulation_problems, engine_problems, rollout_problems
@@ -52,6 +54,9 @@ def cross_check(config: RunConfig) -> list[Problem]:
         _launch,
         cluster_problems,
         _weights,
+        group_problems,
+        pool_problems,
+        placement_problems,
         _metrics,
     ):
         problems += check(config)

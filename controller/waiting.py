@@ -6,6 +6,7 @@ Owns: sentences. Refuses: changing anything.
 from __future__ import annotations
 
 from areal_like import staleness
+from controller import alternation
 from controller.admission import has_draws, may_start_group
 from controller.state import Phase, RunState, Worker
 
@@ -21,6 +22,7 @@ def waits(state: RunState) -> list[str]:
         lines.extend(_ending(state))
     elif state.requested is not None:
         lines.append(_batch_wait(state))
+    lines.extend(alternation.waits(state))
     for worker in state.workers.values():
         if line := _worker_wait(state, worker):
             lines.append(line)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection
 
 from areal_like.trajectory import NO_VERSION
-from controller import eval_pins
+from controller import alternation, eval_pins
 from controller import protocol as p
 from controller.reports import requeue
 from controller.state import Phase, RunState, Worker
@@ -26,11 +26,13 @@ def join(state: RunState, event: p.WorkerJoined) -> None:
         worker.quarantine, worker.load_attempts, worker.unloadable = "", 0, NO_VERSION
         worker.end_load()
         worker.is_draining, worker.speed, worker.steps_per_s = False, 0.0, 0.0
+        alternation.forget_memory(worker)
     else:
         if worker.voided:  # it may still be busy with what is leased to others by now
             state.emit(p.SendCancel(worker=worker.name, lease_ids=tuple(sorted(worker.voided))))
             worker.voided.clear()
         worker.is_retold = True
+        worker.release_due_s = None
     worker.incarnation, worker.capacity = event.incarnation, event.capacity
     worker.num_slots = state.settings.slots_of(event.capacity)
     worker.is_present, worker.is_gone = True, False
@@ -45,6 +47,8 @@ def lose(state: RunState, event: p.WorkerLost) -> None:
     num_held = len(worker.outstanding)
     _take_leases_back(state, worker)
     worker.is_present, worker.is_gone = False, event.is_permanent
+    if state.settings.is_colocated and not event.may_live:
+        alternation.forget_memory(worker)
     back = f"; {num_held} samples go back to the queue" if num_held or not worker.is_draining else ""
     kind, verb = ("worker_left", "left") if worker.is_draining else ("worker_lost", "is lost")
     state.note(kind, f"{worker.name} {verb} ({event.reason}){back}")
@@ -137,7 +141,7 @@ def quarantine(state: RunState, worker: Worker, reason: str) -> None:
 
 def announce(state: RunState) -> None:
     """Tell every worker the version it should load: the newest, or the one its evaluation is pinned to."""
-    if state.version == NO_VERSION:
+    if state.version == NO_VERSION or not alternation.is_engines_time(state):
         return
     for worker in state.workers.values():
         if not worker.is_present or worker.is_draining:
@@ -150,7 +154,7 @@ def announce(state: RunState) -> None:
             is_due = state.now_s >= worker.retry_at_s
         if is_due:
             worker.load_attempts = worker.load_attempts + 1 if target == worker.announced else 1
-            worker.announced, worker.is_retold = target, False
+            worker.announced, worker.is_retold, worker.has_memory = target, False, True
             worker.retry_at_s = state.now_s + state.settings.load_retry_s
             worker.end_load()
             worker.load_due_s = state.now_s + state.settings.load_deadline_s

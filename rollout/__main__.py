@@ -90,7 +90,10 @@ def make_engine(spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, t
         return make_sglang(spec, settings, model_dir, tracer)
     from rollout.engine.embedded import EmbeddedEngine  # imports torch
 
-    return EmbeddedEngine(model_dir, settings.engine, dtype=dtype, num_threads=spec.num_threads, tracer=tracer)
+    return EmbeddedEngine(
+        model_dir, settings.engine, dtype=dtype, num_threads=spec.num_threads, tracer=tracer,
+        starts_empty=spec.is_colocated,
+    )  # fmt: skip
 
 
 def make_sglang(spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tracer: Tracer) -> Engine:

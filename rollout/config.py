@@ -78,6 +78,10 @@ class RolloutSettings(Settings):
 
     num_workers: int = Field(1, gt=0)
     """Rollout worker processes."""
+    pool_gpus: int | None = Field(None, gt=0)
+    """Size of the pool in GPUs, instead of num_workers: one worker for each (SGLang: for each `tp_size` of them)."""
+    pool_cpus: int | None = Field(None, gt=0)
+    """Size of the pool in CPUs, instead of num_workers: one worker for each `threads` of them (auto: 1)."""
     engine: EngineSettings = EngineSettings()
     """The engine inside each worker."""
     interruption: Literal["recompute", "keep_kv", "drain"] = "recompute"

@@ -21,6 +21,7 @@ from typing import TypeVar
 from areal_like.errors import ChannelError, DeadlineExceeded, OperationError, WeightError
 from areal_like.messages import Message, Welcome
 from areal_like.weights_delta import Base
+from areal_like.weights_group import GroupCall, JoinRequest, NoGroup
 from areal_like.weights_stream import (
     FROM_RELAY,
     FROM_TRAINER,
@@ -85,6 +86,17 @@ class Fetcher:
         if isinstance(reply, NoWay):
             raise WeightError(f"version {locator.version} is not to be had: {reply.reason}")
         return reply.parcels
+
+    async def join(self, address: str, request: JoinRequest) -> GroupCall | NoGroup:
+        """The trainer's answer, once it has gathered the group; the caller sets the deadline."""
+        wanted = (request.version, request.lineage)
+
+        def pick(message: Message) -> GroupCall | NoGroup | None:
+            if isinstance(message, GroupCall | NoGroup) and (message.version, message.lineage) == wanted:
+                return message
+            return None
+
+        return await self._ask(address, request, pick)
 
     async def fetch(self, locator: Locator, file: ChunkFile) -> None:
         """Fill `file`. Raises WeightError when nobody has the parcel any more; the caller sets the deadline."""

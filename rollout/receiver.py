@@ -1,10 +1,11 @@
 """From the place a version was announced at to a complete, verified version on this host.
 
-Owns: which way a version comes (a manifest's path, deltas in a folder, a stream), its deadline, what is kept as a base.
-Refuses: when a version is swapped in (versions.py), loading it (the engine).
+Owns: which way a version comes (a manifest's path, deltas in a folder, a stream, a process group), its deadline, what
+is kept as a base. Refuses: when a version is swapped in (versions.py), loading it (the engine).
 
 The contract with an engine: `receive` returns the path of a full version's manifest (areal_like.weights), whose payload
 lies beside it: safetensors wherever deltas or sockets are used, complete and verified. Generation goes on meanwhile.
+`meet` returns a call to the process group instead, which the engine itself follows; who is not called takes the stream.
 Nothing is opened before the first version that needs it: a worker that gets plain paths has no folder and no hub.
 """
 
@@ -16,12 +17,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from areal_like.errors import UserError, WeightError
 from areal_like.weights import WeightManifest, map_payload
 from areal_like.weights_catalog import AnyManifest, Catalog, decode_manifest, read_manifest
 from areal_like.weights_delta import DELTA_MANIFEST_SUFFIX, DeltaManifest
+from areal_like.weights_group import GroupCall, JoinRequest
 from areal_like.weights_stream import Locator
 from rollout.chunks import ChunkFile
 from rollout.fetching import Fetcher, MakeWire
@@ -40,6 +42,10 @@ class Receiver(Protocol):
         """The manifest of the announced version, complete and verified on this host. Raises WeightError."""
         ...
 
+    async def meet(self, place: str, deadline_s: float, who: JoinAs) -> GroupCall | None:
+        """The call to the process group that brings the announced version; None where it comes otherwise."""
+        ...
+
     async def run(self) -> None:
         """Serve other workers for ever. Stop: cancelled."""
         ...
@@ -55,6 +61,13 @@ class Receiver(Protocol):
     async def close(self) -> None:
         """Give everything back."""
         ...
+
+
+class JoinAs(NamedTuple):
+    """How an engine takes part in a process group: so many places, on devices of this kind."""
+
+    num_ranks: int
+    device: Literal["cpu", "cuda"]
 
 
 class VersionReceiver:
@@ -94,6 +107,26 @@ class VersionReceiver:
             raise WeightError(f"{place} did not arrive within {deadline_s:g} s") from None
         except UserError as error:
             raise WeightError(str(error)) from error
+
+    async def meet(self, place: str, deadline_s: float, who: JoinAs) -> GroupCall | None:
+        """See Receiver. The trainer answers when it has gathered the others."""
+        locator = Locator.parse(place)
+        if locator is None or not locator.by_group or not who.num_ranks:
+            return None
+        request = JoinRequest(
+            version=locator.version, lineage=locator.lineage, num_ranks=who.num_ranks, device=who.device
+        )
+        try:
+            async with asyncio.timeout(deadline_s):
+                fetcher = await self._start_stream()
+                reply = await fetcher.join(locator.address, request)
+        except (TimeoutError, UserError) as error:
+            log.warning("no call to the group of version %d: %s", locator.version, error or f"within {deadline_s:g} s")
+            return None
+        if isinstance(reply, GroupCall):
+            return reply
+        log.info("version %d comes as a stream: %s", locator.version, reply.reason)
+        return None
 
     async def run(self) -> None:
         """Serve other workers what comes here. Waits for the first stream; its waker is `receive`."""

@@ -11,18 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
-from areal_like.errors import DeadlineExceeded, EngineError, WeightError
-from areal_like.messages import AnnounceVersion, SwapVersion, VersionFailed, VersionLoaded, VersionStaged
+from areal_like.errors import DeadlineExceeded, EngineError, TransferBroken, WeightError
+from areal_like.messages import (
+    AnnounceVersion,
+    MemoryReleased,
+    SwapVersion,
+    VersionFailed,
+    VersionLoaded,
+    VersionStaged,
+)
 from areal_like.trace import Tracer
 from rollout.doing import Doing
-from rollout.engine.port import Engine, Interruption
-from rollout.receiver import Receiver
+from rollout.engine.port import Engine, Interruption, LoadReport
+from rollout.receiver import JoinAs, Receiver
 
 log = logging.getLogger(__name__)
 
+Load = Callable[[Interruption], Awaitable[LoadReport]]
 TURN_S = 600.0
 """Longest wait of a staged version for its turn: far more than a round of all workers takes."""
 
@@ -66,7 +75,7 @@ class VersionLoader:
         engine: Engine,
         gate: VersionGate,
         interruption: Interruption,
-        report: Callable[[VersionStaged | VersionLoaded | VersionFailed], None],
+        report: Callable[[VersionStaged | VersionLoaded | VersionFailed | MemoryReleased], None],
         park_all: Callable[[], None],
         doing: Doing,
         tracer: Tracer,
@@ -87,6 +96,8 @@ class VersionLoader:
         self._num_loaded = 0
         self._num_failed = 0
         self._num_superseded = 0
+        self._num_broken = 0
+        self._is_release_due = False
 
     def announce(self, message: AnnounceVersion) -> None:
         """A version was announced; the newest announcement wins."""
@@ -101,6 +112,11 @@ class VersionLoader:
         self._turn = (message.version, message.lineage)
         self._turn_wake.set()
 
+    def release(self) -> None:
+        """The engine's memory is wanted by others: give it back once what is being loaded has been."""
+        self._is_release_due = True
+        self._wake.set()
+
     def report_again(self) -> None:
         """Tell once more which version is in use, if any is."""
         if self.loaded is not None:
@@ -108,13 +124,14 @@ class VersionLoader:
             self._report(VersionLoaded(version=version, lineage=lineage, stage_s=0.0, pause_s=0.0))
 
     def counters(self) -> dict[str, float]:
-        """Versions loaded, failed, and superseded before their turn; what the receiver counts."""
+        """Versions loaded, failed, superseded before their turn, and broken off; what the receiver counts."""
         received = self._receiver.counters() if self._receiver is not None else {}
         return {
             **received,
             "versions_loaded": float(self._num_loaded),
             "versions_failed": float(self._num_failed),
             "versions_superseded": float(self._num_superseded),
+            "versions_broken": float(self._num_broken),
         }
 
     async def run(self) -> None:
@@ -128,13 +145,30 @@ class VersionLoader:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            if self._is_release_due:
+                await self._release()
             target, self._target = self._target, None
             if target is not None:
                 await self._load(target)
 
+    async def _release(self) -> None:
+        """Samples wait for a version from now on; the next announcement brings one, whichever it is."""
+        self._is_release_due = False
+        self._gate.set(-1)
+        self._park_all()
+        started_s = self._tracer.now_s()
+        num_bytes = await self._engine.release_memory()
+        self.loaded = None
+        ended_s = self._tracer.now_s()
+        self._tracer.complete("release_memory", started_s, ended_s, "versions", num_bytes=num_bytes)
+        log.info("released %d bytes in %.3f s", num_bytes, ended_s - started_s)
+        self._report(MemoryReleased(num_bytes=num_bytes, seconds=ended_s - started_s))
+
     async def _load(self, target: AnnounceVersion) -> None:
         if self.loaded == (target.version, target.lineage):  # asked again, e.g. by a controller that missed our answer
             self.report_again()
+            return
+        if await self._came_by_group(target):
             return
         started_s = self._tracer.now_s()
         try:
@@ -148,9 +182,36 @@ class VersionLoader:
             return
         self._doing.loading(True)
         try:
-            await self._swap(target, manifest_path, arrived_s)
+            await self._swap(target, partial(self._engine.load_version, manifest_path), arrived_s)
         finally:
             self._doing.loading(False)
+
+    async def _came_by_group(self, target: AnnounceVersion) -> bool:
+        """Take the version by the process group, if the trainer calls us to one.
+
+        False where it is to be had otherwise: the group is for who comes in time, and any failure of it ends there. A
+        payload that arrived damaged is the worker's failure, and said as such.
+        """
+        can = self._engine.capabilities
+        if self._receiver is None or not can.group_ranks or target.is_held:
+            return False
+        started_s = self._tracer.now_s()
+        call = await self._receiver.meet(
+            target.manifest_path, target.deadline_s / 2, JoinAs(can.group_ranks, can.device)
+        )
+        if call is None:
+            return False
+        waited_s = self._tracer.now_s() - started_s
+        self._doing.loading(True)
+        try:
+            await self._swap(target, partial(self._engine.load_from_group, call), waited_s)
+        except TransferBroken as error:
+            self._num_broken += 1
+            log.warning("version %d comes as a stream: %s", target.version, error)
+            return False
+        finally:
+            self._doing.loading(False)
+        return True
 
     async def _receive(self, target: AnnounceVersion) -> Path:
         if self._receiver is None:
@@ -184,7 +245,8 @@ class VersionLoader:
         self._report(VersionStaged(version=target.version, lineage=target.lineage))
         return None
 
-    async def _swap(self, target: AnnounceVersion, manifest_path: Path, arrived_s: float) -> None:
+    async def _swap(self, target: AnnounceVersion, load: Load, arrived_s: float) -> None:
+        """Raises TransferBroken: nothing was said, another way may do."""
         if self.loaded is not None and target.version <= self.loaded[0]:
             log.warning("rollback from version %d to %d of lineage %s", self.loaded[0], target.version, target.lineage)
             self._gate.set(-1)
@@ -192,7 +254,10 @@ class VersionLoader:
             await asyncio.sleep(0)  # the engine hears of it before the swap
         started_s = self._tracer.now_s()
         try:
-            report = await self._engine.load_version(manifest_path, self._interruption)
+            report = await load(self._interruption)
+        except TransferBroken:
+            self._gate.set(self._engine.version)
+            raise
         except WeightError as error:
             if self._receiver is not None:
                 self._receiver.forget()

@@ -42,6 +42,7 @@ from areal_like.messages import (
     Progress,
     RecallLeases,
     Refused,
+    ReleaseMemory,
     SampleAck,
     Shutdown,
     SwapVersion,
@@ -64,8 +65,11 @@ from rollout.workflow import Workflow
 log = logging.getLogger(__name__)
 
 ACCEPT: frozenset[type] = frozenset(
-    {Welcome, Refused, Shutdown, Goodbye, Lease, SampleAck, CancelLeases, RecallLeases, AnnounceVersion, SwapVersion}
-)
+    {
+        Welcome, Refused, Shutdown, Goodbye, Lease, SampleAck, CancelLeases, RecallLeases, AnnounceVersion, SwapVersion,
+        ReleaseMemory,
+    }
+)  # fmt: skip
 """What the controller may say to us (heartbeats are the channel's own)."""
 
 RESEND_S = 10.0
@@ -241,6 +245,8 @@ class RolloutWorker:
                 self._loader.announce(message)
             case SwapVersion():
                 self._loader.swap(message)
+            case ReleaseMemory():
+                self._loader.release()
             case Shutdown():
                 self._farewell = (message.reason, message.deadline_s)
                 self._told.set()

@@ -102,12 +102,32 @@ class DeltaSettings(Settings):
     """Effort of the compression (zstd level)."""
 
 
+class GroupSettings(Settings):
+    """`kind: distributed`: the process group of trainer and engines. Its wire is plain, as between trainer ranks."""
+
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """`auto`: nccl where trainer and engines are all on GPUs of their own, else gloo."""
+    bucket_mb: float = Field(64.0, gt=0)
+    """Tensors are sent together in messages of about this size, MB."""
+    gather_s: float = Field(3.0, gt=0)
+    """Longest wait for a worker that took part before; who comes later takes the version as a stream."""
+    transfer_s: float = Field(60.0, gt=0)
+    """Deadline for meeting, and for the payload, during which generation stands still; past it the version comes as a
+    stream."""
+
+    @property
+    def bucket_bytes(self) -> int:
+        """bucket_mb in bytes"""
+        return max(1, int(self.bucket_mb * 1e6))
+
+
 class WeightStoreSettings(Settings):
     """How a version reaches the engines."""
 
-    kind: Literal["shm", "disk", "stream"] = "shm"
+    kind: Literal["shm", "disk", "stream", "distributed"] = "shm"
     """`shm`: flat file in shared memory; `disk`: safetensors in the run folder or in shared_dir; `stream`: through
-    sockets, in chunks, for hosts without a shared file system."""
+    sockets, in chunks, for hosts without a shared file system; `distributed`: by a process group of torch (nccl or
+    gloo) to all workers at once, while they stand still; who misses it takes the stream."""
     keep: int = Field(3, ge=2)
     """Versions kept; older ones are deleted."""
     shared_dir: str | None = None
@@ -123,6 +143,8 @@ class WeightStoreSettings(Settings):
     """`stream`: size of a chunk, KiB."""
     fan_out: int = Field(2, ge=1)
     """`stream`: workers that fetch from the trainer itself; the others fetch from workers, as many from each."""
+    group: GroupSettings = GroupSettings()
+    """`distributed`: its process group."""
 
     @property
     def layout(self) -> Literal["shm", "disk"]:

@@ -95,6 +95,16 @@ class PolicyOptimizer:
         self.zero_grad()
         return UpdateResult(grad_norm, lr, True)
 
+    def move(self, device: torch.device) -> int:
+        """Put the state there; the bytes that were elsewhere. The parameters are the caller's to move."""
+        num_bytes = 0
+        for entry in self._adamw.state.values():
+            for name, value in entry.items():
+                if isinstance(value, torch.Tensor) and value.device != device:
+                    num_bytes += value.nbytes
+                    entry[name] = value.to(device)
+        return num_bytes
+
     def moments(self) -> dict[str, dict[str, torch.Tensor]]:
         """AdamW's state by name of the parameter; of those that were updated at least once."""
         state = self._adamw.state

@@ -34,6 +34,7 @@ from trainer.backends.choice import choose_backend, make_backend
 from trainer.backends.port import Setup
 from trainer.batch import PreparedBatch
 from trainer.checkpoint import CheckpointState
+from trainer.colocation import SharedDevices
 from trainer.config import TrainerSettings
 from trainer.export import export_policy
 from trainer.model import load_causal_lm, num_parameters
@@ -132,6 +133,7 @@ class Training:
         self._step = TrainStep(
             self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, tracer=self._spans
         )
+        self._devices = SharedDevices(self.policy, reference, device, is_shared=spec.is_colocated, tracer=self._spans)
         self._backend_words = f"{choice.name} ({choice.reason})"
         self._record_setup(
             {
@@ -205,6 +207,7 @@ class Training:
         assert prepared.step == self.version + 1, f"batch of step {prepared.step} at version {self.version}"
         started_s = time.perf_counter()
         self.ranks.tell(Order.STEP)
+        self._devices.take()
         with said_as_lost("training together"):
             metrics = self._step.run(prepared)
         metrics["step_s"] = time.perf_counter() - started_s
@@ -235,6 +238,7 @@ class Training:
         with said_as_lost("gathering the weights"):
             policy = self._weights_in_parts() or self.model
         tensors = snapshot(policy, dtype=self.spec.model.dtype) if self.ranks.is_leader else {}
+        self._devices.leave()
         if (name := first_not_finite(tensors)) is not None:
             raise PolicyDiverged(version, f"{name} holds a value that is not finite")
         return lambda: self._writer.write(version, lineage, tensors)

@@ -1,7 +1,8 @@
 """Serves published versions to the rollout workers through sockets, chunk by chunk, as they ask.
 
 Owns: the trainer's hub for weights, the parcels being sent, one fan-out tree per parcel. Refuses: pushing anything,
-waiting for anybody, deciding when a version is due (worker.py) and what it consists of (publish_delta.py).
+waiting for anybody, deciding when a version is due (worker.py) and what it consists of (publish_delta.py). Versions
+that go by a process group (group_rounds.py) are gathered for over the same hub, and served here to who missed it.
 
 Map of the loops, on the trainer's event loop:
   run         waits for the hub; its waker is any rollout worker. Chunks and parents are answered at once.
@@ -17,7 +18,7 @@ import logging
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from areal_like.sockets import own_host
 from areal_like.weights import map_payload
 from areal_like.weights_catalog import AnyManifest, Catalog
 from areal_like.weights_delta import Base, DeltaManifest
+from areal_like.weights_group import JoinRequest, NoGroup
 from areal_like.weights_stream import (
     TO_TRAINER,
     Chunk,
@@ -45,8 +47,9 @@ from areal_like.weights_stream import (
     Way,
     WayRequest,
 )
-from trainer.config import WeightStoreSettings
+from trainer.config import TrainerSettings
 from trainer.fan_out import FanOutTree
+from trainer.group_rounds import GroupRounds, Send
 
 log = logging.getLogger(__name__)
 
@@ -74,15 +77,25 @@ class WeightSender:
     """Answers what rollout workers ask. `start`, then `run` for ever; `close` when the run is over."""
 
     def __init__(
-        self, root: Path, *, run_id: str, bind: str, curve_dir: Path | None, chunk_bytes: int, fan_out: int
+        self,
+        root: Path,
+        *,
+        run_id: str,
+        bind: str,
+        curve_dir: Path | None,
+        chunk_bytes: int,
+        fan_out: int,
+        make_rounds: Callable[[Send], GroupRounds] | None = None,
     ) -> None:
+        """`make_rounds`: makes what brings versions by a process group; None: there are only streams."""
         self._catalog, self._chunk_bytes, self._fan_out = Catalog(root), chunk_bytes, fan_out
         self._hub = Hub(run_id=run_id, role="trainer", bind=bind, curve_dir=curve_dir, accept=TO_TRAINER)
+        self._rounds = make_rounds(self._hub.send) if make_rounds is not None else None
         self._parcels: OrderedDict[str, _Open] = OrderedDict()
         self._asking: set[str] = set()
         self._opening = asyncio.Lock()
         self.address = ""
-        self.counters = dict.fromkeys(
+        self._counts = dict.fromkeys(
             ("weights_sent_chunks", "weights_sent_bytes", "weights_moved_children", "weights_refused_chunks"), 0.0
         )
 
@@ -90,13 +103,22 @@ class WeightSender:
         """Bind. Raises UserError."""
         self.address = await self._hub.start()
 
-    def locator(self, version: int, lineage: str) -> str:
-        """Where a version that was published is to be had; goes into its announcement."""
-        return str(Locator(self.address, version, lineage))
+    @property
+    def counters(self) -> dict[str, float]:
+        """Monotonic: chunks and bytes sent; rounds, generations and bytes of the process group."""
+        return self._counts | (self._rounds.counters if self._rounds is not None else {})
+
+    def place_of(self, manifest_path: Path, version: int, lineage: str) -> str:
+        """Where a version that was just written is to be had; goes into its announcement. Raises WeightError."""
+        if self._rounds is not None:
+            self._rounds.offer(manifest_path)
+        return str(Locator(self.address, version, lineage, by_group=self._rounds is not None))
 
     async def run(self) -> None:
         """Serve for ever. Stop: cancelled by the trainer."""
         async with asyncio.TaskGroup() as group:
+            if self._rounds is not None:
+                group.create_task(self._rounds.run(), name="weights:rounds")
             while True:
                 received = await self._hub.receive(RECEIVE_S)
                 for name in self._hub.silent(SILENT_S):
@@ -106,6 +128,8 @@ class WeightSender:
 
     async def close(self) -> None:
         """Close the hub; what was queued gets a moment to leave."""
+        if self._rounds is not None:
+            await self._rounds.close()
         await self._hub.close()
 
     # ------------------------------------------------------------ what workers ask
@@ -120,22 +144,32 @@ class WeightSender:
                     group.create_task(self._answer(peer, message), name=f"way:{peer}")
             case ParentRequest():
                 self._hub.send(peer, Parent(parcel=message.parcel, address=self._parent(peer, message)))
-            case Hello():
-                pass
+            case JoinRequest():
+                self._join(peer, message)
+            case Hello():  # a new process of this name is in no group
+                if self._rounds is not None:
+                    self._rounds.left(peer)
             case _:  # a Goodbye
                 self._forget(peer)
+
+    def _join(self, peer: str, request: JoinRequest) -> None:
+        if self._rounds is not None:
+            self._rounds.join(peer, request)
+            return
+        refused = NoGroup(version=request.version, lineage=request.lineage, reason="there is no process group")
+        self._hub.send(peer, refused)
 
     def _send_chunk(self, peer: str, request: ChunkRequest) -> None:
         found = self._parcels.get(request.parcel)
         if found is None or not 0 <= request.index < found.parcel.num_chunks:
-            self.counters["weights_refused_chunks"] += 1
+            self._counts["weights_refused_chunks"] += 1
             self._hub.send(peer, NoChunk(parcel=request.parcel, index=request.index, reason="not to be had any more"))
             return
         found.asked_s = time.monotonic()
         data = np.frombuffer(found.data[found.parcel.span(request.index)], np.uint8)
         if self._hub.send(peer, Chunk(parcel=request.parcel, index=request.index, data=data)):
-            self.counters["weights_sent_chunks"] += 1
-            self.counters["weights_sent_bytes"] += data.nbytes
+            self._counts["weights_sent_chunks"] += 1
+            self._counts["weights_sent_bytes"] += data.nbytes
 
     def _parent(self, peer: str, request: ParentRequest) -> str:
         found = self._parcels.get(request.parcel)
@@ -144,7 +178,7 @@ class WeightSender:
         self._parcels.move_to_end(request.parcel)
         if not request.lost:
             return found.tree.join(peer, request.address)
-        self.counters["weights_moved_children"] += 1
+        self._counts["weights_moved_children"] += 1
         log.warning("%s lost %s while it fetched %s: it fetches from another", peer, request.lost, request.parcel)
         return found.tree.replace(peer, request.address, request.lost)
 
@@ -197,6 +231,8 @@ class WeightSender:
 
     def _forget(self, peer: str) -> None:
         self._hub.forget(peer)
+        if self._rounds is not None:
+            self._rounds.left(peer)
         for opened in self._parcels.values():
             opened.tree.leave(peer)
 
@@ -205,17 +241,24 @@ class WeightSender:
         return {name: opened.tree for name, opened in self._parcels.items()}
 
 
-def sender_of(spec: ProcessSpec, settings: WeightStoreSettings) -> WeightSender | None:
-    """The sender a trainer process needs; None where weights are not streamed. Raises UserError."""
-    if settings.kind != "stream":
+def sender_of(spec: ProcessSpec, trainer: TrainerSettings) -> WeightSender | None:
+    """The sender a trainer process needs; None where weights lie in files alone. Raises UserError."""
+    settings = trainer.weights
+    if settings.kind not in ("stream", "distributed"):
         return None
+    host = own_host(spec.hub_address)
+
+    def make_rounds(send: Send) -> GroupRounds:
+        return GroupRounds(settings.group, run_id=spec.run_id, host=host, device=trainer.device, send=send)
+
     return WeightSender(
         Path(spec.weight_dir),
         run_id=spec.run_id,
-        bind=f"tcp://{own_host(spec.hub_address)}:*",
+        bind=f"tcp://{host}:*",
         curve_dir=Path(spec.curve_dir) if spec.curve_dir else None,
         chunk_bytes=settings.chunk_kb << 10,
         fan_out=settings.fan_out,
+        make_rounds=make_rounds if settings.kind == "distributed" else None,
     )
 
 

@@ -210,7 +210,7 @@ class TrainerWorker:
             metrics |= {"publish_bytes": float(written.num_bytes), "publish_write_s": time.perf_counter() - started_s}
         place, lineage = str(written.path), self._spec.lineage
         if self._sender is not None:
-            place = self._sender.locator(version, lineage)
+            place = self._sender.place_of(written.path, version, lineage)
         self._published = VersionPublished(
             version=version, lineage=lineage, manifest_path=place, metrics=metrics, note=note
         )
@@ -331,7 +331,7 @@ async def serve(spec: ProcessSpec, stop: asyncio.Event) -> None:
 
 async def _lead(spec: ProcessSpec, stop: asyncio.Event, training: Training, activity: Activity) -> None:
     """Rank 0, or the only one."""
-    sender = sender_of(spec, training.settings.weights)
+    sender = sender_of(spec, training.settings)
     peer = Peer(
         address=spec.hub_address,
         hello=Hello(

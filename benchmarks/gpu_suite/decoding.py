@@ -73,7 +73,10 @@ def _measure(
     logits = 32 * num_slots * shape.vocabulary  # float32 and float64 copies while sampling
     measure.require_memory(need + shape.parameters * dtype.itemsize + logits + (2 << 30), device)
     config = config_of(shape)
-    core = GenerationCore(LeanDecoder(config, num_slots, max_context, dtype, device), num_slots, max_context, device)
+    core = GenerationCore(
+        lambda: LeanDecoder(config, num_slots, max_context, dtype, device),
+        shape.vocabulary, num_slots, max_context, device,
+    )  # fmt: skip
     core.decoder.stage(random_tensors(config, device, dtype), 0)
     core.swap(0, "recompute")
     _fill(core, shape, num_slots, prompt)  # once unmeasured: kernels load, the allocator takes its blocks

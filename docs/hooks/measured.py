@@ -262,7 +262,10 @@ def delta(result: Result) -> str:
 
 def weight_transfer(result: Result) -> str:
     """Benchmark: weight_transfer, and the machine's own limits below it."""
-    keys = ("copy_ms", "write_ms", "stage_ms", "swap_ms", "seen_ms", "allowed_ms", "refill_ms", "sent_mb")
+    keys = (
+        "copy_ms", "write_ms", "stage_ms", "swap_ms", "seen_ms", "worst_ms", "allowed_ms", "slow", "refill_ms",
+        "sent_mb",
+    )  # fmt: skip
     rows = [[row["way"], f"{row['mb']:.0f}", *(f"{row[key]:,.1f}" for key in keys)] for row in result["rows"]]
     limits = [
         [f"{row['mb']:.0f}", f"{row['memory_copy_ms']:,.1f}", f"{row['loopback_ms']:,.1f}"] for row in result["limits"]

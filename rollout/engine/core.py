@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from areal_like.errors import EngineError, PolicyDiverged
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
 from rollout.engine.decoder import Decoder
+from rollout.engine.device import give_back
 from rollout.engine.port import EndReason, GenerationOutcome, Interruption
 from rollout.engine.sampler import DrawPlan, draw
 from rollout.engine.scheduler import Scheduler
@@ -33,9 +34,21 @@ class GenerationCore:
     """Continuous batching over a decoder. `lock` guards what `progress` reads from another thread."""
 
     def __init__(
-        self, decoder: Decoder, num_slots: int, max_context: int, device: torch.device, tracer: Tracer | None = None
+        self,
+        make_decoder: Callable[[], Decoder],
+        vocab_size: int,
+        num_slots: int,
+        max_context: int,
+        device: torch.device,
+        tracer: Tracer | None = None,
+        *,
+        has_memory: bool = True,
     ) -> None:
-        self.decoder, self.device, self._tracer = decoder, device, tracer
+        """`make_decoder` allocates a decoder's memory: now, if `has_memory`, and again after each release."""
+        self._make_decoder, self.device, self._tracer = make_decoder, device, tracer
+        self.vocab_size, self.has_memory = vocab_size, has_memory
+        if has_memory:
+            self.decoder = make_decoder()
         self.slots, self.scheduler = Slots(num_slots, max_context), Scheduler(num_slots)
         self.version = -1
         self.is_admitting = True
@@ -142,7 +155,7 @@ class GenerationCore:
         slots = self.slots
         if self._plan is None:
             samplings = [answer.request.sampling for answer in slots.running()]
-            self._plan = DrawPlan.of(samplings, self.decoder.vocab_size, self.device)
+            self._plan = DrawPlan.of(samplings, self.vocab_size, self.device)
         logits = self.decoder.step(slots.tokens_B, slots.positions_B)
         random = torch.from_numpy(slots.uniforms_B()).to(self.device, non_blocking=True)
         tokens_B, logprobs_B = self._fetch(*draw(logits, self._plan, random))
@@ -204,6 +217,24 @@ class GenerationCore:
         self._plan = None
 
     # ------------------------------------------------------------------ versions
+
+    def release(self) -> int:
+        """Give the decoder's memory back: weights, the spare ones, keys and values; the bytes. All answers end."""
+        if not self.has_memory:
+            return 0
+        self.cancel_all()
+        num_bytes = self.decoder.num_bytes
+        self.scheduler.recall_all()
+        self._plan = None
+        del self.decoder
+        self.version, self.has_memory = -1, False
+        give_back(self.device)
+        return num_bytes
+
+    def take_memory(self) -> None:
+        """Have a decoder again, without weights, if it was released."""
+        if not self.has_memory:
+            self.decoder, self.has_memory = self._make_decoder(), True
 
     def swap(self, version: int, interruption: Interruption) -> None:
         """Go over to the staged weights. Answers with tokens of a newer version (a rollback) end as `cancelled`."""

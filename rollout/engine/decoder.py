@@ -40,6 +40,11 @@ class Decoder(Protocol):
     can_share: bool
     """Whether `share_rows` works: the first tokens of one row may be copied to another."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of both sets of weights and of the cache."""
+        ...
+
     def stage(self, tensors: Mapping[str, Tensor], version: int) -> None:
         """Load into the spare weights, in any thread, while steps go on. Raises WeightError."""
         ...
@@ -135,6 +140,10 @@ class LeanDecoder:
         self._rotary = rotary_table(config, max_context, dtype, device)
         self._weights, self._spare = (FusedWeights(shape, dtype, device, norm_scale=is_cpu_fp32) for _ in range(2))
         self._num_rotated = (shape.num_heads + shape.num_key_heads) * shape.head_size
+
+    @property
+    def num_bytes(self) -> int:
+        return self.cache.num_bytes + self._weights.num_bytes + self._spare.num_bytes
 
     def stage(self, tensors: Mapping[str, Tensor], version: int) -> None:
         self._spare.load(tensors, version)

@@ -1,6 +1,6 @@
 """What a CUDA device needs that a CPU does not: a wait before a clock is read, a stream of its own for staging.
 
-Owns: finding the device a config names, waiting for it, the staging stream. Refuses: tensors.
+Owns: finding the device a config names, waiting for it, the staging stream, freed memory. Refuses: tensors.
 
 All threads of a process share CUDA's default stream, where work runs in the order it was asked for.
 """
@@ -8,6 +8,9 @@ All threads of a process share CUDA's default stream, where work runs in the ord
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -32,6 +35,16 @@ def finish(device: torch.device) -> None:
     """Wait until what this thread has asked of the device is done: on CUDA a call returns before its work is."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
+
+
+def give_back(device: torch.device) -> None:
+    """What was freed goes back to the device, or to the operating system, for other processes to have."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library: it frees by rules of its own
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextlib.contextmanager

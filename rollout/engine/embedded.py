@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -30,15 +30,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from areal_like.errors import EngineError, UserError
+from areal_like.errors import EngineError, WeightError
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
+from areal_like.weights_group import GroupCall
 from rollout.config import EngineSettings
 from rollout.engine.core import Ended, GenerationCore
-from rollout.engine.decoder import Decoder, LeanDecoder
-from rollout.engine.device import beside_generation, find_device, finish
-from rollout.engine.generic import GenericDecoder
-from rollout.engine.loading import DTYPES, open_verified
+from rollout.engine.device import beside_generation, finish
+from rollout.engine.loading import DTYPES, open_verified, tensors_of
+from rollout.engine.making import make_core
 from rollout.engine.port import (
     EngineCapabilities,
     GenerationOutcome,
@@ -47,8 +47,8 @@ from rollout.engine.port import (
     LoadReport,
 )
 from rollout.engine.requests import check_request, ended_already
-from rollout.engine.shape import read_config, why_not_lean
 from rollout.engine.slots import Answer
+from rollout.group_member import GroupMember
 
 log = logging.getLogger(__name__)
 
@@ -63,15 +63,28 @@ class _Swap:
     version: int
     interruption: Interruption
     future: asyncio.Future[float]
+    bring: Callable[[], float] | None = None
+    """Fills the spare weights inside the pause, and returns the seconds the payload travelled; None: they are full."""
+    transfer_s: float = 0.0
 
 
 class EmbeddedEngine:
     """Continuous batching inside this process; see rollout/engine/port.py for what the methods promise."""
 
     def __init__(
-        self, model_dir: Path, settings: EngineSettings, *, dtype: str, num_threads: int, tracer: Tracer | None = None
+        self,
+        model_dir: Path,
+        settings: EngineSettings,
+        *,
+        dtype: str,
+        num_threads: int,
+        tracer: Tracer | None = None,
+        starts_empty: bool = False,
     ) -> None:
-        """`dtype` is the model's; `settings.dtype` overrules it. Weights come with the first `load_version`."""
+        """`dtype` is the model's; `settings.dtype` overrules it. Weights come with the first `load_version`, and with
+        `starts_empty` all other memory too.
+        """
+        self._starts_empty = starts_empty
         self._model_dir, self._settings, self._tracer = model_dir, settings, tracer
         self._dtype = DTYPES[settings.dtype or dtype]
         self._num_threads = num_threads
@@ -86,6 +99,8 @@ class EmbeddedEngine:
         self._loads: set[asyncio.Task[LoadReport]] = set()
         self._num_tickets = 0
         self._swap: _Swap | None = None
+        self._member: GroupMember | None = None
+        """Our place in the process group that brings versions, from the first call on."""
         self._is_paused = False
         self._is_closing = False
         self._error: EngineError | None = None
@@ -101,6 +116,8 @@ class EmbeddedEngine:
             max_context=self._core.slots.max_context if self._core else self._settings.max_context,
             interruptions=("recompute", "keep_kv", "drain"),
             per_request_seed=True,
+            group_ranks=1,
+            device="cuda" if self._settings.device.startswith("cuda") else "cpu",
         )
 
     @property
@@ -111,37 +128,12 @@ class EmbeddedEngine:
     async def start(self) -> None:
         """Read the config, allocate weights and cache, start the engine thread. Raises UserError."""
         self._loop = asyncio.get_running_loop()
-        self._core = await asyncio.to_thread(self._build)
+        self._core = await asyncio.to_thread(
+            make_core, self._model_dir, self._settings, self._dtype,
+            num_threads=self._num_threads, tracer=self._tracer, has_memory=not self._starts_empty,
+        )  # fmt: skip
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
-
-    def _build(self) -> GenerationCore:
-        config = read_config(self._model_dir)
-        settings = self._settings
-        model_context = getattr(config, "max_position_embeddings", None) or settings.max_context
-        max_context = min(settings.max_context, model_context)
-        if max_context < settings.max_context:
-            log.info("engine.max_context %d: the model has %d positions", settings.max_context, max_context)
-        device = find_device(settings.device)
-        torch.set_num_threads(self._num_threads)
-        reason = why_not_lean(config, max_context)
-        try:
-            with torch.inference_mode():
-                decoder: Decoder
-                if reason:
-                    log.warning("no lean decoder (%s): transformers' own modules generate, one row at a time", reason)
-                    decoder = GenericDecoder(config, settings.num_slots, self._dtype, device)
-                else:
-                    decoder = LeanDecoder(config, settings.num_slots, max_context, self._dtype, device)
-        except (MemoryError, RuntimeError) as error:
-            if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "alloc" not in str(error):
-                raise
-            raise UserError(
-                f"no memory for the cache of {settings.num_slots} slots of {max_context} tokens",
-                where="rollout.engine",
-                remedy="lower num_slots or max_context",
-            ) from error
-        return GenerationCore(decoder, settings.num_slots, max_context, device, self._tracer)
 
     async def close(self) -> None:
         """End running requests as `cancelled`, stop the threads. Safe to call twice."""
@@ -149,6 +141,8 @@ class EmbeddedEngine:
         self._wake.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, JOIN_S)
+        if self._member is not None:
+            self._stager.submit(self._member.leave)
         self._stager.shutdown(wait=False)
         await asyncio.sleep(0)  # lets the last hand-over run
         self._fail_pending(EngineError("the engine was closed"))
@@ -158,7 +152,7 @@ class EmbeddedEngine:
     async def generate(self, request: GenerationRequest) -> GenerationOutcome:
         """See the port. Raises UserError (the request cannot fit), EngineError (the engine failed)."""
         core = self._check_alive()
-        check_request(request, context=core.slots.max_context, vocab_size=core.decoder.vocab_size)
+        check_request(request, context=core.slots.max_context, vocab_size=core.vocab_size)
         if (outcome := ended_already(request)) is not None:
             return outcome
         stop_ids = np.array(sorted(set(request.sampling.stop_token_ids)), np.int64)
@@ -210,8 +204,28 @@ class EmbeddedEngine:
 
         With `drain` a paused engine swaps once it is resumed and empty. Cancelling the caller does not undo a load.
         """
-        self._check_alive()
-        task = self._loop.create_task(self._load(manifest_path, interruption))
+        return await self._in_order(self._load(manifest_path, interruption))
+
+    async def load_from_group(self, call: GroupCall, interruption: Interruption) -> LoadReport:
+        """See the port. The payload is received, checked and put into the spare weights inside the pause."""
+        return await self._in_order(self._load_from_group(call, interruption))
+
+    async def release_memory(self) -> int:
+        """See the port. Waits for loads asked for before."""
+        async with self._load_lock:
+            core = self._check_alive()
+            future = self._control_future()
+
+            self._post(lambda: self._settle(future, core.release()))
+            return int(await future)
+
+    async def _in_order(self, load: Coroutine[Any, Any, LoadReport]) -> LoadReport:
+        try:
+            self._check_alive()
+        except EngineError:
+            load.close()
+            raise
+        task = self._loop.create_task(load)
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
         return await asyncio.shield(task)
@@ -221,20 +235,45 @@ class EmbeddedEngine:
             core = self._check_alive()
             start_s = time.monotonic()
             version = await self._loop.run_in_executor(self._stager, self._stage, core, manifest_path)
-            stage_s = time.monotonic() - start_s
-            self._check_alive()  # a future made after the engine's end would wait for ever
-            swap = _Swap(version, interruption, self._control_future())
+            return await self._at_boundary(version, interruption, time.monotonic() - start_s)
 
-            def apply() -> None:
-                self._swap = swap
+    async def _load_from_group(self, call: GroupCall, interruption: Interruption) -> LoadReport:
+        async with self._load_lock:
+            core = self._check_alive()
+            if self._member is None:
+                self._member = GroupMember(core.device)
+            start_s = time.monotonic()
+            await self._loop.run_in_executor(self._stager, self._member.meet, call)
+            bring = partial(self._bring, core, self._member, call)
+            return await self._at_boundary(call.version, interruption, time.monotonic() - start_s, bring)
 
-            self._post(apply)
-            return LoadReport(version=version, stage_s=stage_s, pause_s=await swap.future)
+    async def _at_boundary(
+        self, version: int, interruption: Interruption, stage_s: float, bring: Callable[[], float] | None = None
+    ) -> LoadReport:
+        self._check_alive()  # a future made after the engine's end would wait for ever
+        swap = _Swap(version, interruption, self._control_future(), bring)
+
+        def apply() -> None:
+            self._swap = swap
+
+        self._post(apply)
+        pause_s = await swap.future
+        return LoadReport(version=version, stage_s=stage_s, pause_s=pause_s, transfer_s=swap.transfer_s)
+
+    def _bring(self, core: GenerationCore, member: GroupMember, call: GroupCall) -> float:
+        """Into the spare weights, from the group; the seconds it travelled. Raises TransferBroken, WeightError."""
+        start_s = time.monotonic()
+        core.take_memory()
+        manifest, payload = member.receive(call)
+        transfer_s = time.monotonic() - start_s
+        core.decoder.stage(tensors_of(manifest, payload), manifest.version)
+        return transfer_s
 
     def _stage(self, core: GenerationCore, manifest_path: Path) -> int:
         start_s = self._tracer.now_s() if self._tracer else 0.0
         with torch.inference_mode(), beside_generation(core.device):
             manifest, tensors = open_verified(manifest_path)
+            core.take_memory()
             core.decoder.stage(tensors, manifest.version)
         if self._tracer:
             self._tracer.complete("stage", start_s, self._tracer.now_s(), "stager", version=manifest.version)
@@ -290,13 +329,24 @@ class EmbeddedEngine:
         start_s = time.monotonic()
         trace_s = self._tracer.now_s() if self._tracer else 0.0
         num_running = core.slots.num_running
+        try:
+            if swap.bring is not None:
+                swap.transfer_s = swap.bring()
+        except WeightError as error:
+            core.is_admitting = True
+            core.paused_s += time.monotonic() - start_s
+            self._settle(swap.future, error)
+            return
         core.swap(swap.version, swap.interruption)
         finish(core.device)
         core.is_admitting = True
         pause_s = time.monotonic() - start_s
         core.paused_s += pause_s
         if self._tracer:
-            args = {"version": swap.version, "interruption": swap.interruption, "running": num_running}
+            args: dict[str, Any] = {
+                "version": swap.version, "interruption": swap.interruption, "running": num_running,
+                "transfer_s": round(swap.transfer_s, 6),
+            }  # fmt: skip
             self._tracer.complete("swap", trace_s, self._tracer.now_s(), "engine", **args)
         self._settle(swap.future, pause_s)
 
@@ -319,7 +369,11 @@ class EmbeddedEngine:
 
     def _settle(self, future: asyncio.Future[Any], value: Any) -> None:
         def settle() -> None:
-            if not future.done():
+            if future.done():
+                return
+            if isinstance(value, WeightError):
+                future.set_exception(value)
+            else:
                 future.set_result(value)
 
         self._on_loop(settle)

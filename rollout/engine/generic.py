@@ -51,6 +51,11 @@ class GenericDecoder:
         self._active, self._spare = _Copy(model), _Copy(copy.deepcopy(model))
         self._caches: list[Any] = [None] * num_slots
 
+    @property
+    def num_bytes(self) -> int:
+        """Of both copies of the model; caches come and go with their rows."""
+        return sum(tensor.nbytes for one in (self._active, self._spare) for tensor in one.model.state_dict().values())
+
     def stage(self, tensors: Mapping[str, Tensor], version: int) -> None:
         fill(self._spare.places, tensors, self._spare.optional, version)
 

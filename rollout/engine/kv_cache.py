@@ -52,6 +52,11 @@ class KVCache:
         self._open = torch.zeros((), dtype=dtype, device=device)
         self._shut = torch.full((), -math.inf, dtype=dtype, device=device)
 
+    @property
+    def num_bytes(self) -> int:
+        """Keys and values of all slots."""
+        return self._keys.nbytes + self._values.nbytes
+
     def places(self, rows_M: Tensor, positions_M: Tensor) -> Tensor:
         """Where `write` puts M tokens, at these positions of these rows."""
         return (self._head_starts.index_select(0, rows_M) + positions_M[:, None]).view(-1)

@@ -167,6 +167,12 @@ class FusedWeights:
             self.places["lm_head.weight"] = Place(whole, whole, self.head.t())
         self._optional = frozenset({"lm_head.weight"} if tied else ())
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all fused tensors; what is a view of another counts once."""
+        storages = {place.target.untyped_storage() for place in self.places.values()}
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
     def load(self, tensors: Mapping[str, Tensor], version: int) -> None:
         """Take over a version's tensors. Raises WeightError when they do not fit; this set is then unusable."""
         fill(self.places, tensors, self._optional, version)

@@ -16,6 +16,7 @@ import numpy as np
 
 from areal_like.messages import Sampling
 from areal_like.trajectory import Segment
+from areal_like.weights_group import GroupCall
 
 Interruption = Literal["recompute", "keep_kv", "drain"]
 EndReason = Literal["stop", "length", "segment", "cancelled"]
@@ -56,6 +57,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     stage_s: float
     pause_s: float
+    transfer_s: float = 0.0
+    """Of the pause: the payload's own travel, where it travels inside the pause."""
 
 
 class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +70,10 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     interruptions: tuple[Interruption, ...]
     per_request_seed: bool
     """The random stream is keyed by (seed, position), so a sample does not depend on its neighbours."""
+    group_ranks: int = 0
+    """Places the engine takes in a process group that carries weights; 0: it can only load files."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where it computes."""
 
 
 class Engine(Protocol):
@@ -109,6 +116,22 @@ class Engine(Protocol):
         `recompute`: running requests are prefilled again (prompt plus partial answer) under the new weights.
         `keep_kv`: they go on with the old keys and values. `drain`: they finish first, no new one starts meanwhile.
         Raises WeightError (checksum, shape, missing file); the old version then stays in use.
+        """
+        ...
+
+    async def release_memory(self) -> int:
+        """Give weights and cache back; the bytes. `version` is -1 until the next load, which takes memory again.
+
+        Answers that still run end as `cancelled`, with the tokens they have.
+        """
+        ...
+
+    async def load_from_group(self, call: GroupCall, interruption: Interruption) -> LoadReport:
+        """Meet the group while generation goes on; then stand still at a token boundary, take the payload, check it,
+        swap it in. Modes as in `load_version`. Only where `capabilities.group_ranks` is not 0.
+
+        Raises TransferBroken when the payload did not come, WeightError when it is not what was sent; the old version
+        then stays in use.
         """
         ...
 

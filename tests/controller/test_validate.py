@@ -9,36 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from valid_config import QWEN, config_of, make
 
 from areal_like.config import dump_yaml
 from areal_like.errors import UserError
 from controller import model_folder, preflight
-from controller.config import RunConfig
 from controller.derived import advise, derive, kv_cache_bytes, size_text
 from controller.overrides import build, load_config, shipped_configs
 from controller.telemetry import sink_kinds
 from controller.validate import cross_check, is_loopback
-
-QWEN = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
-
-
-def config_of(changes: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A config without contradictions, with some keys changed: {"a.b": value}."""
-    data: dict[str, Any] = {
-        "model": {"init": {**QWEN, "max_position_embeddings": 4096}, "tokenizer": "bytes"},
-        "data": {"train": {"generator": "running_sum", "limit": 50}, "eval": {"generator": "running_sum", "limit": 5}},
-    }
-    for path, value in (changes or {}).items():
-        section = data
-        *parents, leaf = path.split(".")
-        for part in parents:
-            section = section.setdefault(part, {})
-        section[leaf] = value
-    return data
-
-
-def make(**changes: Any) -> RunConfig:
-    return RunConfig.model_validate(config_of({key.replace("__", "."): value for key, value in changes.items()}))
 
 
 def test_sink_whose_package_is_absent_is_refused_with_its_extra(monkeypatch) -> None:

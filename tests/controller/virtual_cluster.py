@@ -47,6 +47,9 @@ class VirtualWorker:
     """It has left for good: only an operator starts it again."""
     recalled: set[int] = field(default_factory=set)
     """Leases asked back, not looked at yet."""
+    has_memory: bool = False
+    """A version was announced, and its memory was not released since."""
+    is_release_due: bool = False
     tasks: dict[int, Task] = field(default_factory=dict)
     unacked: dict[int, tuple[p.SampleReported, list[int]]] = field(default_factory=dict)
 
@@ -241,10 +244,17 @@ class VirtualCluster:
                 worker = self.workers[effect.worker]
                 assert effect.version >= worker.version, "a worker was told to go back"
                 worker.announced = max(worker.announced, effect.version)
+                worker.has_memory = True
+                self._check_memory()
+            case p.SendRelease():
+                self.workers[effect.worker].is_release_due = True
+            case p.EndWorker():
+                self._die(self.workers[effect.worker], effect.reason, is_permanent=False)
             case p.SendBatch():
                 if self.trainer.last_step is None or effect.step <= self.trainer.last_step:
                     self.trainer.batches[effect.step] = effect
                 self.trainer.asked = None
+                self._check_memory()
             case p.SendNoMoreBatches():
                 self.trainer.last_step = effect.last_step
                 self.trainer.asked = None
@@ -255,6 +265,12 @@ class VirtualCluster:
                 self.end = effect
             case p.Note() | p.PurgePayloads():
                 pass
+
+    def _check_memory(self) -> None:
+        """Devices that are shared are the trainer's or the engines', never both's."""
+        holders = [worker.name for worker in self.workers.values() if worker.is_alive and worker.has_memory]
+        is_shared = self.settings.is_colocated
+        assert not (is_shared and holders and self.trainer.batches), f"{holders} and the trainer hold memory"
 
     def _take_leases(self, worker: VirtualWorker, effect: p.SendLeases) -> None:
         for order in effect.leases:
@@ -436,6 +452,18 @@ class VirtualCluster:
                 p.WorkerVersionLoaded(worker=worker.name, version=worker.version, lineage=self.lineage),
             )
 
+    def release(self) -> None:
+        if (worker := self._alive()) is not None:
+            self._release(worker)
+
+    def _release(self, worker: VirtualWorker) -> None:
+        """Gives its memory back: nothing may be running there."""
+        if worker.is_release_due:
+            assert not worker.tasks, "memory was asked for while answers run"
+            worker.is_release_due = worker.has_memory = False
+            worker.version = worker.announced = -1
+            self.post(worker.name, p.WorkerReleased(worker=worker.name, num_bytes=1))
+
     def fail_to_load(self) -> None:
         worker = self._alive()
         if worker is not None and worker.announced > worker.version:
@@ -463,6 +491,7 @@ class VirtualCluster:
         worker.unacked.clear()
         worker.recalled.clear()
         worker.version = worker.announced = -1
+        worker.has_memory = worker.is_release_due = False
         incarnation = str(worker.incarnation)
         lost = p.WorkerLost(worker=worker.name, reason=reason, incarnation=incarnation, is_permanent=is_permanent)
         self.post("shell", lost)
@@ -483,7 +512,7 @@ class VirtualCluster:
         worker = self._alive()
         if worker is not None and worker.is_known:
             worker.is_known = False
-            self.handle(p.WorkerLost(worker=worker.name, reason="silent"))
+            self.handle(p.WorkerLost(worker=worker.name, reason="silent", may_live=True))
 
     def come_back(self) -> None:
         lost = [worker for worker in self.workers.values() if worker.is_alive and not worker.is_known]
@@ -545,6 +574,7 @@ class VirtualCluster:
         for worker in self.workers.values():
             worker.incarnation += 1
             worker.version = worker.announced = -1
+            worker.has_memory = worker.is_release_due = False
             worker.is_alive, worker.is_leaving, worker.is_away = True, False, False
             worker.tasks.clear()
             worker.unacked.clear()
@@ -575,6 +605,7 @@ class VirtualCluster:
             elif not worker.is_known:
                 self.hello(worker)
             self._load(worker)
+            self._release(worker)
             self._generate(worker, 3)
             self._report(worker)
             self._answer_recalls(worker)

@@ -72,8 +72,8 @@ class Site:
         where = self.dice.random(len(self.array)) < share
         self.array.view(np.uint32)[where] += 1
         tensors = {"w": TensorBytes("float32", self.array.shape, self.array.copy().data)}
-        self.writer.write(version, lineage, tensors)
-        return self.sender.locator(version, lineage)
+        written = self.writer.write(version, lineage, tensors)
+        return self.sender.place_of(written.path, version, lineage)
 
     def worker(self, name: str) -> VersionReceiver:
         incarnation = secrets.token_hex(8)

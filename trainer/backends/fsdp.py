@@ -105,6 +105,12 @@ class FsdpBackend:
 
     # ------------------------------------------------------------ whole tensors
 
+    def move(self, device: torch.device) -> int:
+        assert self._setup.settings.fsdp.cpu_offload or device == self._setup.ranks.device, "validate asks for it"
+        self._let_go()
+        self.zero_grad()
+        return 0
+
     def full_weights(self) -> dict[str, torch.Tensor]:
         self._let_go()
         whole = {}

@@ -67,6 +67,12 @@ class Backend(Protocol):
     def update(self, step: int) -> UpdateResult:
         """Clip the global gradient by its norm and apply it at the rate of `step`; skip it where it is not finite."""
 
+    def move(self, device: torch.device) -> int:
+        """Put all that stays between steps there: parameters and AdamW's state, without gradients; the bytes moved.
+
+        Values do not change. A backend that keeps all of it in host memory already moves nothing.
+        """
+
     def full_weights(self) -> dict[str, torch.Tensor]:
         """Full parameters and persistent buffers by name, float32; empty on other ranks than 0."""
 

@@ -35,6 +35,12 @@ class TorchBackend:
     def update(self, step: int) -> UpdateResult:
         return self.optimizer.update(step)
 
+    def move(self, device: torch.device) -> int:
+        self.zero_grad()
+        moved = sum(tensor.nbytes for tensor in self.model.state_dict().values() if tensor.device != device)
+        self.model.to(device)  # type: ignore[arg-type]
+        return moved + self.optimizer.move(device)
+
     def full_weights(self) -> dict[str, torch.Tensor]:
         return named_tensors(self.model)
 

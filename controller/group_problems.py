@@ -1,0 +1,56 @@
+"""What cannot go together with weights that travel by a process group. Pure, as validate.py is.
+
+Owns: the cross-checks of `trainer.weights.kind: distributed`. Refuses: the other kinds (validate.py), the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from controller.config import RunConfig
+from controller.config_problems import Problem
+
+OTHERWISE = "another trainer.weights.kind"
+
+
+def group_problems(config: RunConfig) -> Iterator[Problem]:
+    """Of trainer.weights where its kind is `distributed`, and of its section where it is not."""
+    weights = config.trainer.weights
+    kind = "trainer.weights.kind"
+    if weights.kind != "distributed":
+        if weights.group != type(weights.group)():  # a resolved config names every key, at its default
+            yield Problem(
+                ("trainer.weights.group", kind),
+                f"says how a process group carries weights, and the kind is {weights.kind}",
+                "kind: distributed",
+            )
+        return
+    if weights.delta is not None:
+        yield Problem(
+            ("trainer.weights.delta", kind),
+            "a process group carries every version whole",
+            "take it away, or kind: stream",
+        )
+    if weights.swap == "rolling":
+        yield Problem(
+            ("trainer.weights.swap", kind),
+            "one message reaches all workers at once, so they cannot swap one after another",
+            f"swap: together, or {OTHERWISE}",
+        )
+    if config.rollout.interruption == "drain":
+        yield Problem(
+            ("rollout.interruption", kind),
+            "with drain each worker first finishes its answers, and all that are done would stand still until it has",
+            f"interruption: recompute or keep_kv (not mode: one_step_off), or {OTHERWISE}",
+        )
+    if config.rollout.engine.kind == "sglang":
+        yield Problem(
+            (kind, "rollout.engine.kind"), "SGLang's servers are given their weights as files here", "kind: stream"
+        )
+    devices = {*config.rollout_devices, *config.trainer_devices}
+    if weights.group.backend == "nccl" and "cpu" in devices:
+        yield Problem(
+            ("trainer.weights.group.backend", "trainer.device", "rollout.engine.device"),
+            "nccl joins GPUs only, and one side is on the CPU",
+            "backend: auto",
+        )

@@ -1,0 +1,67 @@
+"""From a model's folder and the settings to a core that can generate once weights are loaded.
+
+Owns: the choice of decoder, the room for its cache. Refuses: weights (loading.py), threads (embedded.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from areal_like.errors import UserError
+from areal_like.trace import Tracer
+from rollout.config import EngineSettings
+from rollout.engine.core import GenerationCore
+from rollout.engine.decoder import Decoder, LeanDecoder
+from rollout.engine.device import find_device
+from rollout.engine.generic import GenericDecoder
+from rollout.engine.shape import read_config, why_not_lean
+
+log = logging.getLogger(__name__)
+
+
+def make_core(
+    model_dir: Path,
+    settings: EngineSettings,
+    dtype: torch.dtype,
+    *,
+    num_threads: int,
+    tracer: Tracer | None,
+    has_memory: bool = True,
+) -> GenerationCore:
+    """Allocate both sets of weights and the cache, or leave that to the first version where `has_memory` is False.
+
+    Raises UserError: no such device or model, no room.
+    """
+    config = read_config(model_dir)
+    model_context = getattr(config, "max_position_embeddings", None) or settings.max_context
+    max_context = min(settings.max_context, model_context)
+    if max_context < settings.max_context:
+        log.info("engine.max_context %d: the model has %d positions", settings.max_context, max_context)
+    device = find_device(settings.device)
+    torch.set_num_threads(num_threads)
+    reason = why_not_lean(config, max_context)
+    if reason:
+        log.warning("no lean decoder (%s): transformers' own modules generate, one row at a time", reason)
+
+    def make_decoder() -> Decoder:
+        with torch.inference_mode():
+            if reason:
+                return GenericDecoder(config, settings.num_slots, dtype, device)
+            return LeanDecoder(config, settings.num_slots, max_context, dtype, device)
+
+    try:
+        vocab_size = int(config.get_text_config().vocab_size)
+        return GenerationCore(
+            make_decoder, vocab_size, settings.num_slots, max_context, device, tracer, has_memory=has_memory
+        )
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "alloc" not in str(error):
+            raise
+        raise UserError(
+            f"no memory for the cache of {settings.num_slots} slots of {max_context} tokens",
+            where="rollout.engine",
+            remedy="lower num_slots or max_context",
+        ) from error

@@ -1,0 +1,132 @@
+"""A worker's end of the process group that carries weights.
+
+Owns: meeting the others, receiving a payload, checking it. Refuses: the pause and what becomes of the tensors (the
+engine), joining (receiver.py). All methods block: call them from a thread. Each wait in them has a deadline.
+
+A payload is received into one buffer that stays for the next one. Checksums of a bucket are computed while the next
+one arrives. Whatever fails on the wire, the group is left: its other members notice that their connections close.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import time
+import zlib
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from areal_like.errors import TransferBroken, WeightError
+from areal_like.sockets import own_host
+from areal_like.weights import WeightManifest
+from areal_like.weights_group import Bucket, GroupCall, buckets, store_prefixes
+
+ROOT = 0
+"""The trainer's rank in the group."""
+POLL_S = 0.0005
+
+
+class GroupMember:
+    """One engine's place in a group, or in its successor."""
+
+    def __init__(self, device: torch.device) -> None:
+        """`device`: the engine's; only nccl sends straight into it, gloo goes through host memory."""
+        self._device = device
+        self._name = ""
+        self._group: dist.Backend | None = None
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def meet(self, call: GroupCall) -> None:
+        """Be in the group that is called; generation may go on meanwhile. Raises TransferBroken."""
+        if self._group is not None and self._name == call.group:
+            return
+        self.leave()
+        if not call.is_new:
+            raise TransferBroken(f"this worker is not in {call.group} any more")
+        try:
+            self._group, self._name = _enter(call, self._device), call.group
+        except (RuntimeError, OSError) as error:
+            raise TransferBroken(f"{call.group} was not met: {_words(error)}") from error
+
+    def receive(self, call: GroupCall) -> tuple[WeightManifest, dict[str, memoryview]]:
+        """The version's manifest and each tensor's bytes in host memory, checked; they are overwritten by the next.
+
+        Raises TransferBroken when it did not come, WeightError when what came is not what was sent.
+        """
+        manifest = msgspec.json.decode(call.manifest, type=WeightManifest)
+        if self._buffer.numel() < manifest.num_bytes:
+            self._buffer = torch.zeros(manifest.num_bytes, dtype=torch.uint8)
+        bytes_ = memoryview(self._buffer.numpy().data)
+        until_s = time.monotonic() + call.deadline_s
+        corrupt = ""
+        before: Bucket | None = None
+        try:
+            for bucket in buckets(manifest, call.bucket_bytes):
+                arriving = self._arriving(bucket, call)
+                if before is not None:
+                    corrupt = corrupt or _corrupt(before, bytes_)
+                self._finish(*arriving, bucket, until_s)
+                before = bucket
+        except (RuntimeError, OSError, TransferBroken) as error:
+            self.leave()
+            raise TransferBroken(f"version {call.version} by {call.group} broke off: {_words(error)}") from error
+        if before is not None:
+            corrupt = corrupt or _corrupt(before, bytes_)
+        if corrupt:
+            raise WeightError(f"tensor {corrupt} of version {call.version} ({call.group}) is corrupt: checksum differs")
+        return manifest, {entry.name: bytes_[entry.offset :][: entry.num_bytes] for entry in manifest.tensors}
+
+    def leave(self) -> None:
+        """Close the connections; safe in any state."""
+        group, self._group, self._name = self._group, None, ""
+        if group is not None:
+            with contextlib.suppress(RuntimeError):  # gone is gone
+                group.abort()
+
+    def _arriving(self, bucket: Bucket, call: GroupCall) -> tuple[dist.Work, torch.Tensor]:
+        assert self._group is not None, "met before"
+        part = self._buffer[bucket.offset : bucket.offset + bucket.num_bytes]
+        if call.backend == "nccl":
+            part = torch.empty_like(part, device=self._device)
+        return self._group.broadcast(part, ROOT), part
+
+    def _finish(self, work: dist.Work, part: torch.Tensor, bucket: Bucket, until_s: float) -> None:
+        if part.device.type == "cpu":
+            work.wait(datetime.timedelta(seconds=max(until_s - time.monotonic(), 0.001)))
+            return
+        while not work.is_completed():
+            if time.monotonic() > until_s:
+                raise TransferBroken("its deadline passed")
+            time.sleep(POLL_S)
+        self._buffer[bucket.offset : bucket.offset + bucket.num_bytes].copy_(part)
+
+
+def _enter(call: GroupCall, device: torch.device) -> dist.Backend:
+    patience = datetime.timedelta(seconds=call.deadline_s)
+    store: dist.Store = dist.TCPStore(call.host.strip("[]"), call.port, call.size, is_master=False, timeout=patience)
+    for prefix in (*store_prefixes(call.group), "cpu/" if call.backend == "gloo" else "cuda/"):
+        store = dist.PrefixStore(prefix, store)
+    if call.backend == "nccl":
+        torch.cuda.set_device(device)
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = 10 * patience  # ours comes first: the library's own ends the process
+        return dist.ProcessGroupNCCL(store, call.rank, call.size, nccl)
+    host = own_host(f"tcp://{call.host}:{call.port}").strip("[]")
+    gloo = dist.ProcessGroupGloo._Options()
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    gloo._timeout = patience
+    return dist.ProcessGroupGloo(store, call.rank, call.size, gloo)
+
+
+def _corrupt(bucket: Bucket, payload: memoryview) -> str:
+    """Name of the first tensor of a bucket whose checksum differs; empty where none does."""
+    for entry in bucket.entries:
+        if zlib.crc32(payload[entry.offset : entry.offset + entry.num_bytes]) != entry.crc32:
+            return entry.name
+    return ""
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,115 @@
+"""Devices that engines and trainer share are the one's or the other's, in turns, and nobody waits for the dead."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from desk import Desk, has, leased, only
+from schedules import random_settings
+from virtual_cluster import VirtualCluster
+
+from controller import protocol as p
+from controller.state import Holder
+
+
+def released(desk: Desk, worker: str) -> list[p.Effect]:
+    return desk.do(p.WorkerReleased(worker=worker, num_bytes=100))
+
+
+def ready(**settings: object) -> Desk:
+    """Two workers have made the first batch, and the trainer asks for it."""
+    desk = Desk(mode="sync", is_colocated=True, num_workers=2, load_deadline_s=10.0, **settings)
+    desk.start(workers=("w0", "w1"))
+    for group_id in (0, 1):
+        desk.finish(group_id)
+    return desk
+
+
+def test_the_batch_waits_until_every_engine_has_released_its_memory() -> None:
+    desk = ready()
+    effects = desk.ask(1)
+    assert has(effects, p.RecordBatch), "what it consists of is settled at once"
+    assert {e.worker for e in effects if isinstance(e, p.SendRelease)} == {"w0", "w1"}
+    assert not has(effects, p.SendBatch)
+    assert not has(released(desk, "w0"), p.SendBatch)
+    assert any("w1 to release memory" in line for line in desk.coordinator.waits())
+    assert only(released(desk, "w1"), p.SendBatch).step == 1
+
+
+def test_nothing_is_announced_or_leased_in_the_trainers_time() -> None:
+    desk = ready()
+    desk.ask(1)
+    released(desk, "w0")
+    released(desk, "w1")
+    joined = desk.join("w2")
+    assert not has(joined, p.SendVersion)
+    assert not leased(joined)
+    assert not has(desk.tick(1.0), p.SendVersion)
+    effects = desk.publish(1)
+    assert {e.worker for e in effects if isinstance(e, p.SendVersion)} == {"w0", "w1", "w2"}
+    assert leased(desk.load("w0", 1))
+
+
+def test_a_batch_waits_for_an_evaluation_that_needs_the_engines() -> None:
+    desk = Desk(mode="sync", is_colocated=True, num_eval_rows=1, eval_at_start=True, groups_per_step=1)
+    desk.start()
+    desk.finish(0)
+    assert not has(desk.ask(1), p.RecordBatch)
+    assert has(desk.finish(0, purpose="eval"), p.SendRelease)
+
+
+def test_an_engine_that_keeps_its_memory_is_ended_and_its_death_frees_the_trainer() -> None:
+    desk = ready()
+    desk.ask(1)
+    released(desk, "w0")
+    assert not has(desk.tick(9.0), p.EndWorker)
+    assert only(desk.tick(2.0), p.EndWorker).worker == "w1"
+    assert not has(desk.tick(20.0), p.EndWorker), "once"
+    assert has(desk.lose("w1"), p.SendBatch)
+
+
+def test_a_worker_that_was_out_of_reach_is_asked_again() -> None:
+    desk = ready()
+    desk.ask(1)
+    released(desk, "w0")
+    desk.do(p.WorkerLost(worker="w1", reason="unreachable", may_live=True))
+    assert not has(desk.tick(1.0), p.SendBatch), "it may hold its memory still"
+    assert only(desk.join("w1"), p.SendRelease).worker == "w1"
+    assert has(released(desk, "w1"), p.SendBatch)
+
+
+def test_separate_devices_know_no_handover() -> None:
+    desk = Desk(mode="sync")
+    desk.start()
+    desk.finish(0)
+    desk.finish(1)
+    effects = desk.ask(1)
+    assert has(effects, p.SendBatch)
+    assert not has(effects, p.SendRelease)
+    assert desk.coordinator._state.holder is Holder.ENGINES
+
+
+ACTIONS = (
+    "deliver", "deliver", "deliver_burst", "generate", "generate", "load_version", "release", "release",
+    "request_batch", "finish_step", "tick", "restart_worker", "come_back", "resend", "leave",
+)  # fmt: skip
+FAULTS = ("kill_worker", "silence", "duplicate", "fail_to_load", "drain_worker", "crash")
+
+
+@pytest.mark.parametrize("first", range(0, 160, 40))
+def test_under_random_schedules_with_faults_memory_is_never_held_twice_and_every_run_ends(first: int) -> None:
+    for seed in range(first, first + 40):
+        rng = random.Random(seed)
+        settings = msgspec.structs.replace(
+            random_settings(rng), mode="sync", is_colocated=True, load_deadline_s=5.0, num_workers=2
+        )
+        cluster = VirtualCluster(settings, rng, failure_rate=rng.choice([0.0, 0.1]))
+        weights = [1.0] * len(ACTIONS) + [rng.choice([0.0, 0.2, 0.6])] * len(FAULTS)
+        for action in rng.choices((*ACTIONS, *FAULTS), weights, k=120):
+            if cluster.end is not None:
+                break
+            getattr(cluster, action)()
+        cluster.run_to_end()
+        cluster.check_end()

@@ -1,0 +1,89 @@
+"""How many processes, GPUs and CPUs a config means, and which sizes cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from valid_config import make
+
+from controller.derived import derive
+from controller.pool_sizes import fit_problem, gpus_of_run, pool_sizes
+from controller.validate import cross_check
+
+CUDA = {"rollout__engine": {"device": "cuda"}, "trainer__device": "cuda"}
+SGLANG = {"rollout__engine": {"kind": "sglang", "device": "cuda", "sglang": {"tp_size": 2}}, "trainer__device": "cuda"}
+COLOCATED = {"mode": "sync", "placement": "colocated"}
+
+
+def sizes(**changes: Any) -> dict[str, tuple[int, int, int]]:
+    return {pool.name: (pool.num_processes, pool.gpus, pool.cpus) for pool in pool_sizes(make(**changes))}
+
+
+def test_a_pool_counted_in_gpus_gives_its_workers() -> None:
+    assert sizes(**CUDA, rollout__pool_gpus=7)["rollout"] == (7, 7, 7)
+    assert sizes(**SGLANG, rollout__pool_gpus=6)["rollout"] == (3, 6, 3)
+
+
+def test_a_pool_counted_in_cpus_gives_its_workers() -> None:
+    assert sizes(rollout__pool_cpus=6, rollout__threads=2)["rollout"] == (3, 0, 6)
+    assert sizes(rollout__pool_cpus=6)["rollout"] == (6, 0, 6)
+
+
+def test_gpus_of_a_run_are_the_sum_and_of_a_colocated_one_the_larger() -> None:
+    assert gpus_of_run(make(**CUDA, rollout__num_workers=7)) == 8
+    assert gpus_of_run(make(**CUDA, **COLOCATED, rollout__num_workers=2)) == 2
+    assert gpus_of_run(make()) == 0
+
+
+def test_workers_per_node_follow_from_what_one_takes() -> None:
+    (rollout, *_) = pool_sizes(make(**SGLANG, rollout__threads=4))
+    assert rollout.per_node(node_gpus=8, node_cpus=64) == 4
+    assert rollout.per_node(node_gpus=8, node_cpus=12) == 3
+    assert rollout.per_node(node_gpus=1, node_cpus=64) == 0
+
+
+def test_what_does_not_fit_is_said_in_one_sentence_with_what_would() -> None:
+    assert fit_problem(make(**CUDA, rollout__num_workers=7), 8) is None
+    problem = fit_problem(make(**SGLANG, rollout__num_workers=4), 8)
+    assert "rollout 4 workers x 2 GPUs and trainer 1 rank x 1 GPU want together 9 GPUs" in str(problem)
+    assert "this machine has 8" in str(problem)
+    assert "rollout.num_workers: 3" in str(problem)
+    assert fit_problem(make(**CUDA, **COLOCATED), 1) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "words"),
+    [
+        ({**SGLANG, "rollout__pool_gpus": 7}, "rollout.pool_gpus", "cannot be divided"),
+        ({**CUDA, "rollout__pool_gpus": 4, "rollout__num_workers": 3}, "rollout.pool_gpus", "make 4 workers of 1"),
+        ({"rollout__pool_gpus": 4}, "rollout.pool_gpus", "run on cpu"),
+        ({"rollout__pool_cpus": 3, "rollout__threads": 2}, "rollout.pool_cpus", "cannot be divided"),
+        ({**CUDA, "rollout__pool_gpus": 2, "rollout__pool_cpus": 2}, "rollout.pool_gpus", "or in CPUs"),
+        ({"placement": "colocated"}, "placement", "at the same time"),
+        ({**COLOCATED, "trainer__weights": {"kind": "distributed"}}, "trainer.weights.kind", "receive into"),
+        ({**COLOCATED, "trainer__weights": {"swap": "rolling"}}, "trainer.weights.swap", "same time"),
+        ({**COLOCATED, "trainer__device": "cuda"}, "placement", "share no device"),
+        ({**COLOCATED, "trainer__backend": "fsdp"}, "trainer.backend", "cpu_offload"),
+        ({**COLOCATED, "rollout__engine": {"kind": "sglang"}}, "placement", "embedded"),
+    ],
+)
+def test_a_size_or_placement_that_cannot_be_is_refused(changes: dict[str, Any], key: str, words: str) -> None:
+    (problem,) = cross_check(make(**changes))
+    assert problem.keys[0] == key
+    assert words in str(problem)
+    assert problem.remedy
+
+
+def test_the_pools_are_among_the_derived_numbers() -> None:
+    shown = {number.name: (number.value, number.formula) for number in derive(make(**SGLANG, rollout__pool_gpus=6))}
+    assert shown["rollout pool"] == ("6 GPUs", "3 workers x 2 GPUs")
+    assert shown["trainer pool"] == ("1 GPU", "1 rank x 1 GPU")
+    assert shown["GPUs of the run"][0] == "7"
+
+
+def test_a_resolved_config_with_a_pool_size_is_valid_again() -> None:
+    config = make(**SGLANG, rollout__pool_gpus=6)
+    again = type(config).model_validate(config.model_dump(mode="json"))
+    assert again.rollout.num_workers == 3
+    assert cross_check(again) == []

@@ -1,0 +1,78 @@
+"""The trainer's turns on devices that it shares with the engines (`placement: colocated`).
+
+Owns: when the policy is on its device and when in host memory. Refuses: deciding whose turn it is: a batch comes only
+when the engines have released their memory (controller/alternation.py), and a version is announced only after `leave`.
+
+Between two steps everything lies in host memory, so checkpoints and exports are written from there while the engines
+generate. On a CPU there is nothing to move: gradients go after each update anyway, and freed pages are given back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import sys
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from trainer.backends.port import Backend
+
+log = logging.getLogger(__name__)
+
+
+class Spans(Protocol):
+    """The part of areal_like.trace.Tracer used here."""
+
+    def span(self, name: str, lane: str = "main", **args: Any) -> AbstractContextManager[Any]:
+        """Time a block."""
+
+
+class SharedDevices:
+    """`take` before a step, `leave` after its version was copied. Where nothing is shared, both do nothing."""
+
+    def __init__(
+        self,
+        policy: Backend,
+        reference: PreTrainedModel | None,
+        device: torch.device,
+        *,
+        is_shared: bool,
+        tracer: Spans | None = None,
+    ) -> None:
+        """`device`: this rank's. `reference`: a second model that stays with the policy."""
+        self._policy, self._reference, self._device = policy, reference, device
+        self._is_shared, self._tracer = is_shared, tracer
+
+    def take(self) -> None:
+        """Everything onto the device."""
+        self._move(self._device, "take_memory")
+
+    def leave(self) -> None:
+        """Everything into host memory, and what was freed back to the device."""
+        self._move(torch.device("cpu"), "release_memory")
+        if self._is_shared:
+            _give_back(self._device)
+
+    def _move(self, device: torch.device, name: str) -> None:
+        if not self._is_shared:
+            return
+        with contextlib.nullcontext() if self._tracer is None else self._tracer.span(name):
+            num_bytes = self._policy.move(device)
+            if self._reference is not None:
+                self._reference.to(device)  # type: ignore[arg-type]
+        if num_bytes:
+            log.info("moved %d bytes to %s", num_bytes, device)
+
+
+def _give_back(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library: it frees by rules of its own
+            ctypes.CDLL(None).malloc_trim(0)
