@@ -14,22 +14,14 @@ import ctypes
 import gc
 import logging
 import sys
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from trainer.backends.port import Backend
+from trainer.step import Spans
 
 log = logging.getLogger(__name__)
-
-
-class Spans(Protocol):
-    """The part of areal_like.trace.Tracer used here."""
-
-    def span(self, name: str, lane: str = "main", **args: Any) -> AbstractContextManager[Any]:
-        """Time a block."""
 
 
 class SharedDevices:

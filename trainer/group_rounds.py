@@ -3,9 +3,10 @@
 Owns: the round of the newest version, its gathering, the membership of the group. Refuses: the wire (group_root.py),
 versions that are not the newest and workers that come too late (both take the stream), waiting for anybody for ever.
 
-One round a version. It begins as soon as all workers that took part before and are still heard of have joined, or
-`gather_s` after the first did, with those that have; who comes later gets a NoGroup. Members that are the same as
-last time meet no more; any others, and whatever follows a failure, are a new group (a new generation of it).
+One round a version. It begins as soon as all workers of the last round that are still heard of have joined, or
+`gather_s` after the first did, with those that have; who comes later gets a NoGroup, and is waited for the next time.
+Members that are the same as last time meet no more; any others, and whatever follows a failure, are a new group (a new
+generation of it).
 
 Map of the loops
   run        waits for the first join (woken by `join`), then for the others (at most gather_s), then for the wire
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -34,6 +36,9 @@ from trainer.group_root import GroupRoot
 
 log = logging.getLogger(__name__)
 
+FIRST_S = 0.5
+"""How long a round gathers where nobody is waited for by name."""
+Result = TypeVar("Result")
 Send = Callable[[str, Message], bool]
 
 
@@ -59,7 +64,7 @@ class GroupRounds:
         self._round: _Round | None = None
         self._begun: _Round | None = None
         self._regulars: set[str] = set()
-        """Workers that took part in the last round they could, and are still heard of."""
+        """Who took part in the last round or came too late for it, and is still heard of: these are waited for."""
         self._members: dict[str, int] = {}
         """Who is in the group that is up, and how many places each has; empty where none is."""
         self._root: GroupRoot | None = None
@@ -88,6 +93,7 @@ class GroupRounds:
         if self._begun is not None and (self._begun.version, self._begun.lineage) == wanted:
             call = self._begun.calls.get(peer)
             if call is None:
+                self._regulars.add(peer)  # next time in time, then
                 self._refuse(peer, *wanted, "its round has begun")
             else:
                 self._send(peer, call)
@@ -123,7 +129,9 @@ class GroupRounds:
 
     async def _is_complete(self, round_: _Round) -> bool:
         """Wait for whoever is expected; False where another version took its place meanwhile, or all have left."""
-        due_s = time.monotonic() + self._settings.gather_s
+        due_s = time.monotonic() + (
+            self._settings.gather_s if self._regulars else min(FIRST_S, self._settings.gather_s)
+        )
         while self._round is round_ and round_.joined:
             left_s = due_s - time.monotonic()
             if left_s <= 0 or (self._regulars and self._regulars <= round_.joined.keys()):
@@ -142,7 +150,7 @@ class GroupRounds:
         members = {peer: round_.joined[peer].num_ranks for peer in sorted(round_.joined)}
         backend = self._backend(round_)
         started_s = time.monotonic()
-        self._regulars |= members.keys()
+        self._regulars = set(members)
         try:
             is_new = members != self._members or self._root is None or self._root.backend != backend
             if is_new:
@@ -201,7 +209,7 @@ class GroupRounds:
         if root is not None:
             await self._on_wire(root.leave)
 
-    async def _on_wire(self, work: Callable[..., object], *args: object) -> object:
+    async def _on_wire(self, work: Callable[..., Result], *args: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._wire, work, *args)
 
     async def close(self) -> None:
