@@ -113,8 +113,11 @@ class VersionLoader:
         self._turn_wake.set()
 
     def release(self) -> None:
-        """The engine's memory is wanted by others: give it back once what is being loaded has been."""
-        self._is_release_due = True
+        """The engine's memory is wanted by others: give it back once what is being loaded has been.
+
+        A version announced before and not begun is void: loading it would take the memory again.
+        """
+        self._is_release_due, self._target = True, None
         self._wake.set()
 
     def report_again(self) -> None:

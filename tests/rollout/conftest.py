@@ -128,6 +128,10 @@ class FakeEngine:
         self.version = int(manifest_path.name.removeprefix("v"))
         return LoadReport(version=self.version, stage_s=0.25, pause_s=0.125)
 
+    async def release_memory(self):
+        self.version = -1
+        return 1000
+
     def counters(self):
         return {"tokens": float(self.num_tokens), "busy_s": 1.0, "idle_s": 2.0, "paused_s": 0.0}
 

@@ -62,6 +62,10 @@ class PlayedEngine:
             raise self.failure
         return self._loaded(call.version)
 
+    async def release_memory(self) -> int:
+        self.version = -1
+        return 1000
+
     def _loaded(self, version: int) -> LoadReport:
         self.version = version
         return LoadReport(version=version, stage_s=0.0, pause_s=0.0)
@@ -188,5 +192,21 @@ def test_an_engine_that_takes_no_place_in_a_group_is_never_called(site):
         place = s.publish(0)
         assert await s.receiver.meet(place, 5.0, JoinAs(0, "cpu")) is None
         assert await s.receiver.meet(str(s.tmp_path / "v0.manifest.json"), 5.0, JoinAs(1, "cpu")) is None
+
+    site(scenario)
+
+
+def test_memory_is_released_once_and_a_version_announced_before_does_not_take_it_again(site):
+    async def scenario(s):
+        await s.load(0, s.publish(0))
+        s.loader.announce(m.AnnounceVersion(version=1, lineage="l0", manifest_path=s.publish(1), deadline_s=10.0))
+        s.loader.release()
+        while not isinstance(s.said[-1], m.MemoryReleased):  # noqa: ASYNC110 - the loader's own loop is what runs
+            await asyncio.sleep(0.002)
+        assert s.said[-1].num_bytes == 1000
+        assert s.engine.version == -1
+        assert s.loader.loaded is None
+        loaded = await s.load(0, s.publish(2).replace("v00000002", "v00000000"))
+        assert isinstance(loaded, m.VersionLoaded), "the same version is loaded again: there is none any more"
 
     site(scenario)
