@@ -60,20 +60,14 @@ class GroupMember:
             self._buffer = torch.zeros(manifest.num_bytes, dtype=torch.uint8)
         bytes_ = memoryview(self._buffer.numpy().data)
         until_s = time.monotonic() + call.deadline_s
-        corrupt = ""
-        before: Bucket | None = None
+        corrupt = broken = ""
         try:
-            for bucket in buckets(manifest, call.bucket_bytes):
-                arriving = self._arriving(bucket, call)
-                if before is not None:
-                    corrupt = corrupt or _corrupt(before, bytes_)
-                self._finish(*arriving, bucket, until_s)
-                before = bucket
+            corrupt = self._take(manifest, call, bytes_, until_s)
         except (RuntimeError, OSError, TransferBroken) as error:
+            broken = _words(error)
+        if broken:  # outside: what a traceback holds keeps connections open, and those at their ends wait
             self.leave()
-            raise TransferBroken(f"version {call.version} by {call.group} broke off: {_words(error)}") from error
-        if before is not None:
-            corrupt = corrupt or _corrupt(before, bytes_)
+            raise TransferBroken(f"version {call.version} by {call.group} broke off: {broken}")
         if corrupt:
             raise WeightError(f"tensor {corrupt} of version {call.version} ({call.group}) is corrupt: checksum differs")
         return manifest, {entry.name: bytes_[entry.offset :][: entry.num_bytes] for entry in manifest.tensors}
@@ -84,6 +78,18 @@ class GroupMember:
         if group is not None:
             with contextlib.suppress(RuntimeError):  # gone is gone
                 group.abort()
+
+    def _take(self, manifest: WeightManifest, call: GroupCall, payload: memoryview, until_s: float) -> str:
+        """All buckets; the name of the first tensor that is damaged, or nothing."""
+        corrupt = ""
+        before: Bucket | None = None
+        for bucket in buckets(manifest, call.bucket_bytes):
+            arriving = self._arriving(bucket, call)
+            if before is not None:
+                corrupt = corrupt or _corrupt(before, payload)
+            self._finish(*arriving, bucket, until_s)
+            before = bucket
+        return corrupt or (_corrupt(before, payload) if before is not None else "")
 
     def _arriving(self, bucket: Bucket, call: GroupCall) -> tuple[dist.Work, torch.Tensor]:
         assert self._group is not None, "met before"

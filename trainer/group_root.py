@@ -45,25 +45,31 @@ class GroupRoot:
 
     def bring(self, manifest: WeightManifest, payload: memoryview, bucket_bytes: int) -> None:
         """Send a whole payload to all members. Raises TransferBroken; the group is then of no use any more."""
+        broken = ""
         try:
-            if self._group is None:
-                self._group = self._meet()
-            until_s = time.monotonic() + self._deadline_s
-            whole = torch.frombuffer(payload, dtype=torch.uint8)
-            before: tuple[dist.Work, torch.Tensor] | None = None
-            for bucket in buckets(manifest, bucket_bytes):
-                part = whole[bucket.offset : bucket.offset + bucket.num_bytes].to(self._device)
-                work = self._group.broadcast(part, ROOT)
-                if before is not None:
-                    self._finish(before[0], until_s)
-                before = (work, part)
+            self._send(manifest, payload, bucket_bytes)
+        except (RuntimeError, OSError, TransferBroken) as error:
+            broken = " ".join(str(error).split())[:300]
+        if broken:  # outside: what a traceback holds keeps connections open, and those at their ends wait
+            raise TransferBroken(broken)
+
+    def _send(self, manifest: WeightManifest, payload: memoryview, bucket_bytes: int) -> None:
+        if self._group is None:
+            self._group = self._meet()
+        until_s = time.monotonic() + self._deadline_s
+        whole = torch.frombuffer(payload, dtype=torch.uint8)
+        before: tuple[dist.Work, torch.Tensor] | None = None
+        for bucket in buckets(manifest, bucket_bytes):
+            part = whole[bucket.offset : bucket.offset + bucket.num_bytes].to(self._device)
+            work = self._group.broadcast(part, ROOT)
             if before is not None:
                 self._finish(before[0], until_s)
-        except (RuntimeError, OSError) as error:
-            raise TransferBroken(" ".join(str(error).split())[:300]) from error
+            before = (work, part)
+        if before is not None:
+            self._finish(before[0], until_s)
 
     def leave(self) -> None:
-        """Close every connection; safe in any state."""
+        """Close every connection; safe in any state, but not while `bring` runs."""
         group, self._group = self._group, None
         if group is not None:
             with contextlib.suppress(RuntimeError):  # gone is gone

@@ -10,6 +10,7 @@ import pytest
 
 from areal_like import messages as m
 from areal_like.channel import Peer
+from areal_like.clock import SystemClock
 from areal_like.errors import TransferBroken, WeightError
 from areal_like.trace import Tracer
 from areal_like.weights import TensorBytes
@@ -92,7 +93,7 @@ class Site:
         tracer = Tracer(tmp_path / "w.trace.jsonl", "w")
         self.loader = VersionLoader(
             engine=self.engine, gate=VersionGate(), interruption="recompute", report=self.said.append,
-            park_all=lambda: None, doing=Doing(tracer), tracer=tracer, receiver=self.receiver,
+            park_all=lambda: None, doing=Doing(SystemClock(), tracer), tracer=tracer, receiver=self.receiver,
         )  # fmt: skip
 
     def _wire(self, address: str, accept: frozenset[type]) -> Peer:
