@@ -13,6 +13,7 @@ import contextlib
 import datetime
 import time
 import zlib
+from typing import Any
 
 import msgspec
 import torch
@@ -23,6 +24,9 @@ from areal_like.sockets import own_host
 from areal_like.weights import WeightManifest
 from areal_like.weights_group import Bucket, GroupCall, buckets, store_prefixes
 
+ProcessGroup = Any
+"""Torch's own class; its stubs know neither the constructors' options nor `abort`."""
+GLOO: Any = dist.ProcessGroupGloo
 ROOT = 0
 """The trainer's rank in the group."""
 POLL_S = 0.0005
@@ -35,7 +39,7 @@ class GroupMember:
         """`device`: the engine's; only nccl sends straight into it, gloo goes through host memory."""
         self._device = device
         self._name = ""
-        self._group: dist.Backend | None = None
+        self._group: ProcessGroup | None = None
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def meet(self, call: GroupCall) -> None:
@@ -109,7 +113,7 @@ class GroupMember:
         self._buffer[bucket.offset : bucket.offset + bucket.num_bytes].copy_(part)
 
 
-def _enter(call: GroupCall, device: torch.device) -> dist.Backend:
+def _enter(call: GroupCall, device: torch.device) -> ProcessGroup:
     patience = datetime.timedelta(seconds=call.deadline_s)
     store: dist.Store = dist.TCPStore(call.host.strip("[]"), call.port, call.size, is_master=False, timeout=patience)
     for prefix in (*store_prefixes(call.group), "cpu/" if call.backend == "gloo" else "cuda/"):
@@ -120,10 +124,10 @@ def _enter(call: GroupCall, device: torch.device) -> dist.Backend:
         nccl._timeout = 10 * patience  # ours comes first: the library's own ends the process
         return dist.ProcessGroupNCCL(store, call.rank, call.size, nccl)
     host = own_host(f"tcp://{call.host}:{call.port}").strip("[]")
-    gloo = dist.ProcessGroupGloo._Options()
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    gloo = GLOO._Options()
+    gloo._devices = [GLOO.create_device(hostname=host)]
     gloo._timeout = patience
-    return dist.ProcessGroupGloo(store, call.rank, call.size, gloo)
+    return GLOO(store, call.rank, call.size, gloo)
 
 
 def _corrupt(bucket: Bucket, payload: memoryview) -> str:

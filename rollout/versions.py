@@ -97,6 +97,8 @@ class VersionLoader:
         self._num_failed = 0
         self._num_superseded = 0
         self._num_broken = 0
+        self._called: tuple[int, str] | None = None
+        """Version and lineage the group was last called for: a second time it comes as a stream."""
         self._is_release_due = False
 
     def announce(self, message: AnnounceVersion) -> None:
@@ -196,7 +198,8 @@ class VersionLoader:
         payload that arrived damaged is the worker's failure, and said as such.
         """
         can = self._engine.capabilities
-        if self._receiver is None or not can.group_ranks or target.is_held:
+        wanted = (target.version, target.lineage)
+        if self._receiver is None or not can.group_ranks or target.is_held or self._called == wanted:
             return False
         started_s = self._tracer.now_s()
         call = await self._receiver.meet(
@@ -204,6 +207,7 @@ class VersionLoader:
         )
         if call is None:
             return False
+        self._called = wanted
         waited_s = self._tracer.now_s() - started_s
         self._doing.loading(True)
         try:

@@ -14,6 +14,7 @@ import datetime
 import socket
 import time
 import warnings
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,9 @@ from areal_like.errors import TransferBroken
 from areal_like.weights import WeightManifest
 from areal_like.weights_group import GroupBackend, buckets, store_prefixes
 
+ProcessGroup = Any
+"""Torch's own class; its stubs know neither the constructors' options nor `abort`."""
+GLOO: Any = dist.ProcessGroupGloo
 ROOT = 0
 """The trainer's rank in the group."""
 LISTEN_BACKLOG = 1024
@@ -40,7 +44,8 @@ class GroupRoot:
         self.name, self.size, self.host, self.backend = name, size, host, backend
         self._device = torch.device(device if backend == "nccl" else "cpu")
         self._deadline_s = deadline_s
-        self._group: dist.Backend | None = None
+        self._group: ProcessGroup | None = None
+        self._store: dist.Store | None
         self._store, self.port = _listening_store(host, size, deadline_s)
 
     def bring(self, manifest: WeightManifest, payload: memoryview, bucket_bytes: int) -> None:
@@ -76,9 +81,9 @@ class GroupRoot:
                 group.abort()
         self._store = None
 
-    def _meet(self) -> dist.Backend:
+    def _meet(self) -> ProcessGroup:
         """Wait until all members are here, at most the deadline."""
-        store: dist.Store | None = self._store
+        store = self._store
         assert store is not None, "left already"
         for prefix in (*store_prefixes(self.name), "cpu/" if self.backend == "gloo" else "cuda/"):
             store = dist.PrefixStore(prefix, store)
@@ -88,10 +93,10 @@ class GroupRoot:
             nccl = dist.ProcessGroupNCCL.Options()
             nccl._timeout = 10 * patience  # ours comes first: the library's own ends the process
             return dist.ProcessGroupNCCL(store, 0, self.size, nccl)
-        gloo = dist.ProcessGroupGloo._Options()
-        gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=self.host)]
+        gloo = GLOO._Options()
+        gloo._devices = [GLOO.create_device(hostname=self.host)]
         gloo._timeout = patience
-        return dist.ProcessGroupGloo(store, 0, self.size, gloo)
+        return GLOO(store, 0, self.size, gloo)
 
     def _finish(self, work: dist.Work, until_s: float) -> None:
         if self.backend == "gloo":

@@ -53,11 +53,17 @@ def test_nothing_is_announced_or_leased_in_the_trainers_time() -> None:
 
 
 def test_a_batch_waits_for_an_evaluation_that_needs_the_engines() -> None:
-    desk = Desk(mode="sync", is_colocated=True, num_eval_rows=1, eval_at_start=True, groups_per_step=1)
-    desk.start()
-    desk.finish(0)
-    assert not has(desk.ask(1), p.RecordBatch)
-    assert has(desk.finish(0, purpose="eval"), p.SendRelease)
+    desk = ready(num_eval_rows=1, eval_every_steps=1, eval_at_start=False)
+    desk.ask(1)
+    released(desk, "w0")
+    released(desk, "w1")
+    desk.publish(1)
+    desk.load("w0", 1)
+    desk.load("w1", 1)
+    desk.finish(2, first=1)
+    desk.finish(3, first=1)
+    assert not has(desk.ask(2), p.RecordBatch)
+    assert has(desk.finish(0, purpose="eval", first=1), p.SendRelease)
 
 
 def test_an_engine_that_keeps_its_memory_is_ended_and_its_death_frees_the_trainer() -> None:

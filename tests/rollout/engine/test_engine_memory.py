@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch
 
 BIG = {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64, "max_position_embeddings": 1024}
 
@@ -24,8 +25,9 @@ def test_release_gives_weights_and_cache_back_to_the_operating_system(kit: Any) 
         async with bench.engine(num_slots=32, max_context=1024) as engine:
             await engine.load_version(bench.manifests[0], "recompute")  # the spare set is touched too
             cache = engine._core.decoder.cache
-            cache._keys.fill_(0.0)  # pages that were never written are not resident
-            cache._values.fill_(0.0)
+            with torch.inference_mode():  # pages that were never written are not resident
+                cache._keys.fill_(0.0)
+                cache._values.fill_(0.0)
             del cache
             held = resident_bytes()
             num_bytes = await engine.release_memory()
