@@ -322,7 +322,9 @@ class TestMachine:
     def test_more_gpus_than_there_are_is_absent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(preflight, "_num_gpus", lambda: 2)
         config = make(trainer__device="cuda:1", rollout={"num_workers": 2, "engine": {"device": "cuda"}})
-        assert "cuda:2 is asked for, and this machine has 2 GPUs" in str(preflight.look(config, "train").absent[-1])
+        assert "want together 3 GPUs, and this machine has 2" in str(preflight.look(config, "train").absent[-1])
+        config = make(trainer__device="cuda:5", rollout={"engine": {"device": "cuda:0"}})
+        assert "cuda:5 is asked for, and this machine has 2 GPUs" in str(preflight.look(config, "train").absent[-1])
 
     def test_a_scorers_module_that_is_not_there_is_named(self) -> None:
         found = preflight.look(make(reward__scorers=[{"kind": "no_such_module_here:score"}]), "train")
