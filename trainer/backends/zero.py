@@ -81,6 +81,9 @@ class ZeroBackend:
 
     # ------------------------------------------------------------ whole tensors
 
+    def move(self, device: torch.device) -> int:
+        raise AssertionError("validate refuses shared devices with DeepSpeed: its state stays where it is")
+
     def full_weights(self) -> dict[str, torch.Tensor]:
         whole = {}
         for name, tensor in first_named(self.model).items():

@@ -22,6 +22,7 @@ from pathlib import Path
 from areal_like.errors import EngineError, UserError, WeightError
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
+from areal_like.weights_group import GroupCall
 from rollout.config import EngineSettings
 from rollout.engine.port import (
     EngineCapabilities,
@@ -214,6 +215,14 @@ class SGLangEngine:
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
         return await asyncio.shield(task)
+
+    async def load_from_group(self, call: GroupCall, interruption: Interruption) -> LoadReport:
+        """Never called: `capabilities.group_ranks` is 0, and validate refuses `distributed` with this engine."""
+        raise EngineError("an SGLang server is given its weights as files")
+
+    async def release_memory(self) -> int:
+        """Never called: validate refuses `placement: colocated` with this engine."""
+        raise EngineError("an SGLang server keeps its memory")
 
     async def _load(self, manifest_path: Path, interruption: Interruption) -> LoadReport:
         async with self._load_lock:
