@@ -146,6 +146,10 @@ def placement_problems(config: RunConfig) -> Iterator[Problem]:
             f"in mode {config.mode} engines and trainer work at the same time, and would need the same memory",
             "mode: sync, or placement: disaggregated",
         )
+    if config.emulation is not None:
+        yield Problem(
+            ("placement", "emulation"), "emulated devices have no memory to release", "placement: disaggregated"
+        )
     if engine.kind == "sglang":
         yield Problem(
             ("placement", "rollout.engine.kind"),

@@ -26,6 +26,7 @@ from areal_like.emulation.replica import Replica, Sequence
 from areal_like.errors import EngineError
 from areal_like.trajectory import Segment
 from areal_like.weights import open_payload, verify
+from areal_like.weights_group import GroupCall
 from rollout.config import EngineSettings
 from rollout.engine.emulated_answer import Answer, Planner, segment_of
 from rollout.engine.port import (
@@ -187,6 +188,14 @@ class EmulatedEngine:
         """See the port. What really travelled is checked; the emulated weights take their own time."""
         self._check_alive()
         return await asyncio.shield(self._loop.create_task(self._load_in_turn(manifest_path, interruption)))
+
+    async def load_from_group(self, call: GroupCall, interruption: Interruption) -> LoadReport:
+        """Never called: `capabilities.group_ranks` is 0."""
+        raise EngineError("an emulated engine takes no part in a process group")
+
+    async def release_memory(self) -> int:
+        """Never called: validate refuses `placement: colocated` with emulation."""
+        raise EngineError("an emulated engine has no memory to release")
 
     async def _load_in_turn(self, manifest_path: Path, interruption: Interruption) -> LoadReport:
         async with self._load_lock:

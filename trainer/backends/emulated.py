@@ -70,6 +70,10 @@ class EmulatedBackend:
         settings = self._setup.settings.optimizer
         return UpdateResult(0.0, learning_rate(settings, step, self._setup.num_steps), True)
 
+    def move(self, device: torch.device) -> int:
+        """Nothing: the tiny model stays where it is."""
+        return 0
+
     def full_weights(self) -> dict[str, torch.Tensor]:
         """The tiny model's."""
         return named_tensors(self.model)
