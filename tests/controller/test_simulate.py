@@ -162,10 +162,11 @@ def test_decode_is_bound_by_floor_memory_or_arithmetic():
 
 def test_training_costs_grow_with_tokens_and_with_longer_sequences():
     costs = Roofline(GPUS["h800"], MODELS["7b"], 1, 8, Efficiencies(step_overhead_s=0.0))
-    short, long = costs.train_s([1000] * 64, 1.0, 1), costs.train_s([32_000] * 2, 1.0, 1)
+    short, long = costs.train_s([1000] * 64, 1.0, 0), costs.train_s([32_000] * 2, 1.0, 0)
     assert long > 1.2 * short
-    assert costs.train_s([1000] * 64, 1.5, 0) == pytest.approx(1.5 * costs.train_s([1000] * 64, 1.0, 0))
-    assert costs.train_s([1000] * 128, 1.0, 1) == pytest.approx(2 * short)
+    assert costs.train_s([1000] * 64, 1.5, 0) == pytest.approx(1.5 * short)
+    assert costs.train_s([1000] * 128, 1.0, 0) == pytest.approx(2 * short)
+    assert costs.train_s([1000] * 64, 1.0, 3) == pytest.approx(short + 3 * costs.update_s())
 
 
 def test_workers_get_the_gpus_their_weights_need():
