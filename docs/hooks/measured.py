@@ -266,6 +266,7 @@ def weight_transfer(result: Result) -> str:
         "copy_ms", "write_ms", "stage_ms", "swap_ms", "seen_ms", "worst_ms", "allowed_ms", "slow", "refill_ms",
         "sent_mb",
     )  # fmt: skip
+    keys = tuple(key for key in keys if key in result["rows"][0])  # an older result has fewer
     rows = [[row["way"], f"{row['mb']:.0f}", *(f"{row[key]:,.1f}" for key in keys)] for row in result["rows"]]
     limits = [
         [f"{row['mb']:.0f}", f"{row['memory_copy_ms']:,.1f}", f"{row['loopback_ms']:,.1f}"] for row in result["limits"]
