@@ -14,6 +14,7 @@ from trainer.attention import choose
 from trainer.backends.emulated import EmulatedBackend
 from trainer.backends.port import Setup
 from trainer.batch import PreparedBatch
+from trainer.colocation import SharedDevices
 from trainer.model import load_causal_lm, num_parameters
 from trainer.ranks import Ranks
 from trainer.step import TrainStep
@@ -39,6 +40,7 @@ class EmulatedTraining(Training):
         setup = Setup(self.settings, spec.sampling.temperature, spec.num_steps, self.attention, self.ranks)
         self._backend = self.policy = EmulatedBackend(model, setup, emulation)
         self._step = TrainStep(self.policy, setup, groups_per_step=spec.groups_per_step, tracer=self._spans)
+        self._devices = SharedDevices(self.policy, None, self.ranks.device, is_shared=False, tracer=self._spans)
         what = f"{emulation.trainer_gpus} {emulation.gpu} for {emulation.model}"
         self._backend_words = f"emulated ({what})"
         self._record_setup(
