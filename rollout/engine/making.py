@@ -46,6 +46,10 @@ def make_core(
     if reason:
         log.warning("no lean decoder (%s): transformers' own modules generate, one row at a time", reason)
 
+    vocab_size = getattr(config.get_text_config(), "vocab_size", None)
+    if vocab_size is None:
+        raise UserError(f"model type {config.model_type} is not a causal language model (it has no vocabulary)")
+
     def make_decoder() -> Decoder:
         with torch.inference_mode():
             if reason:
@@ -53,9 +57,8 @@ def make_core(
             return LeanDecoder(config, settings.num_slots, max_context, dtype, device)
 
     try:
-        vocab_size = int(config.get_text_config().vocab_size)
         return GenerationCore(
-            make_decoder, vocab_size, settings.num_slots, max_context, device, tracer, has_memory=has_memory
+            make_decoder, int(vocab_size), settings.num_slots, max_context, device, tracer, has_memory=has_memory
         )
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "alloc" not in str(error):

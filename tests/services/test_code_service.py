@@ -27,10 +27,12 @@ def service(tmp_path: Path) -> Iterator[Service]:
     service.close()
 
 
-def sandboxes(service: Service) -> set[int]:
-    """Processes of this service's sandboxes, and of any on this machine that lost the process it was started by."""
-    own = {child.pid for child in psutil.Process(service.process.pid).children(recursive=True)}
-    found = set()
+def sandboxes(service: Service, known: frozenset[int] = frozenset()) -> set[int]:
+    """Processes of this service's sandboxes (its children, and those `known`), and of any on this machine that lost the
+    process it was started by."""
+    own, found = set(known), set()
+    if service.process.poll() is None:
+        own |= {child.pid for child in psutil.Process(service.process.pid).children(recursive=True)}
     for process in psutil.process_iter(["cmdline", "ppid"]):
         is_sandbox = any("marshal.loads(os.pread" in part for part in process.info["cmdline"] or [])
         if is_sandbox and (process.pid in own or process.info["ppid"] == 1):
@@ -69,9 +71,10 @@ def test_killing_the_service_ends_every_program(service: Service) -> None:
     for _ in range(2):
         service.post("code", program=spins, tests=ADD_TESTS, time_limit_s=4.0)
     wait_until(lambda: len(sandboxes(service) - before) >= 4, "programs to run")
+    known = frozenset(sandboxes(service))
     service.process.kill()
     service.process.wait(PATIENCE_S)
-    wait_until(lambda: not sandboxes(service) - before, "the end of all programs")
+    wait_until(lambda: not sandboxes(service, known) - before, "the end of all programs")
 
 
 def test_a_killed_supervisor_costs_one_attempt(tmp_path: Path) -> None:

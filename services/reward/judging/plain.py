@@ -101,6 +101,10 @@ def _library_fields(value: Any, kind: type) -> tuple[Any, ...] | None:
     return None
 
 
+MESSAGES = frozenset({"answer", "raised", "callback"})
+"""What a message of a program holds one of."""
+
+
 def read_answer(text: bytes, make_handle: Callable[[int, str, str], Any]) -> dict[str, Any]:
     """One message of a program. Raises Forged for whatever is not one."""
 
@@ -122,7 +126,7 @@ def read_answer(text: bytes, make_handle: Callable[[int, str, str], Any]) -> dic
         raise
     except Exception as error:  # a reader may be given anything: what it raises over it means one thing
         raise Forged(f"not an answer ({type(error).__name__})") from error
-    if type(message) is not Untagged:
+    if type(message) is not Untagged or not message.fields.keys() & MESSAGES:
         raise Forged("not an answer")
     return dict(message.fields)
 
