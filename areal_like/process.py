@@ -105,6 +105,14 @@ def settle_heap() -> None:
         gc.freeze()
 
 
+def trim_heap() -> None:
+    """What was freed goes back to the operating system, for other processes to have."""
+    gc.collect()
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library: it frees by rules of its own
+            ctypes.CDLL(None).malloc_trim(0)
+
+
 def report_end(error: BaseException) -> int:
     """Print how it ended (`error: ...` last, a traceback before it unless words suffice); the exit status."""
     if isinstance(error, SystemExit):

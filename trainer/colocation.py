@@ -10,14 +10,13 @@ generate. On a CPU there is nothing to move: gradients go after each update anyw
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import logging
-import sys
 
 import torch
 from transformers import PreTrainedModel
 
+from areal_like.process import trim_heap
 from trainer.backends.port import Backend
 from trainer.step import Spans
 
@@ -62,9 +61,8 @@ class SharedDevices:
 
 
 def _give_back(device: torch.device) -> None:
-    gc.collect()
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
-    elif sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # another C library: it frees by rules of its own
-            ctypes.CDLL(None).malloc_trim(0)
+    else:
+        trim_heap()

@@ -8,14 +8,13 @@ All threads of a process share CUDA's default stream, where work runs in the ord
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
-import sys
 from collections.abc import Iterator
 
 import torch
 
 from areal_like.errors import UserError
+from areal_like.process import trim_heap
 
 
 def find_device(name: str) -> torch.device:
@@ -39,12 +38,11 @@ def finish(device: torch.device) -> None:
 
 def give_back(device: torch.device) -> None:
     """What was freed goes back to the device, or to the operating system, for other processes to have."""
-    gc.collect()
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
-    elif sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # another C library: it frees by rules of its own
-            ctypes.CDLL(None).malloc_trim(0)
+    else:
+        trim_heap()
 
 
 @contextlib.contextmanager
