@@ -8,7 +8,7 @@ Who sends what:
   rollout -> controller     Progress, SampleFinished, SampleReturned, VersionStaged, VersionLoaded, VersionFailed,
                             MemoryReleased, Draining
   controller -> rollout     Lease, SampleAck, CancelLeases, RecallLeases, AnnounceVersion, SwapVersion, ReleaseMemory
-  trainer -> controller     BatchRequest, VersionPublished, CheckpointSaved
+  trainer -> controller     BatchRequest, VersionPublished, CheckpointSaved, CheckpointFailed
   controller -> trainer     Batch, NoMoreBatches, SaveCheckpoint
   rollout -> reward         ScoreRequest                          reward -> rollout   ScoreReply, ScoreRefused
   anybody -> reward         StatsRequest                          reward -> anybody   StatsReply
@@ -273,6 +273,19 @@ class BatchRequest(Message, frozen=True, kw_only=True):
     step: int
 
 
+class RunPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the run stood when a batch was handed out; it goes into the checkpoint of the version the batch makes."""
+
+    ledger_seq: int = 0
+    """Facts the ledger had recorded, this batch's among them."""
+    drawn: int = 0
+    """Groups drawn: the position in the data."""
+    filtered: int = 0
+    dropped: int = 0
+    staleness: tuple[int, ...] = ()
+    """Of each group of this batch."""
+
+
 class Batch(Message, frozen=True, kw_only=True):
     """The samples of one step, ordered by (group_id, sample_index); step n turns version n-1 into version n."""
 
@@ -280,6 +293,7 @@ class Batch(Message, frozen=True, kw_only=True):
     lineage: str
     samples: tuple[BatchSample, ...]
     is_replay: bool = False
+    position: RunPosition = RunPosition()
 
 
 class NoMoreBatches(Message, frozen=True, kw_only=True):
@@ -290,7 +304,7 @@ class NoMoreBatches(Message, frozen=True, kw_only=True):
 
 
 class SaveCheckpoint(Message, frozen=True, kw_only=True):
-    """Save a checkpoint after the running step."""
+    """Save a checkpoint after the running step; answered by CheckpointSaved or CheckpointFailed."""
 
     reason: str
 
@@ -314,6 +328,18 @@ class CheckpointSaved(Message, frozen=True, kw_only=True):
 
     version: int
     path: str
+    stall_s: float = 0.0
+    """Training stood still for so long while the state was copied."""
+    write_s: float = 0.0
+    """From then until it was complete on disk, while training went on."""
+    num_bytes: int = 0
+
+
+class CheckpointFailed(Message, frozen=True, kw_only=True):
+    """The checkpoint of `version` could not be written; the one before is as it was, and training goes on."""
+
+    version: int
+    reason: str
 
 
 # ---------------------------------------------------------------- reward
@@ -378,5 +404,6 @@ ANY_MESSAGE = (
     | Lease | Progress | SampleFinished | SampleReturned | SampleAck | CancelLeases | RecallLeases | Draining
     | ReleaseMemory | MemoryReleased | AnnounceVersion | VersionStaged | SwapVersion | VersionLoaded | VersionFailed
     | BatchRequest | Batch | NoMoreBatches | SaveCheckpoint | VersionPublished | CheckpointSaved
+    | CheckpointFailed
     | ScoreRequest | ScoreReply | ScoreRefused | StatsRequest | StatsReply
 )  # fmt: skip

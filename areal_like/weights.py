@@ -127,7 +127,7 @@ class WeightStore:
         manifest_path.unlink(missing_ok=True)
         self._remove_leftovers()
         temporary = payload.with_name(payload.name + _TEMPORARY_SUFFIX)
-        entries, header = _lay_out(self.kind, tensors)
+        entries, header = lay_out(self.kind, tensors)
         try:
             with temporary.open("wb", buffering=0) as file:
                 entries = _write_payload(file, header, entries, tensors)
@@ -177,7 +177,7 @@ class WeightStore:
 
 def describe(kind: StoreKind, version: int, lineage: str, tensors: Mapping[str, TensorBytes]) -> WeightManifest:
     """The manifest that publishing these tensors would give, checksums included; writes nothing."""
-    entries, _ = _lay_out(kind, tensors)
+    entries, _ = lay_out(kind, tensors)
     checked = tuple(
         msgspec.structs.replace(entry, crc32=zlib.crc32(_raw(tensors[entry.name], entry))) for entry in entries
     )
@@ -308,8 +308,8 @@ def _expected_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return count
 
 
-def _lay_out(kind: StoreKind, tensors: Mapping[str, TensorBytes]) -> tuple[list[TensorEntry], bytes]:
-    """Entries with offsets (checksums still 0), and what stands before the first tensor.
+def lay_out(kind: StoreKind, tensors: Mapping[str, TensorBytes]) -> tuple[list[TensorEntry], bytes]:
+    """Entries with offsets (checksums still 0), and what stands before the first tensor. `disk`: a safetensors file.
 
     safetensors allows no gaps, so wide dtypes come first: every tensor is then aligned to its own item size.
     """

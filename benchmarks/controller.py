@@ -56,6 +56,7 @@ from controller.telemetry.journal import Journal
 from controller.telemetry.pulse import ProcessNow
 from controller.telemetry.sinks import Sinks
 from controller.telemetry.status import StatusFile
+from controller.trainer_restart import TrainerRestart
 from controller.translate import ACCEPTED
 
 GROUPS, GROUP_SIZE, BOUND = 64, 16, 2
@@ -186,10 +187,11 @@ async def _server(
         add_worker=lambda: "", say=display.note,
     )  # fmt: skip
     tasks = TaskSettings(seed=1, train_sampling=m.Sampling(), eval_sampling=m.Sampling(), segment_tokens=0)
+    restart = TrainerRestart(folder, ledger, supervisor, num_lineages=1, new_address=str)  # type: ignore[arg-type]
     server = Server(
         ServerSettings(tasks=tasks, num_steps=steps, stop_on_long_prompt=False, stall_after_s=60.0, stop_grace_s=30.0),
         coordinator=coordinator, ledger=ledger, hub=hub, supervisor=supervisor,  # type: ignore[arg-type]
-        crew=crew, rows=AnyRows(), display=display, tally=tally, journal=journal,
+        crew=crew, trainer_restart=restart, rows=AnyRows(), display=display, tally=tally, journal=journal,
         sinks=Sinks([]), tracer=tracer, status=StatusFile(folder / "status.json", run=RUN, num_steps=steps),
     )  # fmt: skip
     try:

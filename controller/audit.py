@@ -228,6 +228,7 @@ class _Audit:
         """Group ids by step along the surviving lineage."""
         steps: dict[int, set[int]] = {}
         blobs: dict[int, bytes] = {}
+        lasts: dict[int, int] = {}
         for seq, step, is_replay, blob in self._db.execute(
             "SELECT seq, step, is_replay, groups FROM batches ORDER BY seq"
         ):
@@ -235,6 +236,10 @@ class _Audit:
             if lineage is None:
                 self._find(4, f"step {step} was recorded before the run started")
                 continue
+            last = lasts.get(lineage.seq, lineage.checkpoint_version)
+            if step != last + 1:
+                self._find(4, f"step {step} was recorded after step {last} of the same lineage")
+            lasts[lineage.seq] = step
             if is_replay or step in blobs:
                 if blobs.get(step) != blob or not is_replay:
                     self._find(4, f"step {step} was recorded twice and differs")

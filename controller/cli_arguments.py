@@ -10,10 +10,12 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from controller.checkpoint_arguments import add_checkpoints
 from controller.simulate.arguments import add_simulate
 
 RUN_COMMANDS = (
-    "status", "logs", "stop", "drain", "add", "ps", "samples", "report", "compare", "doctor", "simulate",
+    "status", "logs", "stop", "drain", "add", "checkpoint", "export", "import", "ps", "samples", "report", "compare",
+    "doctor", "simulate",
 )  # fmt: skip
 """Commands that look at runs or at the machine; the others run something."""
 
@@ -25,8 +27,8 @@ key.path=value overrides one key, with a YAML value: num_steps=40 trainer.optimi
 _RUN_HELP = "a run's folder, its name in runs/, or the name of a run you started anywhere"
 _TOP_EPILOG = """\
   a job         train, resume, validate, sft, eval, simulate
-  its runs      ps, status, logs, stop, drain, add, samples, report, compare
-  no run        score
+  its runs      ps, status, logs, stop, drain, add, checkpoint, export, samples, report, compare
+  no run        score, import
   this machine  doctor
 
 Every command explains itself: areal-like COMMAND --help
@@ -94,6 +96,7 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
     resume.add_argument("run", metavar="RUN", help=_RUN_HELP)
     _add_looking(commands)
     _add_steering(commands)
+    add_checkpoints(commands, _command, _positive, _RUN_HELP)
     _add_samples(commands)
     _add_reports(commands)
     add_simulate(commands, _command, _positive)

@@ -121,6 +121,11 @@ class Coordinator:
         return self._state.shipped
 
     @property
+    def trained(self) -> int:
+        """Version the trainer is at: below `version` while it replays; -1 until it has spoken."""
+        return self._state.trained
+
+    @property
     def is_over(self) -> bool:
         """EndRun was returned; later events only store and acknowledge what is reported."""
         return self._state.phase is Phase.OVER
@@ -158,6 +163,8 @@ class Coordinator:
                 self._take_version(event)
             case p.CheckpointTaken():
                 self._take_checkpoint(event)
+            case p.TrainerRestarted():
+                self._restart_trainer(event)
             case p.TrainerLost():
                 self._end_now(f"the trainer is lost: {event.reason}")
             case p.StopRequested():
@@ -170,7 +177,7 @@ class Coordinator:
                 raise AssertionError(f"unknown event {event!r}")
 
     def _start(self, event: p.RunStarted) -> None:
-        state, settings = self._state, self.settings
+        state = self._state
         if not 0 <= event.checkpoint_version <= state.shipped:
             raise UserError(
                 f"checkpoint {event.checkpoint_version} is newer than the last recorded batch {state.shipped}",
@@ -178,41 +185,71 @@ class Coordinator:
                 remedy="resume with the run folder's own ledger and checkpoints",
             )
         self._is_started = True
-        state.lineage, state.base = event.lineage, event.checkpoint_version
-        state.replay_until = state.shipped
-        state.sent = state.base
+        self._begin_lineage(event.lineage, event.checkpoint_version)
         state.recorded = {step: groups for step, groups in state.recorded.items() if step > state.base}
-        state.checkpoints = [version for version in state.checkpoints if version <= state.base]
         state.evals_done = {version: () for version in state.evals_done if version <= state.base}
         state.start_lease_ids()
+        for group in selection.surplus_groups(state):
+            drop_group(state, group, "surplus", "the staleness bound was tightened")
+
+    def _restart_trainer(self, event: p.TrainerRestarted) -> None:
+        """The trainer goes back to a checkpoint; whoever samples goes on with what it has, as far as the laws allow."""
+        state = self._state
+        if not 0 <= event.checkpoint_version <= state.shipped:
+            raise AssertionError(f"checkpoint {event.checkpoint_version} of batches up to {state.shipped}")
+        self._begin_lineage(event.lineage, event.checkpoint_version, trainer_died=event.reason)
+        state.recorded = {batch.step: batch.groups for batch in event.batches}
+        state.requested, state.is_trainer_told, state.manifest_path = None, False, ""
+        state.trained = NO_VERSION
+        if state.phase is Phase.FINISHING:
+            finishing.trainer_died(state)
+        state.progress += 1
+        behind = f", {state.shipped - state.base} recorded batches are replayed" if state.shipped > state.base else ""
+        state.note("trainer_restarted", f"the trainer starts again from version {state.base}{behind} ({event.reason})")
+
+    def _begin_lineage(self, lineage: str, base: int, *, trainer_died: str = "") -> None:
+        state, settings = self._state, self.settings
+        state.lineage, state.base = lineage, base
+        state.lineages.add(lineage)
+        state.replay_until, state.sent = state.shipped, base
+        state.replayed.clear()
+        state.checkpoints = [version for version in state.checkpoints if version <= base]
         state.emit(
             p.RecordLineage(
-                lineage=event.lineage,
-                checkpoint_version=event.checkpoint_version,
+                lineage=lineage,
+                checkpoint_version=base,
                 groups_per_step=settings.groups_per_step,
                 group_size=settings.group_size,
                 max_staleness=settings.bound,
                 on_stale=settings.on_stale,
+                trainer_died=trainer_died,
             )
         )
-        for group in selection.surplus_groups(state):
-            drop_group(state, group, "surplus", "the staleness bound was tightened")
 
     def _take_version(self, event: p.Published) -> None:
+        """A new version; or, from a trainer that replays, one that the workers have left behind."""
         state = self._state
-        is_news = event.version > state.version and event.version >= state.base
+        is_news = event.version > state.trained and event.version >= state.base
         if event.lineage != state.lineage or not is_news or event.version > max(state.sent, state.base):
             state.note("ignored", f"version {event.version} of lineage {event.lineage} was published out of turn")
             return
-        state.version, state.manifest_path = event.version, event.manifest_path
+        state.trained = event.version
         state.recorded = {step: groups for step, groups in state.recorded.items() if step > event.version}
         state.progress += 1
         alternation.published(state)
-        eval_pins.on_published(state)
+        eval_pins.published_again(state, event)
+        if event.version < state.version:
+            return
+        is_new = event.version > state.version
+        state.version, state.version_lineage = event.version, event.lineage
+        state.manifest_path = event.manifest_path
+        workers.offer_again(state)
+        if is_new:
+            eval_pins.on_published(state)
 
     def _take_checkpoint(self, event: p.CheckpointTaken) -> None:
         state = self._state
-        if event.version in state.checkpoints or event.version > state.version:
+        if event.version in state.checkpoints or event.version > state.trained:
             state.note("ignored", f"checkpoint {event.version} was reported out of turn")
             return
         keep = self.settings.keep_checkpoints
@@ -322,7 +359,8 @@ def _remember(state: RunState, ledger: p.LedgerState) -> None:
         state.recorded[batch.step] = batch.groups
     state.shipped = len(ledger.batches)
     assert sorted(state.recorded) == list(range(1, state.shipped + 1)), "recorded batches have holes"
-    state.num_lives, state.num_drawn, state.num_filtered = ledger.num_lives, ledger.num_drawn, ledger.num_filtered
+    state.num_lineages = ledger.num_lineages
+    state.num_drawn, state.num_filtered = ledger.num_drawn, ledger.num_filtered
     state.num_consumed = state.shipped * settings.groups_per_step
     state.dropped.update(ledger.dropped)
     state.checkpoints = [checkpoint.version for checkpoint in ledger.checkpoints]

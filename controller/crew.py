@@ -1,4 +1,4 @@
-"""Rollout workers that come and go in mid-run: drained, leaving by themselves, added; and how fast they are.
+"""What is asked of a run that goes on: rollout workers drained or added, a checkpoint; and how fast its workers are.
 
 Owns: granting requests, who is told to leave, what the coordinator hears of it. Refuses: samples (the coordinator's),
 starting and ending processes (supervision.py), the files of a request (requests.py).
@@ -21,6 +21,7 @@ from controller.supervision import LEAVE_S, Supervisor
 from controller.translate import Told
 
 Say = Callable[[str], None]
+MAX_SAVERS = 64
 SHUTDOWN_S = LEAVE_S / 3
 """Time a drained worker has for its last answers and their acknowledgement."""
 
@@ -46,6 +47,8 @@ class Crew:
         self._gauge = SpeedGauge()
         self._leaving: set[str] = set()
         """Those that may leave; of a burst of announcements the coordinator hears only later."""
+        self._savers: list[tuple[int, str]] = []
+        """Requests for a checkpoint that the trainer has not answered: the version then, and the request's key."""
 
     def tick(self, now_s: float) -> list[Told]:
         """Grant what was asked for; tell of speeds that changed."""
@@ -88,6 +91,9 @@ class Crew:
             self._say(f"{name} is added")
             self._requests.answer(request.key, name, is_granted=True)
             return None
+        if request.wish == "checkpoint":
+            self._ask_for_checkpoint(request)
+            return None
         if refusal := self._refusal(request.worker):
             self._requests.answer(request.key, refusal, is_granted=False)
             return None
@@ -95,6 +101,29 @@ class Crew:
         self._hub.send(request.worker, m.Shutdown(reason="drained", deadline_s=SHUTDOWN_S))
         self._requests.answer(request.key, request.worker, is_granted=True)
         return self._told(request.worker)
+
+    def _ask_for_checkpoint(self, request: Request) -> None:
+        """Answered when the trainer has: checkpoint_saved, checkpoint_failed."""
+        if len(self._savers) >= MAX_SAVERS:
+            self._requests.answer(request.key, "too many have asked already", is_granted=False)
+        elif not self._hub.send("trainer", m.SaveCheckpoint(reason="asked for by a command")):
+            text = "there is no trainer now: it starts, or the run evaluates or ends"
+            self._requests.answer(request.key, text, is_granted=False)
+        else:
+            self._savers.append((self._coordinator.version, request.key))
+
+    def checkpoint_saved(self, version: int, path: str) -> None:
+        """A checkpoint is complete: whoever asked for one when the policy was no newer has it."""
+        for asked, key in self._savers:
+            if asked <= version:
+                self._requests.answer(key, path, is_granted=True)
+        self._savers = [(asked, key) for asked, key in self._savers if asked > version]
+
+    def checkpoint_failed(self, reason: str) -> None:
+        """It could not be written, or the trainer is gone."""
+        for _, key in self._savers:
+            self._requests.answer(key, reason, is_granted=False)
+        self._savers.clear()
 
     def _refusal(self, worker: str) -> str:
         """Why this worker cannot be drained now; empty where it can."""

@@ -27,6 +27,7 @@ class EvalJob:
     version: int
     requested_version: int
     manifest_path: str
+    lineage: str
     kind: p.EvalKind
     num_rows: int
     pending: list[int]
@@ -51,7 +52,9 @@ class EvalJob:
 def request(state: RunState, kind: p.EvalKind) -> None:
     """Evaluate the newest version."""
     num_rows = state.settings.num_rows(kind)
-    job = EvalJob(state.version, state.version, state.manifest_path, kind, num_rows, list(range(num_rows)))
+    job = EvalJob(
+        state.version, state.version, state.manifest_path, state.version_lineage, kind, num_rows, list(range(num_rows))
+    )
     state.eval_jobs.append(job)
     waiting = [job for job in state.eval_jobs if not job.workers and job.kind == "periodic"]
     for job in waiting[: max(0, len(waiting) - MAX_WAITING)]:
@@ -74,6 +77,13 @@ def on_published(state: RunState) -> None:
         and not is_last
     ):
         request(state, "periodic")
+
+
+def published_again(state: RunState, event: p.Published) -> None:
+    """A trainer that replays has made this version once more: there it is to be had from now on."""
+    for job in state.eval_jobs:
+        if job.version == event.version:
+            job.manifest_path, job.lineage = event.manifest_path, event.lineage
 
 
 def request_final(state: RunState) -> None:
@@ -130,7 +140,7 @@ def _repin(state: RunState, job: EvalJob) -> None:
         return
     state.note("eval_repinned", f"evaluation of version {job.version} goes to version {state.version}")
     _reset(state, job)
-    job.version, job.manifest_path = state.version, state.manifest_path
+    job.version, job.manifest_path, job.lineage = state.version, state.manifest_path, state.version_lineage
     _find_workers(state, job)
 
 

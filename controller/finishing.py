@@ -22,7 +22,7 @@ def begin(state: RunState, status: p.EndStatus, reason: str) -> None:
     if status in ("completed", "exhausted"):
         state.last_step = max(state.base, min(state.shipped, state.settings.num_steps))
     else:
-        state.last_step = max(state.base, min(state.sent, state.version + 1))
+        state.last_step = max(state.base, min(state.sent, state.trained + 1))
         for job in list(state.eval_jobs):
             eval_pins.drop(state, job, f"the run ends: {reason}")
         _tell_trainer(state)
@@ -99,6 +99,12 @@ def _is_deserted(state: RunState) -> bool:
     return len(workers) >= state.settings.num_workers and all(is_stuck(state, worker) for worker in workers)
 
 
+def trainer_died(state: RunState) -> None:
+    """While the run ends: a stopped one ends with the checkpoint the trainer would start from."""
+    if state.end_status not in ("completed", "exhausted"):
+        state.last_step = state.base
+
+
 def _tell_trainer(state: RunState) -> None:
     state.is_trainer_told = True
     state.emit(p.SendNoMoreBatches(last_step=state.last_step, reason=state.end_reason))
@@ -108,10 +114,10 @@ def _go_home(state: RunState) -> None:
     if state.requested is not None and state.requested > state.last_step:
         state.requested = None
         _tell_trainer(state)
-    elif not state.is_trainer_told and state.version >= state.last_step:
+    elif not state.is_trainer_told and state.trained >= state.last_step:
         _tell_trainer(state)
     is_orderly = state.end_status in ("completed", "exhausted")
-    if state.version < state.last_step and (is_orderly or state.version >= 0):
+    if state.trained < state.last_step and (is_orderly or state.last_step > state.base):
         return
     if is_orderly and not state.is_final_eval_made:
         state.is_final_eval_made = True

@@ -25,7 +25,7 @@ from areal_like.messages import BatchSample
 from areal_like.trajectory import Segment, Trajectory
 from controller import protocol as p
 from controller.ledger_burst import Burst, LedgerEntry
-from controller.ledger_schema import SCHEMA, SCHEMA_VERSION, read_state
+from controller.ledger_schema import SCHEMA, SCHEMA_VERSION, read_batches, read_state
 from controller.segments import (
     Location,
     SegmentStore,
@@ -159,11 +159,23 @@ class Ledger:
 
     # ------------------------------------------------------------ reading
 
+    @property
+    def seq(self) -> int:
+        """Facts recorded so far."""
+        return int(self._seq)
+
     def load(self) -> p.LedgerState:
         """What the coordinator restores from. Raises LedgerError where the ledger is damaged."""
         try:
             return read_state(self._db)
         except (sqlite3.Error, ValueError, KeyError) as error:
+            raise LedgerError(f"{self._path} is damaged ({error}); {REMEDY}") from error
+
+    def batches_after(self, step: int) -> tuple[p.BatchRecord, ...]:
+        """The recorded batches of later steps, in order. Raises LedgerError (damaged)."""
+        try:
+            return tuple(batch for batch in read_batches(self._db) if batch.step > step)
+        except (sqlite3.Error, ValueError) as error:
             raise LedgerError(f"{self._path} is damaged ({error}); {REMEDY}") from error
 
     def evaluations(self) -> dict[int, tuple[float | None, ...]]:

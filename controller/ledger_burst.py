@@ -69,7 +69,10 @@ class Burst:
                 blob = msgspec.msgpack.encode(effect.values)
                 self._put("eval", self.seq, effect.version, effect.lineage, effect.kind, blob)
             case p.RecordLineage():
-                self._put("lineage", self.seq, *msgspec.structs.astuple(effect))
+                *facts, trainer_died = msgspec.structs.astuple(effect)
+                self._put("lineage", self.seq, *facts)
+                if trainer_died:
+                    self._put("trainer_restart", self.seq, effect.lineage, trainer_died)
             case _:
                 raise AssertionError(f"not a ledger effect: {effect!r}")
 
@@ -118,6 +121,7 @@ class Burst:
 
 _STATEMENTS = {
     "lineage": "INSERT INTO lineages VALUES (?, ?, ?, ?, ?, ?, ?)",
+    "trainer_restart": "INSERT INTO trainer_restarts VALUES (?, ?, ?)",
     "group": "INSERT INTO groups (group_id, version, started, seq) VALUES (?, ?, ?, ?)",
     "partial": "INSERT INTO partials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
     "finished": "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",

@@ -50,6 +50,8 @@ CREATE TABLE IF NOT EXISTS batches (
   groups BLOB NOT NULL, UNIQUE (step, lineage));
 CREATE TABLE IF NOT EXISTS checkpoints (
   seq INTEGER PRIMARY KEY, version INTEGER NOT NULL, lineage TEXT NOT NULL, path TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS trainer_restarts (
+  seq INTEGER PRIMARY KEY, lineage TEXT NOT NULL UNIQUE, reason TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS evals (
   seq INTEGER PRIMARY KEY, version INTEGER NOT NULL, lineage TEXT NOT NULL, kind TEXT NOT NULL, "values" BLOB NOT NULL);
 """
@@ -70,12 +72,14 @@ def decode_groups(blob: bytes) -> tuple[BatchGroup, ...]:
 
 def read_state(db: sqlite3.Connection) -> LedgerState:
     """All that the coordinator needs to go on. Raises sqlite3.Error or ValueError where the ledger is damaged."""
-    (num_lives,) = db.execute("SELECT COUNT(*) FROM lineages").fetchone()
+    (num_lineages,) = db.execute("SELECT COUNT(*) FROM lineages").fetchone()
+    (num_restarts,) = db.execute("SELECT COUNT(*) FROM trainer_restarts").fetchone()
     (num_drawn,) = db.execute("SELECT COUNT(*) FROM groups").fetchone()
     (num_filtered,) = db.execute("SELECT COUNT(*) FROM groups WHERE fate = 'filtered'").fetchone()
     dropped = Counter(dict(db.execute("SELECT reason, COUNT(*) FROM groups WHERE fate = 'dropped' GROUP BY reason")))
     return LedgerState(
-        num_lives=num_lives,
+        num_lineages=num_lineages,
+        num_trainer_restarts=num_restarts,
         num_drawn=num_drawn,
         num_filtered=num_filtered,
         dropped=dict(sorted(dropped.items())),

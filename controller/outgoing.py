@@ -88,10 +88,22 @@ class Outgoing:
             self.send(effect.worker, m.Lease(tasks=tuple(self._task(order) for order in live)))
         return bool(live)
 
-    def batch(self, effect: p.SendBatch) -> m.Batch:
-        """The batch with its payloads; returns what was sent."""
-        samples = self._ledger.batch_samples(effect.groups)
-        batch = m.Batch(step=effect.step, lineage=effect.lineage, samples=samples, is_replay=effect.is_replay)
+    def batch(self, effect: p.SendBatch, counts: p.Counts) -> m.Batch:
+        """The batch with its payloads and the position that goes with it; returns what was sent."""
+        position = m.RunPosition(
+            ledger_seq=self._ledger.seq,
+            drawn=counts.drawn,
+            filtered=counts.filtered,
+            dropped=sum(counts.dropped.values()),
+            staleness=tuple(effect.step - 1 - group.first_version for group in effect.groups),
+        )
+        batch = m.Batch(
+            step=effect.step,
+            lineage=effect.lineage,
+            samples=self._ledger.batch_samples(effect.groups),
+            is_replay=effect.is_replay,
+            position=position,
+        )
         self.send("trainer", batch)
         return batch
 

@@ -203,9 +203,22 @@ class CheckpointTaken(Event, frozen=True):
 
 
 class TrainerLost(Event, frozen=True):
-    """The trainer died; the run ends as failed and can be resumed."""
+    """The trainer died for good; the run ends as failed and can be resumed."""
 
     reason: str
+
+
+class TrainerRestarted(Event, frozen=True):
+    """The trainer died and is started again from the checkpoint of `checkpoint_version`, under a new lineage (law 4).
+
+    batches: as recorded, of the steps after that version: they are replayed in order. Nothing of the dead trainer is
+    heard after this event.
+    """
+
+    reason: str
+    lineage: str
+    checkpoint_version: int
+    batches: tuple[BatchRecord, ...]
 
 
 class StopRequested(Event, frozen=True):
@@ -228,7 +241,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class RecordLineage(Effect, frozen=True):
-    """A new life of the run begins at `checkpoint_version`, under these laws."""
+    """A new life of the run, or of its trainer alone, begins at `checkpoint_version`, under these laws."""
 
     is_ledger: ClassVar[bool] = True
     lineage: str
@@ -237,6 +250,8 @@ class RecordLineage(Effect, frozen=True):
     group_size: int
     max_staleness: int | None
     on_stale: OnStale
+    trainer_died: str = ""
+    """Why, where the trainer alone was started again; empty: the whole run was."""
 
 
 class RecordGroup(Effect, frozen=True):

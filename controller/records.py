@@ -55,8 +55,10 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
 class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     """All that the coordinator needs to go on after a crash."""
 
-    num_lives: int
-    """How often the run was started so far (rows of RecordLineage)."""
+    num_lineages: int
+    """Rows of RecordLineage so far: lives of the run and of its trainer."""
+    num_trainer_restarts: int = 0
+    """Those of them in which the trainer alone was started again."""
     num_drawn: int
     num_filtered: int
     dropped: dict[str, int]
@@ -69,6 +71,11 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     """Oldest first, in the order they were reported."""
     evals: tuple[int, ...]
     """Versions whose evaluation is complete."""
+
+    @property
+    def num_lives(self) -> int:
+        """How often the run was started so far."""
+        return self.num_lineages - self.num_trainer_restarts
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,8 +21,8 @@ A config is YAML. On the command line `key.path=value` overrides one key; entrie
 `areal-like validate CONFIG` prints a config with every key filled in and the numbers that follow from it.
 
 Commands that take a CONFIG, which may be followed by overrides: `areal-like train`, `validate`, `sft`, `eval`. Those
-that take a RUN: `resume`, `status`, `logs`, `stop`, `samples`, `report`, `compare`. Those that take neither: `ps`,
-`doctor`, `reference`. `areal-like COMMAND --help` explains each.
+that take a RUN: `resume`, `status`, `logs`, `stop`, `drain`, `add`, `checkpoint`, `export`, `samples`, `report`,
+`compare`. Those that take neither: `ps`, `import`, `doctor`, `reference`. `areal-like COMMAND --help` explains each.
 """
 
 

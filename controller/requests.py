@@ -1,10 +1,11 @@
-"""What other processes ask a running controller for: drain a worker, add one.
+"""What other processes ask a running controller for: drain a worker, add one, save a checkpoint.
 
 Owns: the files of one request (question and answer), their bounds. Refuses: doing what is asked (crew.py), the command
 line (runs/crew.py).
 
 A request is a small JSON file in <run>/requests, written whole and then named; the controller looks there at every
-tick, and answers in a file of the same name. Whoever may write into the run's folder may ask: no port, no key.
+tick, takes it away, and answers in a file of the same name, at once or when it is done. Whoever may write into the
+run's folder may ask: no port, no key.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any, Literal
 
 from areal_like.errors import UserError
 
-Wish = Literal["drain", "add"]
-WISHES: tuple[Wish, ...] = ("drain", "add")
+Wish = Literal["drain", "add", "checkpoint"]
+WISHES: tuple[Wish, ...] = ("drain", "add", "checkpoint")
 MAX_BYTES = 4096
 MAX_AT_ONCE = 64
 """Requests taken at one look; more wait for the next."""
@@ -29,7 +30,7 @@ MAX_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Request:
-    """One wish. worker: whom it is about; empty for `add`."""
+    """One wish. worker: whom it is about; for `drain` alone."""
 
     key: str
     wish: Wish
@@ -96,6 +97,11 @@ def answer_to(folder: Path, key: str) -> tuple[bool, str] | None:
     with contextlib.suppress(OSError):
         path.unlink()
     return bool(found.get("is_granted")), str(found.get("text", ""))
+
+
+def is_taken(folder: Path, key: str) -> bool:
+    """The controller has seen the request; its answer may take longer."""
+    return not (folder / f"{key}.json").exists()
 
 
 def withdraw(folder: Path, key: str) -> None:

@@ -42,6 +42,7 @@ from controller.telemetry.journal import Journal
 from controller.telemetry.monitor import Monitor
 from controller.telemetry.sinks import Sinks
 from controller.telemetry.status import StatusFile
+from controller.trainer_restart import TrainerRestart
 from controller.translate import SPEAKERS, Told, entry_of, translate
 from controller.watchdog import Watchdog
 
@@ -51,9 +52,11 @@ RECEIVE_S = 0.2
 TICK_S = 0.2
 BURST = 256
 """Messages handled before their ledger transaction is committed: bounds the delay of an acknowledgement."""
-LOUD_NOTES = frozenset({"quarantined", "dropped", "rejected", "worker_lost", "draining", "advice", "eval_repinned"})
+LOUD_NOTES = frozenset(
+    {"quarantined", "dropped", "rejected", "worker_lost", "draining", "advice", "eval_repinned", "trainer_restarted"}
+)
 """Notes of the coordinator that are shown, not only logged."""
-TRACED_NOTES = frozenset({"migrated", "draining", "worker_lost", "worker_left"})
+TRACED_NOTES = frozenset({"migrated", "draining", "worker_lost", "worker_left", "trainer_restarted"})
 """Notes that are moments on the timeline."""
 
 
@@ -80,6 +83,7 @@ class Server:
         hub: Hub,
         supervisor: Supervisor,
         crew: Crew,
+        trainer_restart: TrainerRestart,
         rows: Rows,
         display: Display,
         tally: Tally,
@@ -91,6 +95,7 @@ class Server:
     ) -> None:
         self._settings, self._coordinator, self._ledger = settings, coordinator, ledger
         self._hub, self._supervisor, self._crew = hub, supervisor, crew
+        self._trainer_restart = trainer_restart
         self._display, self._tally, self._journal, self._tracer = display, tally, journal, tracer
         self._clock, self._started_s = clock, clock()
         self._steps = StepReporter(tally, display, journal, num_steps=settings.num_steps, clock=clock)
@@ -263,11 +268,16 @@ class Server:
                     self._display.note(f"{peer}: {message.note}")
             case m.CheckpointSaved():
                 self._saved_version = max(self._saved_version, message.version)
+                self._crew.checkpoint_saved(message.version, message.path)
+                self._monitor.checkpoint_saved(message)
+            case m.CheckpointFailed():
+                self._crew.checkpoint_failed(message.reason)
+                self._monitor.checkpoint_failed(message)
         return translate(peer, message, is_eval=self._out.is_eval)
 
     def _is_trainer_done(self) -> bool:
         last_step = self._last_step
-        return last_step is not None and min(self._coordinator.version, self._saved_version) >= last_step
+        return last_step is not None and min(self._coordinator.trained, self._saved_version) >= last_step
 
     # ------------------------------------------------------------ effects out
 
@@ -350,10 +360,10 @@ class Server:
                 raise AssertionError(f"no hands for {type(effect).__name__}")
 
     def _send_batch(self, effect: p.SendBatch) -> None:
-        batch = self._out.batch(effect)
+        batch = self._out.batch(effect, self._coordinator.counts())
         self._steps.shipped(
             effect.step,
-            staleness=[effect.step - 1 - group.first_version for group in effect.groups],
+            staleness=list(batch.position.staleness),
             num_samples=len(batch.samples),
             num_tokens=sum(sample.trajectory.num_sampled for sample in batch.samples),
             is_replay=effect.is_replay,
@@ -387,13 +397,13 @@ class Server:
             if self._outcome is not None:
                 return
             for loss in await self._supervisor.tick(now_s):
-                self._on_loss(loss)
+                await self._on_loss(loss)
             self._handle([*self._crew.tick(now_s), Told(p.Tick())])
             self._monitor.tick()
             self._watch(now_s)
             await asyncio.sleep(TICK_S)
 
-    def _on_loss(self, loss: Loss) -> None:
+    async def _on_loss(self, loss: Loss) -> None:
         note = f"{loss.name}: {loss.reason}"
         if loss.role == "trainer" and self._is_trainer_done():
             log.warning("%s, after its work was done", note)
@@ -406,6 +416,8 @@ class Server:
         elif loss.role == "rollout":
             self._display.note(note + ("; it stays away" if loss.is_permanent else "; starting it again"), "warning")
             self._handle([Told(p.WorkerLost(worker=loss.name, reason=loss.reason, is_permanent=loss.is_permanent))])
+        elif loss.role == "trainer" and not loss.is_permanent:
+            await self._restart_trainer(loss)
         elif not loss.is_permanent:
             self._display.note(note + "; starting it again", "warning")
         elif loss.role == "reward" and self._supervisor.watches_role("reward"):
@@ -414,6 +426,15 @@ class Server:
             self._end(Outcome("failed", note, self._death))
             if loss.role == "trainer":
                 self._handle([Told(p.TrainerLost(reason=note))])
+
+    async def _restart_trainer(self, loss: Loss) -> None:
+        """It goes on from its last checkpoint; what is shown of it is the coordinator's note."""
+        self._crew.checkpoint_failed(f"the trainer died ({loss.reason})")
+        event, warnings = await self._trainer_restart.begin(loss)
+        for words in warnings:
+            self._display.note(words, "warning")
+        self._saved_version = event.checkpoint_version
+        self._handle([Told(event)])
 
     def _has_diverged(self, loss: Loss) -> bool:
         """The trainer says so, or every rollout worker does: one alone may be at fault itself (law 9)."""

@@ -77,6 +77,8 @@ class Worker:
     """Loaded."""
     announced: int = NO_VERSION
     """Newest announced to this process."""
+    announced_lineage: str = ""
+    """Life of the trainer that published it."""
     is_retold: bool = False
     """The last announcement may have been lost in a silence: say it again."""
     outstanding: set[int] = field(default_factory=set)
@@ -145,11 +147,19 @@ class RunState:
         self._effects: list[p.Effect] = []
         # the trainer
         self.lineage = ""
-        self.num_lives = 0
+        self.lineages: set[str] = set()
+        """Of this life of the run: one more than its trainer was started again."""
+        self.num_lineages = 0
+        """Recorded before this life."""
         self.base = 0
-        """Version the trainer started this life from."""
+        """Version the trainer started this life of its own from."""
         self.version = NO_VERSION
+        """Newest published, by whatever life of the trainer."""
+        self.version_lineage = ""
         self.manifest_path = ""
+        """Empty while the newest version is not to be had: the trainer that published it is dead."""
+        self.trained = NO_VERSION
+        """What the trainer is at: below `version` while it replays, NO_VERSION until it has spoken."""
         self.shipped = 0
         self.sent = 0
         """Highest step given to the trainer in this life."""
@@ -233,13 +243,13 @@ class RunState:
     @property
     def is_trainer_busy(self) -> bool:
         """A version is still to come from batches the trainer has."""
-        return self.version < max(self.sent, self.base)
+        return self.trained < max(self.sent, self.base)
 
     # ------------------------------------------------------------ leases
 
     def start_lease_ids(self) -> None:
         """A new life: ids that no earlier life used."""
-        self._next_lease_id = self.num_lives * LEASES_PER_LIFE
+        self._next_lease_id = self.num_lineages * LEASES_PER_LIFE
 
     def new_lease(
         self,

@@ -55,12 +55,12 @@ from controller.telemetry.journal import Journal
 from controller.telemetry.opening import open_sinks
 from controller.telemetry.sinks import Sinks
 from controller.telemetry.status import StatusFile
+from controller.trainer_restart import TrainerRestart, find_checkpoint
 from controller.translate import ACCEPTED
 from controller.validate import is_loopback
 from controller.wiring import (
     Addresses,
     Role,
-    checkpoint_problem,
     checkpoints_on_disk,
     coordinator_settings,
     new_worker_name,
@@ -71,8 +71,6 @@ from controller.wiring import (
     worker_names,
 )
 
-MAX_TRAINER_RESTARTS = 0
-"""The trainer is not restarted by itself: the run ends as failed and is continued with `areal-like resume`."""
 FAREWELL_S = 10.0
 MIN_STORE_BYTES = 64 << 20
 """Shared memory asked for at least, also where the model's size is not known yet."""
@@ -211,8 +209,8 @@ class Stretch:
         weight_dir = published_to or self._weight_dir(display, stack, prepared.model_dir)
         state = ledger.load()
         coordinator = self._coordinator(state)
-        checkpoint = None if self.is_evaluation else self._checkpoint(state, display)
-        lineage = f"l{state.num_lives}"
+        checkpoint = None if self.is_evaluation else self._checkpoint(ledger, state, display)
+        lineage = f"l{state.num_lineages}"
         self._remember(ledger, state)
         curve_dir = self._keys(launcher.host)
         hub = Hub(
@@ -225,8 +223,7 @@ class Stretch:
         address = await hub.start()
         try:
             rewards = tuple([await launcher.address_for(name) for name in reward_names(config)])
-            ranks = f"tcp://127.0.0.1:{quiet_port()}"
-            addresses = Addresses(address, rewards, weight_dir, curve_dir, ranks)
+            addresses = Addresses(address, rewards, weight_dir, curve_dir, _meeting_place())
             supervisor = Supervisor(
                 launcher, hub,
                 startup_timeout_s=config.launch.startup_timeout_s, silence_s=config.launch.silence_s,
@@ -239,8 +236,11 @@ class Stretch:
                 coordinator, supervisor, hub, Requests(folder.requests),
                 add_worker=lambda: enlist("rollout", new_worker_name(supervisor.names)), say=display.note,
             )  # fmt: skip
+            restart = TrainerRestart(
+                folder.root, ledger, supervisor, num_lineages=state.num_lineages + 1, new_address=_meeting_place
+            )
             server = self._server = self._make_server(
-                coordinator, ledger, hub, supervisor, crew, display, stack, journal
+                coordinator, ledger, hub, supervisor, crew, restart, display, stack, journal
             )
             stop.hand_to(server.request_stop)
             first: list[p.Event] = [p.RunStarted(lineage=lineage, checkpoint_version=self._base)]
@@ -292,22 +292,17 @@ class Stretch:
         )
         return Coordinator.restore(settings, state)
 
-    def _checkpoint(self, state: p.LedgerState, display: Display) -> Path | None:
-        """The newest checkpoint that is whole on disk and whose steps the ledger knows; sets `_base`.
-
-        The disk says what there is: a crash may have come between a checkpoint and its report, and runs are moved.
-        """
-        for version, path in reversed(checkpoints_on_disk(self.folder.root)):
-            is_known = version <= len(state.batches)
-            problem = checkpoint_problem(path) if is_known else f"the ledger ends at step {len(state.batches)}"
-            if problem is None:
-                display.note(f"continuing from {path} (version {version})")
-                self._base = version
-                return path
-            display.note(f"checkpoint {path} is left out: {problem}", "warning")
-        if self.is_resume:
+    def _checkpoint(self, ledger: Ledger, state: p.LedgerState, display: Display) -> Path | None:
+        """What the trainer continues from; sets `_base`."""
+        found = find_checkpoint(self.folder.root, num_batches=len(state.batches), ledger_seq=ledger.seq)
+        for words in found.left_out:
+            display.note(words, "warning")
+        self._base = found.version
+        if found.path is not None:
+            display.note(f"continuing from {found.path} (version {found.version})")
+        elif self.is_resume:
             display.note("no checkpoint: continuing from the starting policy, with the recorded samples", "warning")
-        return None
+        return found.path
 
     def _keys(self, host: str) -> Path | None:
         """New keys for each stretch, where sockets are to be encrypted."""
@@ -330,10 +325,14 @@ class Stretch:
     def _enlist(self, supervisor: Supervisor, addresses: Addresses, role: Role, name: str, **facts: Any) -> str:
         """Put one process under supervision; returns its name."""
         config = self.config
-        restarts = {"reward": config.reward.max_restarts, "rollout": config.rollout.max_restarts}
+        restarts: dict[Role, int] = {
+            "reward": config.reward.max_restarts,
+            "rollout": config.rollout.max_restarts,
+            "trainer": config.trainer.max_restarts,
+        }
         spec = process_spec(config, self.folder, addresses, role=role, name=name, **facts)
         path = self.folder.processes / f"{name}.json"
-        supervisor.add(spec, path, restarts.get(role, MAX_TRAINER_RESTARTS), time.monotonic())
+        supervisor.add(spec, path, restarts[role], time.monotonic())
         return name
 
     def _remember(self, ledger: Ledger, state: p.LedgerState) -> None:
@@ -352,6 +351,7 @@ class Stretch:
         hub: Hub,
         supervisor: Supervisor,
         crew: Crew,
+        restart: TrainerRestart,
         display: Display,
         stack: contextlib.ExitStack,
         journal: Journal,
@@ -374,8 +374,8 @@ class Stretch:
         )
         return Server(
             settings, coordinator=coordinator, ledger=ledger, hub=hub, supervisor=supervisor, crew=crew,
-            rows=self.rows, display=display, tally=self.tally, journal=journal, status=self._status,
-            sinks=self._sinks, tracer=tracer,
+            trainer_restart=restart, rows=self.rows, display=display, tally=self.tally, journal=journal,
+            status=self._status, sinks=self._sinks, tracer=tracer,
         )  # fmt: skip
 
     # ------------------------------------------------------------ the end
@@ -386,7 +386,8 @@ class Stretch:
         found = fates(coordinator.counts(), state.batches, group_size=self.config.group_size, version=version)
         emulation = self.config.emulation
         labels = {"emulated": emulation.words} if emulation else {}
-        self._counts = {**found, "lives": state.num_lives, **labels}
+        restarts = {"trainer_restarts": state.num_trainer_restarts}
+        self._counts = {**found, "lives": state.num_lives, **restarts, **labels}
 
     def _finish(self, outcome: Outcome, wall_s: float) -> int:
         """Summary, trace, audit, words; then the exit status, or the error that ended the run."""
@@ -420,6 +421,11 @@ class Stretch:
         if error is not None:
             raise error
         return EXIT_STATUS[outcome.status]
+
+
+def _meeting_place() -> str:
+    """Where the trainer's ranks find each other; another one each time they start."""
+    return f"tcp://127.0.0.1:{quiet_port()}"
 
 
 @contextlib.contextmanager

@@ -3,8 +3,9 @@
 Owns: the sums and the keys of the summary. Refuses: display while running, judging laws (audit.py).
 
 After a resume steps, staleness, accuracies and fates are the whole run's; times, rates and shares are those of the last
-stretch (`lives` says how many there were). Shares are of a process's own time: trainer_wait_share of waiting and
-working, rollout_idle_share of idle, busy and paused, each summed over processes.
+stretch (`lives` says how many there were, `trainer_restarts` how often the trainer alone began anew). Shares are of a
+process's own time: trainer_wait_share of waiting and working, rollout_idle_share of idle, busy and paused, each summed
+over processes.
 """
 
 from __future__ import annotations

@@ -10,13 +10,14 @@ told is an accident too, even with a Goodbye and status 0. An exit is judged LAS
 process said just before is read first.
 
 The trainer's ranks but the first have no line to the controller: they are known by their process alone and leave when
-rank 0 does. When one dies, ranks that merely say that they lost it are judged after it.
+rank 0 does. When one dies, ranks that merely say that they lost it are judged after it, and all of them start again
+together, within one budget, once `renew` has said from where.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +75,10 @@ class Ward:
     """When to start it (again); None: it runs, or is not wanted."""
     has_reported: bool = False
     """It said Hello since its last start."""
+    is_held: bool = False
+    """It is not started before `renew` has said how."""
+    log_start: int = 0
+    """Length of its log when it was started last."""
     leaves_by_s: float | None = None
     """It announced that it leaves, for good, and is gone by then; None: it stays."""
 
@@ -157,12 +162,13 @@ class Supervisor:
         self._exits += [(now_s, end) for end in self._launcher.reap()]
         due = [end for seen_s, end in self._exits if now_s - seen_s >= LAST_WORDS_S]
         self._exits = [(seen_s, end) for seen_s, end in self._exits if end not in due]
-        due.sort(key=lambda end: last_error(tail_of(self._launcher.log_of(end.name))).startswith(ECHO))
+        due.sort(key=lambda end: last_error(self._tail(end.name)).startswith(ECHO))
         losses = [loss for end in due if (loss := self._on_exit(end, now_s)) is not None]
         losses.extend(self._on_silence(self._hub.silent(self._silence_s), now_s))
         losses.extend(self._end_condemned(now_s))
         for name, ward in list(self._wards.items()):
-            if ward.start_due_s is not None and ward.start_due_s <= now_s and not self._lingers(name):
+            is_due = ward.start_due_s is not None and ward.start_due_s <= now_s and not ward.is_held
+            if is_due and not self._lingers(name):
                 await self._start(ward, now_s)
             elif ward.leaves_by_s is not None and now_s > ward.leaves_by_s and not self._has_ended(name):
                 self._launcher.kill(name)
@@ -176,6 +182,8 @@ class Supervisor:
 
     async def _start(self, ward: Ward, now_s: float) -> None:
         ward.start_due_s, ward.started_s, ward.has_reported = None, now_s, ward.spec.rank > 0
+        log_path = self._launcher.log_of(ward.spec.name)
+        ward.log_start = log_path.stat().st_size if log_path.exists() else 0
         argv = ["-m", MODULES[ward.spec.role], "--spec", str(ward.spec_path)]
         pid = await self._launcher.start(
             ward.spec.name, argv, child_environment(ward.spec.num_threads, user_path=self._launcher.user_path)
@@ -187,9 +195,9 @@ class Supervisor:
         if info is not None and info.pid == end.pid:
             self._hub.forget(end.name)
         ward = self._wards.get(end.name)
-        if ward is None or end.expected:
+        if ward is None or end.expected or ward.start_due_s is not None:
             return None
-        tail = tail_of(self._launcher.log_of(end.name))
+        tail = self._tail(end.name)
         if end.returncode == USER_MISTAKE:
             raise UserError(last_error(tail) or f"{end.name} refused to start", where=end.name)
         reason = last_error(tail) or f"ended with {describe_status(end.returncode)}"
@@ -227,15 +235,31 @@ class Supervisor:
         return any(end.name == name and not end.expected for _, end in self._exits)
 
     def _lose(self, ward: Ward, reason: str, now_s: float, returncode: int | None = None) -> Loss:
-        is_permanent = ward.leaves_by_s is not None or ward.restarts >= ward.max_restarts
+        is_trainer = ward.spec.role == "trainer"
+        is_hopeless = ward.leaves_by_s is not None or (is_trainer and returncode == DIVERGED)
+        is_permanent = is_hopeless or ward.restarts >= ward.max_restarts
         if is_permanent:
             del self._wards[ward.spec.name]
         else:
-            ward.start_due_s = now_s + BACKOFF_S[min(ward.restarts, len(BACKOFF_S) - 1)]
-            ward.has_reported = False
-            ward.restarts += 1
             self.restarts += 1
+            for one in [self._wards[name] for name in self.names_of("trainer")] if is_trainer else [ward]:
+                self._launcher.kill(one.spec.name)
+                one.start_due_s = now_s + BACKOFF_S[min(one.restarts, len(BACKOFF_S) - 1)]
+                one.has_reported, one.is_held = False, is_trainer
+                one.restarts += 1
         return Loss(ward.spec.name, ward.spec.role, reason, is_permanent, returncode)
+
+    def renew(self, change: Callable[[ProcessSpec], ProcessSpec]) -> None:
+        """The trainer's ranks, which wait to be started again, start with the changed spec."""
+        for ward in self._wards.values():
+            if ward.is_held:
+                ward.spec, ward.is_held = change(ward.spec), False
+                ward.spec.save(ward.spec_path)
+
+    def _tail(self, name: str) -> str:
+        """The end of what the process wrote since it was started."""
+        ward = self._wards.get(name)
+        return tail_of(self._launcher.log_of(name), start=ward.log_start if ward is not None else 0)
 
     def died(self, loss: Loss) -> OperationError:
         """The error that ends a run because of this loss: ProcessDied with the end of the process's own log, unless its

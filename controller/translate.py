@@ -26,6 +26,7 @@ SPEAKERS: Mapping[type[m.Message], m.Role] = {
     m.BatchRequest: "trainer",
     m.VersionPublished: "trainer",
     m.CheckpointSaved: "trainer",
+    m.CheckpointFailed: "trainer",
 }
 """Who may tell the controller what, beside Hello, Heartbeat and Goodbye."""
 ACCEPTED: frozenset[type] = frozenset(SPEAKERS)

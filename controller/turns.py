@@ -17,7 +17,7 @@ from controller.workers import quarantine
 def version_staged(state: RunState, event: p.WorkerVersionStaged) -> None:
     """The worker waits for its turn from now on; that it comes is not its business."""
     worker = state.workers.get(event.worker)
-    if worker is None or event.lineage != state.lineage or event.version != worker.announced:
+    if worker is None or event.lineage not in state.lineages or event.version != worker.announced:
         state.note("ignored", f"{event.worker} staged version {event.version} of lineage {event.lineage}")
         return
     worker.staged, worker.has_turn, worker.load_due_s = event.version, False, math.inf
@@ -47,4 +47,4 @@ def give(state: RunState) -> None:
     if waiting:
         worker = min(waiting, key=lambda one: (one.version, one.name))
         worker.has_turn, worker.load_due_s = True, state.now_s + state.settings.load_deadline_s
-        state.emit(p.SendSwap(worker=worker.name, version=worker.staged, lineage=state.lineage))
+        state.emit(p.SendSwap(worker=worker.name, version=worker.staged, lineage=worker.announced_lineage))

@@ -18,6 +18,10 @@ def waits(state: RunState) -> list[str]:
         return lines
     if state.version < 0:
         lines.append("everybody waits for the trainer to publish its starting version")
+    elif state.trained < state.base:
+        lines.append(f"the trainer starts again from version {state.base}")
+    elif state.trained < state.version:
+        lines.append(f"the trainer replays step {state.trained + 1} of {state.replay_until}")
     if state.phase is Phase.FINISHING:
         lines.extend(_ending(state))
     elif state.requested is not None:
@@ -38,8 +42,9 @@ def waits(state: RunState) -> list[str]:
 
 
 def _ending(state: RunState) -> list[str]:
-    if state.version < state.last_step:
-        return [f"the run ends ({state.end_reason}): waits for the trainer to finish step {state.version + 1}"]
+    if state.trained < state.last_step:
+        step = max(state.trained, state.base) + 1
+        return [f"the run ends ({state.end_reason}): waits for the trainer to finish step {step}"]
     if state.last_step > state.base and not any(version >= state.last_step for version in state.checkpoints):
         return [f"the run ends ({state.end_reason}): waits for the trainer's checkpoint of version {state.last_step}"]
     return []

@@ -23,7 +23,8 @@ from controller.settings import CoordinatorSettings
 from rollout.engine.sglang.arguments import extra_words
 from rollout.engine.sglang.environment import argument_table, check_version, find_python
 from services.reward.score_file import Order, Standing, score_file
-from trainer.checkpoint import all_checkpoints, verify
+from trainer import convert
+from trainer.checkpoint import MANIFEST, STATE, all_checkpoints, read_state, verify
 from trainer.prepare_spec import PrepareSpec
 
 Role = Literal["rollout", "trainer", "reward"]
@@ -243,13 +244,31 @@ def checkpoints_on_disk(run_dir: Path) -> list[tuple[int, Path]]:
     return all_checkpoints(run_dir)
 
 
-def checkpoint_problem(folder: Path) -> str | None:
-    """Why this checkpoint cannot be used, or None where it is whole."""
+def is_checkpoint(folder: Path) -> bool:
+    """It looks like one; unverified."""
+    return (folder / MANIFEST).is_file() and (folder / STATE).is_file()
+
+
+def checkpoint_problem(folder: Path, ledger_seq: int | None = None) -> str | None:
+    """Why this checkpoint cannot be used (with a ledger of so many facts), or None where it is whole and can."""
     try:
         verify(folder)
+        position = read_state(folder).position
     except WeightError as error:
         return str(error)
+    if ledger_seq is not None and position.ledger_seq > ledger_seq:
+        return f"it was made when the ledger held {position.ledger_seq} facts, and this one holds {ledger_seq}"
     return None
+
+
+def export_checkpoint(folder: Path, out: Path, dtype: str | None) -> str:
+    """A Hugging Face folder of a checkpoint; the type of its weights. Raises UserError, OperationError."""
+    return convert.export_checkpoint(folder, out, dtype=dtype)
+
+
+def import_folder(source: Path, out: Path) -> tuple[int, str]:
+    """A checkpoint of a Hugging Face folder; its number of tensors and their type. Raises UserError, OperationError."""
+    return convert.import_folder(source, out)
 
 
 def engine_mistakes(config: RunConfig) -> list[UserError]:

@@ -103,7 +103,7 @@ def _take_leases_back(state: RunState, worker: Worker) -> None:
 def version_loaded(state: RunState, event: p.WorkerVersionLoaded) -> None:
     """The worker samples with this version from now on; a quarantine ends."""
     worker = state.workers.get(event.worker)
-    if worker is None or event.lineage != state.lineage or event.version > worker.announced:
+    if worker is None or event.lineage not in state.lineages or event.version > worker.announced:
         # not from a lost worker (it may come back and has the version then), but from a dead predecessor
         state.note("ignored", f"{event.worker} loaded version {event.version} of lineage {event.lineage}")
         return
@@ -146,23 +146,24 @@ def announce(state: RunState) -> None:
     for worker in state.workers.values():
         if not worker.is_present or worker.is_draining:
             continue
-        target, path = state.version, state.manifest_path
+        target, path, lineage = state.version, state.manifest_path, state.version_lineage
         if worker.pin is not None:
-            target, path = worker.pin.version, worker.pin.manifest_path
+            target, path, lineage = worker.pin.version, worker.pin.manifest_path, worker.pin.lineage
+        if not path:
+            continue  # it comes again when the trainer has caught up
         is_due = target > worker.announced or (worker.is_retold and worker.version < target == worker.announced)
         if not is_due and worker.quarantine and worker.load_attempts < state.settings.max_load_attempts:
             is_due = state.now_s >= worker.retry_at_s
         if is_due:
             worker.load_attempts = worker.load_attempts + 1 if target == worker.announced else 1
-            worker.announced, worker.is_retold, worker.has_memory = target, False, True
+            worker.announced, worker.announced_lineage = target, lineage
+            worker.is_retold, worker.has_memory = False, True
             worker.retry_at_s = state.now_s + state.settings.load_retry_s
             worker.end_load()
             worker.load_due_s = state.now_s + state.settings.load_deadline_s
             is_held = state.settings.swap == "rolling" and worker.is_usable and worker.pin is None
             state.emit(
-                p.SendVersion(
-                    worker=worker.name, version=target, lineage=state.lineage, manifest_path=path, is_held=is_held
-                )
+                p.SendVersion(worker=worker.name, version=target, lineage=lineage, manifest_path=path, is_held=is_held)
             )
 
 
@@ -172,6 +173,14 @@ def next_due_s(state: RunState) -> float:
         (min(w.load_due_s, w.retry_at_s if w.quarantine else math.inf) for w in state.workers.values() if w.is_present),
         default=math.inf,
     )
+
+
+def offer_again(state: RunState) -> None:
+    """The newest version is there, perhaps from another life of the trainer: who was still getting it starts anew."""
+    for worker in state.workers.values():
+        is_behind = worker.version < worker.announced == state.version
+        if is_behind and worker.announced_lineage != state.version_lineage:
+            worker.is_retold, worker.load_attempts = True, 0
 
 
 def is_stuck(state: RunState, worker: Worker) -> bool:

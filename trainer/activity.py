@@ -35,6 +35,8 @@ class Activity:
         self.num_micro_batches = 0
         self.num_refused = 0
         """Batches that were not the one asked for."""
+        self.num_checkpoints = self.num_failed_checkpoints = self.num_put_off_checkpoints = 0
+        """Complete on disk; refused by the disk; due while the one before was still being written."""
 
     @contextlib.contextmanager
     def state(self, name: str, **args: Any) -> Iterator[None]:
@@ -77,7 +79,13 @@ class Activity:
 
     def heartbeat(self, counters: dict[str, float]) -> Heartbeat:
         """What the hub is told."""
-        own = {"micro_batches": float(self.num_micro_batches), "refused_batches": float(self.num_refused)}
+        own = {
+            "micro_batches": float(self.num_micro_batches),
+            "refused_batches": float(self.num_refused),
+            "checkpoints": float(self.num_checkpoints),
+            "failed_checkpoints": float(self.num_failed_checkpoints),
+            "put_off_checkpoints": float(self.num_put_off_checkpoints),
+        }
         return Heartbeat(state=self._state, counters={**counters, **self.times(), **own})
 
     def _account(self) -> str:

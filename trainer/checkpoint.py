@@ -4,8 +4,8 @@ Owns: <run>/checkpoints/step_000020/, its manifest and state.json, verification,
 Refuses: knowing what the training state is (training_state.py), deciding when to save (worker.py).
 
 A folder becomes visible by one rename after its manifest (sha256 of each file) was written last, so a folder that
-is there is complete; the manifest finds later damage. Folders newer than the one just saved belong to a lineage
-that was rolled back; they go once the new one is safe.
+is there is complete, all of one moment or nothing; the manifest finds later damage. Folders newer than the one just
+saved belong to a lineage that was rolled back; they go once the new one is safe.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from areal_like.errors import WeightError
+from areal_like.messages import RunPosition
 from trainer.atomic_folder import atomic_folder, remove_folder
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
 
     version: policy version, equal to the number of steps done. counters: the trainer's monotonic counters.
     config_digest: sha256 over the settings it was trained with. generators: states of Python's and NumPy's generators.
+    position: of data and ledger when the batch of step `version` was handed out. staleness: groups trained on, by their
+    staleness, along the lineage that leads here.
     """
 
     version: int
@@ -45,6 +48,10 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     config_digest: str
     counters: dict[str, float] = {}
     generators: dict[str, Any] = {}
+    position: RunPosition = RunPosition()
+    staleness: dict[int, int] = {}
+    origin_dtype: str = "float32"
+    """Type the model came in, where it was imported: export gives it back in that."""
     saved_at_s: float = 0.0
     format: int = FORMAT
 
@@ -111,32 +118,73 @@ def read_state(folder: Path) -> CheckpointState:
         raise WeightError(f"{file} is missing or damaged ({error})") from error
 
 
-def save(run_dir: Path, state: CheckpointState, write: Callable[[Path], None], *, keep: int) -> Path:
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """Which checkpoints stay: the newest `keep`, and of the older ones those at least `every_s` apart (None: none)."""
+
+    keep: int
+    every_s: float | None = None
+
+
+Facts = Mapping[str, tuple[int, str]]
+"""Size and sha256 by file name, of files whose writer knows them already."""
+
+
+def save(
+    run_dir: Path, state: CheckpointState, write: Callable[[Path], Facts | None], retention: Retention
+) -> tuple[Path, int]:
     """Write the checkpoint of `state.version`: `write` fills the folder, then state.json, then the manifest.
 
-    Afterwards the newest `keep` remain. Raises OperationError when the disk refuses; older checkpoints are untouched.
+    Returns the folder and its bytes. Afterwards only what `retention` says remains. Raises OperationError when the disk
+    refuses; older checkpoints are untouched.
     """
     target = checkpoint_folder(run_dir, state.version)
     with atomic_folder(target) as partial:
-        write(partial)
-        stamped = msgspec.structs.replace(state, saved_at_s=time.time())
-        (partial / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(stamped), indent=1))
-        files = {}
-        for file in sorted(partial.rglob("*")):
-            if file.is_file():
-                num_bytes, digest = _measure(file)
-                files[str(file.relative_to(partial))] = {"num_bytes": num_bytes, "sha256": digest}
-        (partial / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
-    _retain(run_dir, version=state.version, keep=keep)
-    return target
+        num_bytes = fill(partial, state, write)
+    _retain(run_dir, version=state.version, retention=retention)
+    return target, num_bytes
 
 
-def _retain(run_dir: Path, *, version: int, keep: int) -> None:
+def fill(folder: Path, state: CheckpointState, write: Callable[[Path], Facts | None]) -> int:
+    """Everything a checkpoint consists of, the manifest last; returns its bytes."""
+    facts = dict(write(folder) or {})
+    stamped = msgspec.structs.replace(state, saved_at_s=time.time())
+    (folder / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(stamped), indent=1))
+    files, total_bytes = {}, 0
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            name = str(file.relative_to(folder))
+            num_bytes, digest = facts.get(name) or _measure(file)
+            files[name] = {"num_bytes": num_bytes, "sha256": digest}
+            total_bytes += num_bytes
+    (folder / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
+    return total_bytes
+
+
+def _retain(run_dir: Path, *, version: int, retention: Retention) -> None:
     everything = all_checkpoints(run_dir)
-    surviving = [entry for entry in everything if entry[0] <= version][-keep:]
+    line = [entry for entry in everything if entry[0] <= version]
+    surviving = line[-retention.keep :]
+    if retention.every_s is not None:
+        surviving = _spaced(line[: -retention.keep], retention.every_s) + surviving
     for entry in everything:
         if entry not in surviving:
             remove_folder(entry[1])
+
+
+def _spaced(entries: list[tuple[int, Path]], every_s: float) -> list[tuple[int, Path]]:
+    """The first, and each that was saved at least `every_s` after the last one chosen."""
+    chosen: list[tuple[int, Path]] = []
+    last_s = -float("inf")
+    for entry in entries:
+        try:
+            saved_at_s = read_state(entry[1]).saved_at_s
+        except WeightError as error:
+            log.warning("checkpoint %s is not kept any longer: %s", entry[1], error)
+            continue
+        if saved_at_s - last_s >= every_s:
+            chosen.append(entry)
+            last_s = saved_at_s
+    return chosen
 
 
 def _measure(file: Path) -> tuple[int, str]:

@@ -85,12 +85,17 @@ class AdvantageSettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    """When checkpoints are written and how many stay."""
+    """When checkpoints are written and which stay. They are written while training goes on; there is always one at the
+    end, and `areal-like checkpoint RUN` asks for one."""
 
     every_steps: int = Field(20, ge=0)
-    """0: only at the end."""
+    """0: not by steps."""
+    every_s: float | None = Field(None, gt=0)
+    """Also after the step in which so many seconds have passed since the last one; null: not by time."""
     keep: int = Field(2, gt=0)
     """Newest ones kept."""
+    keep_every_s: float | None = Field(None, gt=0)
+    """Of the older ones, one for every so many seconds stays as well; null: none."""
 
 
 class DeltaSettings(Settings):
@@ -273,6 +278,8 @@ class TrainerSettings(Settings):
     """Compute threads of a rank; auto: 1, or in `mode: sync` all cores, shared by the ranks."""
     max_batch_wait_s: float = Field(1800.0, gt=0)
     """The trainer gives up when no batch came for this long."""
+    max_restarts: int = Field(3, ge=0)
+    """How often a trainer that died (one of its ranks, or all) is started again from its last checkpoint."""
 
 
 class SftSettings(Settings):

@@ -1,13 +1,12 @@
 """A model as a Hugging Face folder: weights, config, and the tokenizer and generation files it came with.
 
-Owns: which companion files travel with a model, the dtype on disk, the final policy's folder.
+Owns: the dtype on disk, the final policy's folder.
 Refuses: optimizer state and checkpoints' bookkeeping (training_state.py, checkpoint.py).
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from areal_like.config import DType
 from areal_like.errors import UserError
 from trainer.atomic_folder import atomic_folder
-
-COMPANIONS = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja", "chat_template*",
-    "additional_chat_templates", "generation_config.json", "*.tiktoken", "sentencepiece*", "spiece*",
-)  # fmt: skip
-"""Files beside weights and config that make a folder complete."""
+from trainer.companions import copy_companions
 
 TORCH_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -77,16 +71,6 @@ def write_model(
     finally:
         holder.generation_config = generation
         (folder / "generation_config.json").unlink(missing_ok=True)
-
-
-def copy_companions(source: Path, folder: Path) -> None:
-    """Copy tokenizer, chat template and generation config of the model folder `source`."""
-    for pattern in COMPANIONS:
-        for file in sorted(source.glob(pattern)):
-            if file.is_dir():
-                shutil.copytree(file, folder / file.name, dirs_exist_ok=True)
-            else:
-                shutil.copyfile(file, folder / file.name)
 
 
 def write_generation_config(folder: Path, *, eos_token_id: int | list[int], tokenizer: PreTrainedTokenizerBase) -> None:

@@ -5,7 +5,7 @@ controller, writing files, deciding anything: signals are rank 0's to answer, so
 
 Threads: the caller's obeys orders and computes (waits for rank 0, until the deadline of trainer.ranks); a second one
 receives and packs (waits for rank 0 likewise, and for its one place in `_packed`). It ends after the last batch, or
-with the process.
+with the process. A third one sends this rank's part of a checkpoint; the next save waits for it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from trainer.activity import Activity
 from trainer.batch import PreparedBatch
 from trainer.ranks import Order, RankLost
-from trainer.training import Training
+from trainer.training import Saved, Training
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,8 @@ class Follower:
         self._training, self._activity = training, activity
         self._packed: queue.Queue[PreparedBatch | BaseException] = queue.Queue(maxsize=1)
         """A prefetch of one, as on rank 0."""
+        self._saving_thread = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: Future[Saved] | None = None
 
     def run(self) -> None:
         """To the end. Raises RankLost, OperationError, UserError."""
@@ -47,12 +50,24 @@ class Follower:
                     with self._activity.state("publish", version=training.version):
                         training.publish()
                 case Order.SAVE:
+                    self._end_saving()
                     with self._activity.state("checkpoint", version=training.version):
-                        training.save()
+                        self._saving = self._saving_thread.submit(training.save())
                 case Order.EXPORT:
                     with self._activity.state("export"):
                         training.export()
+        self._end_saving()
         training.close()
+
+    def _end_saving(self) -> None:
+        """Rank 0 has the last checkpoint complete, so our part of it has left. Raises what sending it raised."""
+        if self._saving is not None:
+            limit_s = self._training.settings.rank_timeout_s
+            try:
+                self._saving.result(limit_s)
+            except TimeoutError:
+                raise RankLost(f"rank 0 did not take a part of a checkpoint within {limit_s:g} s") from None
+            self._saving = None
 
     def _next_order(self) -> Order:
         with self._activity.state("wait:batch", step=self._training.version + 1):

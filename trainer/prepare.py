@@ -28,6 +28,7 @@ from areal_like.weights import WeightStore
 from trainer import attention, export, sft
 from trainer.agreement import check as check_agreement
 from trainer.atomic_folder import atomic_folder
+from trainer.companions import copy_companions
 from trainer.config import SftSettings
 from trainer.model import (
     check_folder,
@@ -67,7 +68,7 @@ def prepare(spec: PrepareSpec) -> Path:
             export.write_model(model, partial, dtype="float32")
         if spec.model.tokenizer == "from_model":
             assert source is not None
-            export.copy_companions(source, partial)
+            copy_companions(source, partial)
         else:
             tokenizer.save_pretrained(str(partial))
         export.write_generation_config(partial, eos_token_id=_eos(spec, config, tokenizer), tokenizer=tokenizer)

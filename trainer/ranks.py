@@ -1,13 +1,14 @@
 """The trainer's ranks as one group: how they find each other, how rank 0 leads the others, how the group ends.
 
-Owns: the process group and its deadlines, orders and batches from rank 0 to the others, sums over ranks. Refuses: what
-an order does (training.py, follower.py), how a model is spread over ranks (backends/).
+Owns: the process group and its deadlines, orders and batches from rank 0 to the others, parts of checkpoints back, sums
+over ranks. Refuses: what an order does (training.py, follower.py), how a model is spread over ranks (backends/).
 
-Three groups of torch.distributed, so that nobody waits in another's queue:
+Four groups of torch.distributed, so that nobody waits in another's queue:
   compute   the backend's collectives and sums over ranks: gloo on a CPU, nccl on GPUs; deadline `rank_timeout_s`
   orders    what to do next, from rank 0; used by the compute thread
   batches   the samples of the next step, from rank 0; used by the packing thread, in the shadow of the running step
-The last two are gloo always, and their deadline has room for a trainer that waits for its next batch.
+  saves     every rank's part of a checkpoint, to rank 0; used by the thread that writes it, in the shadow likewise
+The last three are gloo always; the deadline of orders and batches has room for a trainer that waits for its next batch.
 
 A rank that dies closes its sockets: on gloo every other rank fails at once in what it waits for, and says so as
 `RankLost`. A rank that hangs is found by the deadline. nccl knows no closed sockets; there the launcher sees it first.
@@ -27,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -36,6 +38,7 @@ from areal_like.errors import OperationError, UserError
 from areal_like.messages import Batch, BatchSample
 from areal_like.process import report_end
 from areal_like.wire import decode, encode
+from trainer.host_copy import Place
 
 LISTEN_BACKLOG = 4096
 _LOST = re.compile(
@@ -65,6 +68,7 @@ class Ranks:
         self.rank, self.size, self.device = rank, size, device
         self._orders: dist.ProcessGroup | None = None
         self._batches: dist.ProcessGroup | None = None
+        self._saves: dist.ProcessGroup | None = None
         self._sending = threading.Lock()
         """The end of batches comes from another thread than batches do, and not into the middle of one."""
 
@@ -91,6 +95,7 @@ class Ranks:
             )
             ranks._orders = dist.new_group(backend="gloo", timeout=order_deadline)
             ranks._batches = dist.new_group(backend="gloo", timeout=order_deadline)
+            ranks._saves = dist.new_group(backend="gloo", timeout=deadline)
         return ranks
 
     @property
@@ -157,6 +162,27 @@ class Ranks:
                 dist.broadcast(torch.tensor([len(frame) for frame in frames]), 0, group=self._batches)
                 dist.broadcast(torch.from_numpy(np.concatenate(list(frames))), 0, group=self._batches)
 
+    # ------------------------------------------------------------ parts of a checkpoint
+
+    def send_part(self, places: Sequence[Place], buffer_U: torch.Tensor) -> None:
+        """Other ranks: this rank's part, to rank 0, which is in `receive_parts` or comes to it."""
+        layout = torch.frombuffer(bytearray(msgspec.msgpack.encode(places)), dtype=torch.uint8)
+        with said_as_lost("sending a part of a checkpoint to rank 0"):
+            dist.send(torch.tensor([len(layout), len(buffer_U)]), 0, group=self._saves)
+            dist.send(layout, 0, group=self._saves)
+            dist.send(buffer_U, 0, group=self._saves)
+
+    def receive_parts(self) -> Iterator[tuple[Sequence[Place], torch.Tensor]]:
+        """Rank 0: the part of each other rank, one after the other; nothing where there is nobody."""
+        for rank in range(1, self.size):
+            with said_as_lost(f"waiting for rank {rank}'s part of a checkpoint"):
+                sizes = torch.zeros(2, dtype=torch.int64)
+                dist.recv(sizes, rank, group=self._saves)
+                layout, buffer_U = (torch.empty(int(size), dtype=torch.uint8) for size in sizes)
+                dist.recv(layout, rank, group=self._saves)
+                dist.recv(buffer_U, rank, group=self._saves)
+            yield msgspec.msgpack.decode(layout.numpy().tobytes(), type=tuple[Place, ...]), buffer_U
+
     # ------------------------------------------------------------ numbers of all ranks
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
@@ -179,7 +205,7 @@ class Ranks:
     def close(self) -> None:
         """Leave the group; all ranks do."""
         if self.has_group:
-            self._orders = self._batches = None
+            self._orders = self._batches = self._saves = None
             dist.destroy_process_group()
 
 

@@ -16,7 +16,7 @@ Deterministic: on a CPU the same model, batch and settings give the same bits. O
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -59,7 +59,8 @@ def ready_model(model: PreTrainedModel, setup: Setup) -> float:
 class TrainStep:
     """Turns policy version n - 1 into version n on one batch. Made once per process.
 
-    `reference` is needed where kl_coef > 0, whole on every rank, and is never changed.
+    `reference` is needed where kl_coef > 0, whole on every rank, and is never changed. `before_update()` is called
+    before weights and optimizer change.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class TrainStep:
         groups_per_step: int,
         reference: PreTrainedModel | None = None,
         tracer: Spans | None = None,
+        before_update: Callable[[], None] = lambda: None,
     ) -> None:
         settings = setup.settings
         assert (settings.loss.kl_coef > 0) <= (reference is not None), "kl_coef needs a reference model"
@@ -79,7 +81,7 @@ class TrainStep:
         self.reference = reference if settings.loss.kl_coef > 0 else None
         self.device = setup.ranks.device
         self._setup, self._ranks = setup, setup.ranks
-        self._tracer = tracer
+        self._tracer, self._before_update = tracer, before_update
         self._always_recompute = False
         if self.reference is not None:
             self.reference.eval().requires_grad_(False)
@@ -108,6 +110,7 @@ class TrainStep:
                     part = self._backward(micro_batch, proximal.get((number, place)), is_last=is_last)
                 sums = part if sums is None else sums.plus(part)
             with self._span("update", mini_batch=number):
+                self._before_update()
                 updates.append(self.policy.update(prepared.step))
         assert sums is not None
         total = sums.over(self._ranks)

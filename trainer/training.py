@@ -6,18 +6,23 @@ Refuses: messages and waiting (worker.py), the mathematics (step.py), how a mode
 Every method but `prepare` runs on the one compute thread; `prepare` touches no model and may run beside it.
 With several ranks each has a Training, and all do the same: what rank 0 is called for it first tells the others, whose
 follower.py then calls the same method there. Files are written by rank 0 alone.
+
+`publish` and `save` copy and return at once; what they return does the rest and may run on another thread, beside the
+next step: one version at a time, one checkpoint at a time.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pydantic
 import torch
@@ -26,27 +31,34 @@ from transformers import PreTrainedModel
 
 from areal_like.config import ProcessSpec
 from areal_like.errors import PolicyDiverged, UserError
-from areal_like.messages import BatchSample
+from areal_like.messages import BatchSample, RunPosition
 from areal_like.process import settle_heap
 from trainer import checkpoint
 from trainer.attention import choose, register
 from trainer.backends.choice import choose_backend, make_backend
 from trainer.backends.port import Setup
 from trainer.batch import PreparedBatch
+<<<<<<< HEAD
 from trainer.checkpoint import CheckpointState
 from trainer.colocation import SharedDevices
+=======
+from trainer.checkpoint import CheckpointState, Retention
+>>>>>>> cf760ef (Checkpoints beside the step; export and import; a trainer that starts again from its checkpoint)
 from trainer.config import TrainerSettings
 from trainer.export import export_policy
+from trainer.host_copy import Copied, HostCopy, assemble
 from trainer.model import load_causal_lm, num_parameters
 from trainer.publish import first_not_finite, snapshot
 from trainer.publish_delta import VersionWriter, Written
 from trainer.ranks import Order, Ranks, own_device, said_as_lost
 from trainer.step import TrainStep, ready_model
 from trainer.training_state import (
+    ModelFiles,
     check_architecture,
     generator_states,
     restore_generators,
     restore_training_state,
+    torch_generators,
     write_training_state,
 )
 
@@ -54,6 +66,14 @@ log = logging.getLogger(__name__)
 
 MAX_BAD_STEPS = 3
 """Consecutive steps with a skipped update (a gradient that is not finite) that end the run."""
+
+
+class Saved(NamedTuple):
+    """A checkpoint on disk. write_s: from the copy to its completion."""
+
+    folder: Path
+    num_bytes: int
+    write_s: float
 
 
 class Spans(Protocol):
@@ -82,7 +102,13 @@ class Training:
         self.version = -1
         self.ranks = Ranks.alone()
         self.counters: dict[str, float] = {"steps": 0.0, "tokens": 0.0, "skipped_updates": 0.0}
+        self.staleness: Counter[int] = Counter()
+        """Groups trained on, by their staleness, along the lineage that leads to the present version."""
+        self._positions: dict[int, RunPosition] = {}
+        """By step, of the batches prepared and not trained on yet."""
+        self._position = RunPosition()
         self._spans = spans
+        self._copy = HostCopy()
         self._saved: Path | None = None
         self._bad_steps = 0
         self._is_settled = False
@@ -126,14 +152,21 @@ class Training:
         self.attention = choose(self.settings.attention, device, self.settings.precision)
         setup = Setup(self.settings, spec.sampling.temperature, spec.num_steps, self.attention, self.ranks)
         disagreement_nats = ready_model(model, setup)
+        self._files = ModelFiles.of(model)
         self.policy = make_backend(choice.name, model, setup)
         reference = None
         if self.settings.loss.kl_coef > 0:
             reference = load_causal_lm(Path(spec.model.path or ""), device=str(device))
         self._step = TrainStep(
+<<<<<<< HEAD
             self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, tracer=self._spans
         )
         self._devices = SharedDevices(self.policy, reference, device, is_shared=spec.is_colocated, tracer=self._spans)
+=======
+            self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, tracer=self._spans,
+            before_update=self._copy.fence,
+        )  # fmt: skip
+>>>>>>> cf760ef (Checkpoints beside the step; export and import; a trainer that starts again from its checkpoint)
         self._backend_words = f"{choice.name} ({choice.reason})"
         self._record_setup(
             {
@@ -171,6 +204,7 @@ class Training:
         restore_generators(state.generators)
         self.version = state.version
         self.counters |= state.counters
+        self.staleness, self._position = Counter(state.staleness), state.position
         if folder == checkpoint.checkpoint_folder(self.run_dir, state.version):
             self._saved = folder
         if state.config_digest != self._digest():
@@ -194,8 +228,10 @@ class Training:
 
     # ------------------------------------------------------------ steps
 
-    def prepare(self, samples: Sequence[BatchSample], step: int) -> PreparedBatch:
+    def prepare(self, samples: Sequence[BatchSample], step: int, position: RunPosition | None = None) -> PreparedBatch:
         """Pack this rank's part of the batch of `step`; rank 0 hands the batch on. Touches no model; any thread."""
+        if position is not None:
+            self._positions[step] = position
         self.ranks.send_batch(samples, step, self.spec.lineage)
         return self._step.prepare(samples, step - 1)
 
@@ -218,6 +254,8 @@ class Training:
             self._is_settled = True
         self.counters["tokens"] += metrics["tokens"]
         self.counters["skipped_updates"] += metrics["skipped_updates"]
+        self._position = self._positions.pop(self.version, self._position)
+        self.staleness.update(self._position.staleness)
         self._bad_steps = self._bad_steps + 1 if metrics["skipped_updates"] else 0
         if self._bad_steps:
             log.warning("step %d: the gradient was not finite, the update was skipped", self.version)
@@ -250,35 +288,65 @@ class Training:
         return words if self.settings.backend == "torch" else f"{words}; backend {self._backend_words}"
 
     @property
+    def saved(self) -> Path | None:
+        """The newest checkpoint of this lineage on disk."""
+        return self._saved
+
+    @property
     def is_saved(self) -> bool:
         """True where a checkpoint of the present version is on disk."""
         return self._saved == checkpoint.checkpoint_folder(self.run_dir, self.version)
 
-    def save(self) -> Path:
-        """A checkpoint of the present version, unless there is one. Raises OperationError when the disk refuses."""
-        if self._saved is not None and self.is_saved:
-            return self._saved
+    def save(self) -> Callable[[], Saved]:
+        """Copy the state of the present version. What is returned makes a checkpoint of the copy; it touches no model.
+
+        That raises OperationError when the disk refuses; `is_saved` is true once it has returned. On other ranks than 0
+        it sends this rank's part to rank 0.
+        """
         self.ranks.tell(Order.SAVE)
-        with said_as_lost("gathering a checkpoint"):
-            weights, moments = self._weights_in_parts(), self.policy.moments()
-        if self.ranks.is_leader:
-            state = CheckpointState(
-                version=self.version,
-                lineage=self.spec.lineage,
-                run_id=self.spec.run_id,
-                config_digest=self._digest(),
-                counters=dict(self.counters),
-                generators=generator_states(),
-            )
-            companions = self._companions()
-            checkpoint.save(
-                self.run_dir,
-                state,
-                lambda folder: write_training_state(folder, self.model, moments, companions, weights=weights),
-                keep=self.settings.checkpoint.keep,
-            )
-        self._saved = checkpoint.checkpoint_folder(self.run_dir, self.version)
-        return self._saved
+        started_s = time.perf_counter()
+        copied = self._copy.take(self.policy.parts())
+        if not self.ranks.is_leader:
+            folder = checkpoint.checkpoint_folder(self.run_dir, self.version)
+            return lambda: self._send_part(copied, folder)
+        state = CheckpointState(
+            version=self.version,
+            lineage=self.spec.lineage,
+            run_id=self.spec.run_id,
+            config_digest=self._digest(),
+            counters=dict(self.counters),
+            generators=generator_states(),
+            position=self._position,
+            staleness=dict(sorted(self.staleness.items())),
+        )
+        generators, source = torch_generators(), self._companions()
+        return lambda: self._write(state, copied, generators, source, started_s)
+
+    def _write(
+        self,
+        state: CheckpointState,
+        copied: Copied,
+        generators: dict[str, torch.Tensor],
+        source: Path,
+        started_s: float,
+    ) -> Saved:
+        copied.wait()
+        tensors = assemble(itertools.chain([(copied.places, copied.buffer_U)], self.ranks.receive_parts()))
+        settings = self.settings.checkpoint
+        folder, num_bytes = checkpoint.save(
+            self.run_dir,
+            state,
+            lambda partial: write_training_state(partial, tensors, generators, self._files, source),
+            Retention(keep=settings.keep, every_s=settings.keep_every_s),
+        )
+        self._saved = folder
+        return Saved(folder, num_bytes, time.perf_counter() - started_s)
+
+    def _send_part(self, copied: Copied, folder: Path) -> Saved:
+        started_s = time.perf_counter()
+        copied.wait()
+        self.ranks.send_part(copied.places, copied.buffer_U)
+        return Saved(folder, len(copied.buffer_U), time.perf_counter() - started_s)
 
     def export(self) -> Path:
         """The policy as a Hugging Face folder <run>/final, in the model's dtype."""

@@ -1,54 +1,102 @@
 """What a checkpoint holds of a running training, and how it comes back bit for bit.
 
-Owns: AdamW's state as safetensors (`<moment>/<name of the parameter>`, each tensor whole), the states of the random
-generators. Any backend with any number of ranks reads what any other wrote.
+Owns: AdamW's state as safetensors (`<moment>/<name of the parameter>`, each tensor whole), the model's files, the
+states of the random generators. Any backend with any number of ranks reads what any other wrote.
 Refuses: the folder's law (checkpoint.py), the schedule (a pure function of the step, so it has no state).
 """
 
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from areal_like.errors import UserError, WeightError
-from trainer.backends.port import Backend, Moments
-from trainer.export import copy_companions, write_model
+from trainer.backends.port import Backend
+from trainer.companions import copy_companions
 from trainer.model import read_config, weight_files
+from trainer.tensor_file import FileFacts, write_tensors
 
+WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
+_WEIGHT = "weight/"
 _GENERATOR = "generator/"
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What turns named tensors into the model's folder. Made from the whole model, before it is spread over ranks."""
+
+    config_json: str
+    model: PreTrainedModel | None
+    """Where its tensors have other names or shapes on disk than in memory (transformers' weight conversions)."""
+    ignored: frozenset[str]
+
+    @staticmethod
+    def of(model: PreTrainedModel) -> ModelFiles:
+        """As transformers itself would save it, in float32."""
+        holder: Any = model
+        model.config.dtype = "float32"
+        model.config.architectures = [type(model).__name__]
+        with tempfile.TemporaryDirectory() as folder:
+            model.config.save_pretrained(folder)
+            config_json = (Path(folder) / "config.json").read_text()
+        ignored = frozenset(holder._keys_to_ignore_on_save or ())
+        return ModelFiles(config_json, model if _is_converted(model) else None, ignored)
+
+    def write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, FileFacts]:
+        """config.json and model.safetensors into an existing folder."""
+        (folder / "config.json").write_text(self.config_json)
+        kept = {name: tensor for name, tensor in weights.items() if name not in self.ignored}
+        if self.model is not None:
+            from transformers.core_model_loading import revert_weight_conversion
+
+            converted = revert_weight_conversion(self.model, kept)
+            kept = {name: tensor.contiguous() for name, tensor in converted.items()}
+        return {WEIGHTS: write_tensors(folder / WEIGHTS, kept)}
+
+
+def _is_converted(model: PreTrainedModel) -> bool:
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    holder: Any = model
+    known = getattr(holder, "_weight_conversions", None)
+    return bool(get_model_conversion_mapping(model, add_legacy=False) if known is None else known)
+
+
+def torch_generators() -> dict[str, torch.Tensor]:
+    """States of torch's generators, by the names they have in the file."""
+    states = {_GENERATOR + "cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"{_GENERATOR}cuda{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    return states
 
 
 def write_training_state(
     folder: Path,
-    model: PreTrainedModel,
-    moments: Moments,
+    tensors: Mapping[str, torch.Tensor],
+    generators: Mapping[str, torch.Tensor],
+    files: ModelFiles,
     source: Path,
-    *,
-    weights: Mapping[str, torch.Tensor] | None = None,
-) -> None:
+) -> dict[str, FileFacts]:
     """Model (float32), tokenizer files of `source`, optimizer state and torch's generators into `folder`.
 
-    The same whatever backend trains: full tensors by the parameter's name. weights: of a model that is in parts.
+    tensors: whole ones by the keys of trainer.host_copy. Returns what is known of the large files.
     """
-    write_model(model, folder, dtype="float32", weights=weights)
+    weights = {key.removeprefix(_WEIGHT): value for key, value in tensors.items() if key.startswith(_WEIGHT)}
+    facts = files.write(folder, weights)
     copy_companions(source, folder)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, entry in moments.items():
-        for kind, value in entry.items():
-            tensors[f"{kind}/{name}"] = value.detach().contiguous()
-    tensors[_GENERATOR + "cpu"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        tensors |= {f"{_GENERATOR}cuda{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
-    save_file(tensors, str(folder / OPTIMIZER))
+    others = {key: value for key, value in tensors.items() if not key.startswith(_WEIGHT)}
+    facts[OPTIMIZER] = write_tensors(folder / OPTIMIZER, {**others, **generators})
+    return facts
 
 
 def restore_training_state(folder: Path, backend: Backend) -> None:

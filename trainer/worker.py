@@ -10,10 +10,11 @@ Map of the loops, all in one TaskGroup on one event loop:
   _watch      wakes _train when the process is told to stop.
   _write_out  one task per version: writes the copy of it that _train made, then announces it. The next version's copy
               waits for it, and so does the word that a checkpoint is saved: versions are announced in their order.
+  (saving)    one task per checkpoint: writes the copy that _train made, and tells. _train waits for the last one only.
   (sender)    where weights are streamed: serves them to the workers, beyond the last step until told to end.
-Two threads beside the loop: one computes (torch), one packs. A batch is asked for when the step before it starts and
-packed while that step computes: a prefetch of exactly one, so two batches are in memory at most. In `mode: sync` the
-controller simply does not send it earlier.
+Three threads beside the loop: one computes (torch), one packs, one writes checkpoints. A batch is asked for when the
+step before it starts and packed while that step computes: a prefetch of exactly one, so two batches are in memory at
+most. In `mode: sync` the controller simply does not send it earlier.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -37,7 +38,6 @@ from areal_like.errors import ChannelError, DeadlineExceeded
 from areal_like.messages import (
     Batch,
     BatchRequest,
-    CheckpointSaved,
     Hello,
     Message,
     NoMoreBatches,
@@ -53,6 +53,7 @@ from trainer.emulated import EmulatedTraining
 from trainer.follower import Follower
 from trainer.publish_delta import Written
 from trainer.ranks import leave_at_once
+from trainer.saving import Link, Saving
 from trainer.training import Training
 from trainer.weight_sender import WeightSender, sender_of
 
@@ -64,17 +65,6 @@ POLL_S = 0.5
 """Longest sleep of a wait: bounds how late a silent hub or a missed deadline is seen."""
 
 Result = TypeVar("Result")
-
-
-class Link(Protocol):
-    """The part of areal_like.channel.Peer used here."""
-
-    @property
-    def hub_silence_s(self) -> float: ...
-
-    async def receive(self, timeout_s: float) -> Message | None: ...
-
-    async def send(self, message: Message, timeout_s: float = 30.0) -> None: ...
 
 
 class TrainerWorker:
@@ -105,7 +95,7 @@ class TrainerWorker:
         """Group and index of the samples of a batch that is not trained on yet, by step."""
         self._published: VersionPublished | None = None
         self._last_step: int | None = None
-        self._save_reason = ""
+        self._saving = Saving(training, link, activity, self._compute, self._news)
         self._end_reason = ""
 
     async def run(self) -> str:
@@ -123,6 +113,7 @@ class TrainerWorker:
         finally:
             for thread in (self._compute_thread, self._packing_thread):
                 thread.shutdown(wait=False, cancel_futures=True)
+            self._saving.close()
             if self._sender is not None:
                 await self._sender.close()
         return self._end_reason
@@ -148,9 +139,8 @@ class TrainerWorker:
                 self._activity.arrive(self._samples.pop(prepared.step, ()))
             del prepared
             await self._publish(metrics)
-            every = self._training.settings.checkpoint.every_steps
-            if self._save_reason or (every and self._training.version % every == 0):
-                await self._save()
+            self._saving.look()
+            await self._saving.start_if_free(self._group, self._writing)
         await self._finish()
 
     async def _next_batch(self) -> PreparedBatch | None:
@@ -163,8 +153,7 @@ class TrainerWorker:
                 if self._packing is not None and self._packing[0] == step and self._packing[1].done():
                     prepared, self._packing = self._packing[1].result(), None
                     return prepared
-                if self._save_reason:
-                    await self._save()
+                await self._saving.start_if_free(self._group, self._writing)
                 if self._packing is None and time.monotonic() > due_s:
                     raise DeadlineExceeded(f"the batch of step {step}", "the controller", limit_s)
                 await self._wait_for_news()
@@ -185,11 +174,12 @@ class TrainerWorker:
 
     async def _finish(self) -> None:
         """Leave a checkpoint; after the last step also the policy as a Hugging Face folder."""
-        await self._save(tell=False)
+        await self._saving.last(self._group, self._writing)
         if self._last_step is not None and self._training.version >= self._last_step:
             with self._activity.state("export"):
                 await self._compute(self._training.export)
-        await self._tell_saved()
+        await self._all_announced()
+        await self._saving.tell()
 
     async def _publish(self, metrics: dict[str, float], note: str = "") -> None:
         """Copy the version; it is written and announced while the next step computes."""
@@ -221,21 +211,6 @@ class TrainerWorker:
         if self._writing is not None:
             await asyncio.wait([self._writing])
 
-    async def _save(self, *, tell: bool = True) -> None:
-        if not self._training.is_saved:
-            reason = self._save_reason or "due"
-            with self._activity.state("checkpoint", version=self._training.version):
-                folder = await self._compute(self._training.save)
-            log.info("checkpoint of version %d (%s): %s", self._training.version, reason, folder)
-        self._save_reason = ""
-        if tell:
-            await self._tell_saved()
-
-    async def _tell_saved(self) -> None:
-        folder = await self._compute(self._training.save)  # at once: it is saved already
-        await self._all_announced()
-        await self._link.send(CheckpointSaved(version=self._training.version, path=str(folder)))
-
     async def _request(self, step: int) -> None:
         self._requested = step
         await self._link.send(BatchRequest(step=step))
@@ -262,7 +237,7 @@ class TrainerWorker:
                 log.info("no batches after step %d: %s", message.last_step, message.reason)
                 self._last_step, self._end_reason = message.last_step, message.reason
             case SaveCheckpoint():
-                self._save_reason = message.reason or "asked for"
+                self._saving.ask(message.reason or "asked for")
             case Shutdown():
                 log.info("told to end within %g s: %s", message.deadline_s, message.reason)
                 self._end_reason = message.reason
@@ -293,7 +268,7 @@ class TrainerWorker:
 
     def _pack(self, batch: Batch) -> PreparedBatch:
         with self._activity.span("packing", "packing", step=batch.step, samples=len(batch.samples)):
-            return self._training.prepare(batch.samples, batch.step)
+            return self._training.prepare(batch.samples, batch.step, batch.position)
 
     async def _tell_again(self) -> None:
         """The hub knows nothing of us: repeat what it must know."""

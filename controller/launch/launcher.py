@@ -73,12 +73,12 @@ class Exit:
     expected: bool
 
 
-def tail_of(log_path: Path, num_lines: int = 15) -> str:
-    """The last lines of a log file, as text; empty when there is none."""
+def tail_of(log_path: Path, num_lines: int = 15, *, start: int = 0) -> str:
+    """The last lines of a log file from byte `start` on, as text; empty when there is none."""
     try:
         with log_path.open("rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - TAIL_BYTES))
+            file.seek(max(start, file.tell() - TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""

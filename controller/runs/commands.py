@@ -68,6 +68,25 @@ def _add(arguments: argparse.Namespace) -> int:
     return add(find_run(arguments.run), timeout_s=arguments.timeout)
 
 
+def _checkpoint(arguments: argparse.Namespace) -> int:
+    from controller.runs.checkpoint import checkpoint
+    from controller.runs.locate import find_run
+
+    return checkpoint(find_run(arguments.run), timeout_s=arguments.timeout)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from controller.runs.convert import export
+
+    return export(arguments.source, arguments.out, version=arguments.version, dtype=arguments.dtype)
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    from controller.runs.convert import import_model
+
+    return import_model(arguments.source, arguments.out)
+
+
 def _ps(arguments: argparse.Namespace) -> int:
     from controller.runs.ps import ps
 
@@ -120,7 +139,8 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 
 _COMMANDS = {
-    "status": _status, "logs": _logs, "stop": _stop, "drain": _drain, "add": _add, "ps": _ps,
+    "status": _status, "logs": _logs, "stop": _stop, "drain": _drain, "add": _add,
+    "checkpoint": _checkpoint, "export": _export, "import": _import, "ps": _ps,
     "samples": _samples, "report": _report, "compare": _compare, "doctor": _doctor,
     "simulate": _simulate,
 }  # fmt: skip

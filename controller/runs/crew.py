@@ -40,7 +40,7 @@ def drain(
     if _asked(folder, "drain", worker, sleep, clock) is None:
         return 1
     print(f"{folder.name}: {worker} leaves, its running samples move on")
-    if not _wait(lambda: worker not in read_facts(folder, whole=False).processes, timeout_s, sleep, clock):
+    if not wait_until(lambda: worker not in read_facts(folder, whole=False).processes, timeout_s, sleep, clock):
         return _unfinished(folder, f"{worker} has not left within {span(timeout_s)}")
     print(f"{folder.name}: {worker} has left")
     return 0
@@ -62,7 +62,7 @@ def add(
     def has_joined() -> bool:
         return bool(read_facts(folder, whole=False).processes.get(worker, {}).get("incarnation"))
 
-    if not _wait(has_joined, timeout_s, sleep, clock):
+    if not wait_until(has_joined, timeout_s, sleep, clock):
         return _unfinished(folder, f"{worker} has not reported within {span(timeout_s)}")
     print(f"{folder.name}: {worker} has joined")
     return 0
@@ -82,7 +82,7 @@ def _asked(folder: RunFolder, wish: Wish, worker: str, sleep: Sleep, clock: Cloc
         return bool(found)
 
     try:
-        _wait(is_answered, ANSWER_S, sleep, clock)
+        wait_until(is_answered, ANSWER_S, sleep, clock)
     finally:
         withdraw(folder.requests, key)
     is_granted, text = found[0] if found else (False, f"no answer within {span(ANSWER_S)}: the run prepares, or ends")
@@ -92,7 +92,8 @@ def _asked(folder: RunFolder, wish: Wish, worker: str, sleep: Sleep, clock: Cloc
     return text
 
 
-def _wait(is_so: Callable[[], bool], timeout_s: float, sleep: Sleep, clock: Clock) -> bool:
+def wait_until(is_so: Callable[[], bool], timeout_s: float, sleep: Sleep, clock: Clock) -> bool:
+    """Ask again and again; False where it never became so."""
     due_s = clock() + timeout_s
     while not is_so():
         if clock() > due_s:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from areal_like.channel import Hub
+from areal_like.messages import CheckpointFailed, CheckpointSaved
 from controller.coordinator import Coordinator
 from controller.display import Display, Snapshot
 from controller.progress import StepReporter
@@ -92,6 +93,20 @@ class Monitor:
         if name in self._lost:
             self._lost.discard(name)
             self._journal.measure("process", name=name, event="restarted", reason="")
+
+    def checkpoint_saved(self, message: CheckpointSaved) -> None:
+        """A checkpoint is on disk; told a second time it is no news."""
+        if message.num_bytes:
+            self._journal.measure(
+                "checkpoint", version=message.version, path=message.path, stall_s=message.stall_s,
+                write_s=message.write_s, num_bytes=message.num_bytes,
+            )  # fmt: skip
+
+    def checkpoint_failed(self, message: CheckpointFailed) -> None:
+        """A checkpoint could not be written; the run goes on."""
+        self._journal.measure("checkpoint_failed", version=message.version, reason=message.reason)
+        text = f"no checkpoint of version {message.version}: {message.reason}; the run goes on without it"
+        self._display.note(text, "warning")
 
     # ------------------------------------------------------------ inside
 

@@ -360,8 +360,26 @@ def _cell(value: Any) -> str:
     return str(value).replace("|", "\\|")
 
 
+def checkpoint(result: Result) -> str:
+    """What one checkpoint at every step costs, and what the trainer does between steps."""
+    cost, idle = result["cost"], result["idle"]
+    rows = [
+        ("training stands still (the copy)", f"{cost['stall_share']:.2%}"),
+        ("a step takes longer, writing included", f"{cost['more_mean']:+.2%} ± {cost['more_95']:.2%}"),
+        ("the same, median of the pairs", f"{cost['more_median']:+.2%}"),
+        ("not computing between steps, all batches ready", f"{idle['idle_share']:.2%}"),
+    ]
+    words = (
+        f"A step of {cost['tokens_per_step']:,} tokens takes {cost['step_s']:.2f} s; a checkpoint has "
+        f"{cost['checkpoint_bytes'] / 1e6:.1f} MB and is on disk {cost['write_s'] * 1000:.0f} ms after its copy began. "
+        f"{cost['pairs']} pairs of blocks; mean with its 95 % interval."
+    )
+    return f"{_table(('one checkpoint at every step', 'share of a step'), rows)}\n\n{words}"
+
+
 TABLES: dict[str, Callable[[Result], str]] = {
     "async_vs_sync": async_vs_sync,
+    "checkpoint": checkpoint,
     "controller": controller,
     "delta": delta,
     "engine": engine,

@@ -144,7 +144,7 @@ def leased(effects: list[p.Effect]) -> list[p.LeaseOrder]:
 
 def state_of(**facts: Any) -> p.LedgerState:
     empty: dict[str, Any] = {
-        "num_lives": 1, "num_drawn": 0, "num_filtered": 0, "dropped": {}, "live": (), "batches": (),
+        "num_lineages": 1, "num_drawn": 0, "num_filtered": 0, "dropped": {}, "live": (), "batches": (),
         "checkpoints": (), "evals": (),
     }  # fmt: skip
     return p.LedgerState(**{**empty, **facts})

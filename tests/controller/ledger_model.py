@@ -46,6 +46,7 @@ class LedgerModel:
         self.checkpoints: list[p.CheckpointRecord] = []
         self.evals: list[int] = []
         self.num_finished = 0
+        self.num_trainer_restarts = 0
 
     def apply(self, effect: p.Effect, versions: list[int] | None) -> None:
         match effect:
@@ -53,6 +54,7 @@ class LedgerModel:
                 assert effect.lineage not in self.lineages, "a lineage id was used twice"
                 self.lineages.append(effect.lineage)
                 self.replay_from = effect.checkpoint_version
+                self.num_trainer_restarts += bool(effect.trainer_died)
                 self.checkpoints = [c for c in self.checkpoints if c.version <= effect.checkpoint_version]
             case p.RecordGroup():
                 self._admit(effect)
@@ -189,7 +191,8 @@ class LedgerModel:
         )
         fates = +self.fates
         return p.LedgerState(
-            num_lives=len(self.lineages),
+            num_lineages=len(self.lineages),
+            num_trainer_restarts=self.num_trainer_restarts,
             num_drawn=len(self.groups),
             num_filtered=fates["filtered"],
             dropped={fate: n for fate, n in sorted(fates.items()) if fate not in ("live", "consumed", "filtered")},

@@ -17,9 +17,12 @@ from controller.settings import CoordinatorSettings
 STEADY = ("deliver", "deliver", "deliver", "deliver_burst", "generate", "generate", "load_version", "request_batch")
 FAULTLESS = (
     *STEADY, "finish_step", "report_progress", "tick", "restart_worker", "come_back", "resend",
-    "tell_speed", "answer_recalls", "leave",
+    "tell_speed", "answer_recalls", "leave", "start_trainer",
 )  # fmt: skip
-FAULTS = ("kill_worker", "silence", "duplicate", "fail_to_load", "drain_one", "drain_worker", "reject_one", "crash")
+FAULTS = (
+    "kill_worker", "silence", "duplicate", "fail_to_load", "drain_one", "drain_worker", "kill_trainer", "reject_one",
+    "crash",
+)  # fmt: skip
 ACTIONS = (*FAULTLESS, *FAULTS)
 
 

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from areal_like import messages as m
 from areal_like.channel import Hub, Peer
+from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from areal_like.errors import OperationError, ProcessDied
 from areal_like.metrics import read_jsonl
 from areal_like.trace import Tracer
@@ -43,6 +44,7 @@ from controller.telemetry.journal import Journal
 from controller.telemetry.pulse import ProcessNow
 from controller.telemetry.sinks import Sink, Sinks
 from controller.telemetry.status import StatusFile
+from controller.trainer_restart import TrainerRestart
 from controller.translate import ACCEPTED
 
 DEADLINE_S = 20.0
@@ -84,6 +86,8 @@ class NoProcesses:
         self.left: list[str] = []
         """Announced that they leave for good."""
         self.added: list[str] = []
+        self.renewed: list[ProcessSpec] = []
+        """Specs of the trainer's later lives."""
         self.restarts = 0
         self.members = ["trainer", "reward", "rollout-0"]
         self.now: dict[str, ProcessNow] = {}
@@ -94,6 +98,14 @@ class NoProcesses:
             if isinstance(loss, Exception):
                 raise loss
         return [loss for loss in losses if isinstance(loss, Loss)]
+
+    def renew(self, change: Callable[[ProcessSpec], ProcessSpec]) -> None:
+        spec = ProcessSpec(
+            role="trainer", name="trainer", run_id="r", run_dir="", hub_address="", parent_pid=1, seed=1,
+            model=ModelSettings(path=""), sampling=SamplingSettings(), staleness=StalenessSettings(),
+            groups_per_step=1, group_size=1, num_steps=1, weight_dir="", settings={},
+        )  # fmt: skip
+        self.renewed.append(change(spec))
 
     def reported(self, name: str) -> None:
         self.heard.append(name)
@@ -211,12 +223,16 @@ async def small_run(
             coordinator, supervisor, hub, Requests(folder / "requests"),  # type: ignore[arg-type]
             add_worker=lambda: supervisor.added.append("rollout-9") or "rollout-9", say=display.note,
         ),
+        trainer_restart=TrainerRestart(
+            folder, ledger, supervisor, num_lineages=state.num_lineages + 1,  # type: ignore[arg-type]
+            new_address=lambda: "tcp://127.0.0.1:1",
+        ),
         rows=rows or PlainRows(), display=display, tally=tally,
         journal=journal, sinks=opened, tracer=tracer,
         status=StatusFile(folder / "status.json", run="small", num_steps=chosen["num_steps"]),
     )  # fmt: skip
     run = SmallRun(
-        server, coordinator, ledger, hub, supervisor, tally, shown, folder, address, f"l{state.num_lives}", base
+        server, coordinator, ledger, hub, supervisor, tally, shown, folder, address, f"l{state.num_lineages}", base
     )
     try:
         yield run
@@ -311,7 +327,7 @@ class Trainer:
     ACCEPT = frozenset({m.Batch, m.NoMoreBatches, m.SaveCheckpoint})
 
     def __init__(self, run: SmallRun) -> None:
-        self.run, self.version = run, run.base
+        self.run, self.version, self.lineage = run, run.base, run.lineage
         self.batches: list[m.Batch] = []
         self.last_step: int | None = None
         self.has_left = False
@@ -338,7 +354,7 @@ class Trainer:
         await self.peer.send(m.BatchRequest(step=batch.step + 1))
 
     async def publish(self, metrics: dict[str, float]) -> None:
-        lineage, manifest = self.run.lineage, f"v{self.version}"
+        lineage, manifest = self.lineage, f"v{self.version}"
         note = "" if metrics else "attention sdpa (auto)"
         await self.peer.send(
             m.VersionPublished(

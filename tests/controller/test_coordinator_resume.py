@@ -38,6 +38,111 @@ def test_a_resume_replays_recorded_batches_in_order_under_a_new_lineage() -> Non
     assert (final.step, final.is_replay) == (4, False)
 
 
+def restarted(desk: Desk, *steps: int, base: int, lineage: str = "l1") -> list[p.Effect]:
+    """The trainer dies and goes back to `base`; `steps` were recorded after it, one group each, numbered as they."""
+    desk.lineage = lineage
+    batches = tuple(batch_of(step, step - 1) for step in steps)
+    return desk.do(
+        p.TrainerRestarted(reason="trainer: killed", lineage=lineage, checkpoint_version=base, batches=batches)
+    )
+
+
+def played(*, steps: int, checkpoint: int) -> Desk:
+    """A run of one group a step, `steps` trained on, the checkpoint of `checkpoint` reported; w0 has the newest."""
+    desk = Desk(groups_per_step=1, max_staleness=2)
+    desk.start()
+    for step in range(1, steps + 1):
+        desk.ask(step)
+        desk.finish(step - 1, first=step - 1)
+        desk.publish(step)
+        desk.load("w0", step)
+        if step == checkpoint:
+            desk.do(p.CheckpointTaken(version=step, path=f"c{step}"))
+    return desk
+
+
+def test_a_trainer_that_restarts_replays_in_order_while_samples_go_on() -> None:
+    desk = played(steps=4, checkpoint=2)
+    effects = restarted(desk, 3, 4, base=2)
+    lineage = only(effects, p.RecordLineage)
+    assert (lineage.lineage, lineage.checkpoint_version, lineage.trainer_died) == ("l1", 2, "trainer: killed")
+    assert "2 recorded batches are replayed" in only(effects, p.Note).text
+    assert "the trainer starts again from version 2" in desk.coordinator.waits()[0]
+    assert has(desk.finish(4, first=4), p.StoreFinished), "rollout has not stood still"
+    assert not has(desk.publish(2), p.SendVersion), "workers are at version 4 and stay there"
+    for step in (3, 4):
+        batch = only(desk.ask(step), p.SendBatch)
+        assert (batch.step, batch.groups[0].group_id, batch.is_replay, batch.lineage) == (step, step - 1, True, "l1")
+        assert f"replays step {step} of 4" in desk.coordinator.waits()[0]
+        assert not has(desk.publish(step), p.SendVersion)
+    batch = only(desk.ask(5), p.SendBatch)
+    assert (batch.groups[0].group_id, batch.is_replay) == (4, False)
+    assert only(desk.publish(5), p.SendVersion).lineage == "l1"
+    assert desk.coordinator.counts().consumed == 5
+
+
+def test_a_worker_that_joins_during_a_replay_gets_the_version_when_it_is_there_again() -> None:
+    desk = played(steps=3, checkpoint=2)
+    restarted(desk, 3, base=2)
+    assert not has(desk.join("w1"), p.SendVersion), "what the dead trainer published may be gone"
+    desk.publish(2)
+    desk.ask(3)
+    told = only(desk.publish(3), p.SendVersion)
+    assert (told.worker, told.version, told.lineage) == ("w1", 3, "l1")
+    assert not has(desk.load("w1", 3), p.Note), "which would say that it is ignored"
+
+
+def test_a_worker_that_was_still_loading_may_say_so_by_the_old_lineage_or_is_told_again() -> None:
+    desk = played(steps=3, checkpoint=2)
+    desk.join("w1")
+    restarted(desk, 3, base=2)
+    late = desk.do(p.WorkerVersionLoaded(worker="w1", version=3, lineage="l0"))
+    assert not has(late, p.Note), "the bits it has are those of version 3"
+    desk.join("w2")
+    desk.publish(2)
+    desk.ask(3)
+    assert [effect.worker for effect in desk.publish(3) if isinstance(effect, p.SendVersion)] == ["w2"]
+
+
+def test_the_words_of_a_dead_trainer_change_nothing() -> None:
+    desk = played(steps=3, checkpoint=2)
+    restarted(desk, 3, base=2)
+    for event in (
+        p.Published(version=4, lineage="l0", manifest_path="v4"),
+        p.CheckpointTaken(version=3, path="c3"),
+        p.BatchRequested(step=5),
+    ):
+        effects = desk.do(event)
+        assert [effect for effect in effects if not isinstance(effect, p.Note)] == []
+    desk.publish(2)
+    assert only(desk.ask(3), p.SendBatch).is_replay
+
+
+def test_a_stop_while_the_trainer_is_dead_ends_with_its_checkpoint() -> None:
+    desk = played(steps=3, checkpoint=2)
+    restarted(desk, 3, base=2)
+    end = only(desk.do(p.StopRequested(reason="enough")), p.EndRun)
+    assert (end.status, end.reason) == ("stopped", "enough")
+
+
+def test_a_trainer_that_dies_after_its_last_step_makes_it_again_and_saves() -> None:
+    desk = Desk(groups_per_step=1, max_staleness=2, num_steps=2)
+    desk.start()
+    for step in (1, 2):
+        desk.ask(step)
+        desk.finish(step - 1, first=step - 1)
+        desk.publish(step)
+        desk.load("w0", step)
+    assert not has(desk.effects, p.EndRun)
+    restarted(desk, 1, 2, base=0)
+    desk.publish(0)
+    for step in (1, 2):
+        assert only(desk.ask(step), p.SendBatch).is_replay
+        desk.publish(step)
+    assert only(desk.ask(3), p.SendNoMoreBatches).last_step == 2
+    assert only(desk.do(p.CheckpointTaken(version=2, path="c2")), p.EndRun).status == "completed"
+
+
 def test_a_restored_coordinator_counts_what_the_ledger_counted() -> None:
     state = state_of(
         num_drawn=6, num_filtered=1, dropped={"stale": 1}, batches=(batch_of(1, 0, 1),),

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import pytest
 from small_run import Trainer, Worker, assert_whole, beside, bounded, small_run, until
 
 from areal_like import messages as m
@@ -160,6 +161,71 @@ def test_speed_of_a_worker_comes_from_its_heartbeats(tmp_path):
                 run.server.request_stop("enough")
 
             async with beside(slow.work(), Trainer(run).work(), operator()):
+                await run.go()
+
+    bounded(test())
+
+
+class Saver(Trainer):
+    """Saves when asked to, or says that the disk refuses."""
+
+    refusal = ""
+
+    async def work(self) -> None:
+        self.peer = await self.run.connect("trainer", "trainer", set(self.ACCEPT))
+        await self.publish({})
+        while True:
+            match await self.peer.receive(1.0):
+                case m.SaveCheckpoint():
+                    await self.peer.send(m.CheckpointSaved(version=-1, path="an earlier one, under way"))
+                    if self.refusal:
+                        await self.peer.send(m.CheckpointFailed(version=0, reason=self.refusal))
+                    else:
+                        saved = m.CheckpointSaved(version=0, path="c0", stall_s=0.1, write_s=0.2, num_bytes=3)
+                        await self.peer.send(saved)
+                case m.Shutdown():
+                    return
+
+
+@pytest.mark.parametrize("refusal", ["", "the disk is full"])
+def test_checkpoint_on_request_is_answered_when_the_trainer_has_it(tmp_path, refusal):
+    async def test():
+        async with small_run(tmp_path) as run:
+            saver = Saver(run)
+            saver.refusal = refusal
+
+            async def operator() -> None:
+                await until(lambda: run.coordinator.version == 0)
+                answers = [await asked(tmp_path, "checkpoint"), await asked(tmp_path, "checkpoint")]
+                assert answers == [(False, refusal) if refusal else (True, "c0")] * 2
+                run.server.request_stop("enough")
+                run.server.request_stop("enough")
+
+            async with beside(saver.work(), operator()):
+                await run.go()
+            if refusal:
+                assert "no checkpoint of version 0: the disk is full; the run goes on" in run.shown.getvalue()
+                assert [row["reason"] for row in run.rows("checkpoint_failed")] == [refusal] * 2
+            else:
+                rows = run.rows("checkpoint")
+                assert [(row["version"], row["stall_s"], row["num_bytes"]) for row in rows] == [(0, 0.1, 3)] * 2
+
+    bounded(test())
+
+
+def test_checkpoint_without_a_trainer_is_refused_in_words(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            slow = Slow(run)
+
+            async def operator() -> None:
+                is_granted, text = await asked(tmp_path, "checkpoint")
+                assert not is_granted
+                assert text.startswith("there is no trainer now")
+                run.server.request_stop("enough")
+                run.server.request_stop("enough")
+
+            async with beside(slow.work(), operator()):
                 await run.go()
 
     bounded(test())

@@ -324,7 +324,7 @@ def test_newest_whole_checkpoint_that_the_ledger_knows_is_the_one_to_go_on_from(
     (folder.checkpoints / "step_000006" / "manifest.json").write_text("{")
     batches = tuple(BatchRecord(step=step, lineage="l0", groups=()) for step in range(1, 8))
     state = LedgerState(
-        num_lives=1, num_drawn=0, num_filtered=0, dropped={}, live=(), batches=batches, checkpoints=(), evals=()
+        num_lineages=1, num_drawn=0, num_filtered=0, dropped={}, live=(), batches=batches, checkpoints=(), evals=()
     )
     work = Stretch(config, folder, job.JobRows.load(config), is_resume=True)
     path = work._checkpoint(state, Display("plain"))

@@ -151,6 +151,78 @@ def test_a_resume_that_forgets_recorded_batches_is_caught() -> None:
     assert caught(Forgetful)
 
 
+def trainer_deaths(**changes: Any) -> str:
+    """Schedules in which the trainer dies often; the first complaint, empty where there is none."""
+    names = [*FAULTLESS, "kill_trainer"]
+    chosen = settings(**{"num_steps": 12, **changes})
+    for seed in range(200):
+        rng = random.Random(seed)
+        cluster = VirtualCluster(chosen, rng, checkpoint_every=3, failure_rate=0.0)
+        try:
+            for name in rng.choices(names, [1.0] * len(FAULTLESS) + [0.3], k=300):
+                if cluster.end is None:
+                    getattr(cluster, name)()
+            cluster.run_to_end()
+            cluster.check_end()
+        except (AssertionError, KeyError) as error:
+            return str(error) or "assertion inside the coordinator"
+    return ""
+
+
+def test_a_trainer_that_dies_again_and_again_trains_on_every_batch_once() -> None:
+    assert trainer_deaths() == ""
+    assert trainer_deaths(max_staleness=0) == ""
+
+
+def test_a_replay_that_gives_a_batch_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Coordinator._send_recorded
+
+    def send_recorded(coordinator: Coordinator, step: int) -> None:
+        recorded = coordinator._state.recorded
+        if step - 1 not in recorded and step + 1 in recorded and step % 2:
+            recorded[step + 1] = recorded[step]
+        honest(coordinator, step)
+
+    monkeypatch.setattr(Coordinator, "_send_recorded", send_recorded)
+    assert "law 4" in trainer_deaths()
+
+
+def test_a_replay_that_skips_a_batch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Coordinator._restart_trainer
+
+    def restart(coordinator: Coordinator, event: p.TrainerRestarted) -> None:
+        batches = list(event.batches)
+        if len(batches) > 1:
+            batches[0] = p.BatchRecord(step=batches[0].step, lineage=batches[0].lineage, groups=batches[1].groups)
+        fields = {name: getattr(event, name) for name in p.TrainerRestarted.__struct_fields__}
+        honest(coordinator, p.TrainerRestarted(**{**fields, "batches": tuple(batches)}))
+
+    monkeypatch.setattr(Coordinator, "_restart_trainer", restart)
+    assert "law 4" in trainer_deaths()
+
+
+def test_a_replay_that_is_forgotten_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer goes back to a checkpoint, and is given new batches from where it died."""
+    honest = Coordinator._restart_trainer
+
+    def restart(coordinator: Coordinator, event: p.TrainerRestarted) -> None:
+        honest(coordinator, event)
+        coordinator._state.recorded.clear()
+
+    monkeypatch.setattr(Coordinator, "_restart_trainer", restart)
+    assert "deadlock" in trainer_deaths()
+
+
+def test_a_restart_that_keeps_its_lineage_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Coordinator._begin_lineage
+
+    def begin(coordinator: Coordinator, lineage: str, base: int, *, trainer_died: str = "") -> None:
+        honest(coordinator, coordinator._state.lineage or lineage, base, trainer_died=trainer_died)
+
+    monkeypatch.setattr(Coordinator, "_begin_lineage", begin)
+    assert "lineage" in trainer_deaths()
+
+
 def test_a_resume_that_forgets_partial_tokens_is_caught() -> None:
     class Forgetful(VirtualCluster):
         def restored(self, state: p.LedgerState) -> Coordinator:
@@ -227,7 +299,7 @@ MOVING = {"group_size": 1, "min_gain_s": 0.05, "max_new_tokens": 8}
 
 
 def test_schedules_migrate_and_drain_without_a_complaint() -> None:
-    clusters = [run_schedule(seed, settings=settings(**MOVING), num_actions=300) for seed in range(60)]
+    clusters = [run_schedule(seed, settings=settings(**MOVING), num_actions=300) for seed in range(90)]
     assert sum(cluster.num_migrated for cluster in clusters) > 40
 
 
@@ -268,7 +340,8 @@ def test_a_migration_that_forgets_the_prefix_is_caught(monkeypatch: pytest.Monke
         honest(state, group, sample, is_loss=is_loss)
 
     monkeypatch.setattr(reports, "requeue", forgetful)
-    assert "tokens" in caught(**MOVING)
+    complaint = caught(**MOVING)
+    assert "tokens" in complaint or "inside the coordinator" in complaint
 
 
 def test_a_migration_to_an_older_version_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ def test_worker_behind_is_passed_over_even_when_it_idles() -> None:
 
 
 def test_worker_pinned_to_an_evaluation_is_behind_on_purpose() -> None:
-    pinned = Worker("pinned", pin=EvalJob(0, 0, "v0", "periodic", 1, [0]))
+    pinned = Worker("pinned", pin=EvalJob(0, 0, "v0", "l0", "periodic", 1, [0]))
     assert view(Worker("ahead", load_tokens=500.0, version=1), pinned).for_group() is pinned
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from typing import Literal
 
 import pytest
-from small_run import Trainer, Worker, beside, bounded, segment, small_run, until
+from small_run import Trainer, Worker, assert_whole, beside, bounded, segment, small_run, until
 
 from areal_like import messages as m
 from areal_like.errors import DeadlineExceeded, LedgerError, OperationError, PolicyDiverged, ProcessDied, UserError
@@ -117,6 +118,46 @@ def test_lost_trainer_ends_the_run_as_failed_with_its_words(tmp_path):
             assert outcome.error.tail == "its last words"  # type: ignore[attr-defined]
 
     bounded(test())
+
+
+def test_trainer_that_dies_within_its_budget_goes_on_from_its_checkpoint_in_the_same_run(tmp_path):
+    class Mortal(Trainer):
+        """Dies after step 2; its successor has the checkpoint it names."""
+
+        async def on_batch(self, batch):
+            if self.lineage == "l0" and batch.step == 2:
+                raise ProcessLookupError
+            await super().on_batch(batch)
+
+    async def test():
+        async with small_run(tmp_path) as run:
+            first, second = Mortal(run), Trainer(run)
+
+            async def lives():
+                with contextlib.suppress(ProcessLookupError):
+                    await first.work()
+                await first.peer.close("killed")
+                run.hub.forget("trainer")
+                run.supervisor.losses.append(Loss("trainer", "trainer", "ended with signal SIGKILL", False, -9))
+                await until(lambda: bool(run.supervisor.renewed))
+                spec = run.supervisor.renewed[0]
+                assert (spec.lineage, spec.resume_from, spec.ranks_address) == ("l1", None, "tcp://127.0.0.1:1")
+                second.version, second.lineage = 0, spec.lineage
+                await second.work()
+
+            async with beside(Worker(run).work(), lives()):
+                outcome = await run.go()
+            assert outcome.status == "completed"
+            assert [(batch.step, batch.is_replay) for batch in second.batches] == [(1, True), (2, True), (3, False)]
+            assert first.batches[0].samples[0].group_id == second.batches[0].samples[0].group_id
+            assert {batch.lineage for batch in second.batches} == {"l1"}
+            assert "the trainer starts again from version 0, 2 recorded batches" in run.shown.getvalue()
+            assert [row["step"] for row in run.rows("step")] == [1, 2, 3]
+            (lost, *_) = run.rows("process")
+            assert (lost["name"], lost["event"], lost["reason"]) == ("trainer", "lost", "ended with signal SIGKILL")
+
+    bounded(test())
+    assert_whole(tmp_path, 3)
 
 
 def test_trainer_that_crashes_after_its_work_is_done_spoils_nothing(tmp_path):

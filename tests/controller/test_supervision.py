@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -289,6 +289,102 @@ def test_processes_are_told_with_role_pid_incarnation_and_counters(tmp_path):
         assert found == ProcessNow("rollout", "generate", pid, "abc", {"tokens": 3.0})
         await until(lambda: found.row()["rss_mb"] > 1.0)  # a process just born holds nothing yet
         await watch.launcher.stop_all(5.0)
+
+    bounded(test())
+
+
+class Group(Watch):
+    """Two ranks of a trainer under one supervisor; `codes` of rank 0 and of rank 1."""
+
+    def __init__(self, folder: Path, zero: list[str], one: list[str], max_restarts: int = 2) -> None:
+        self.folder, self.now_s, self.hub = folder, 0.0, HubOfWords()
+        self.launcher = TinyLauncher(folder, {"trainer": zero, "trainer-1": one})
+        self.supervisor = Supervisor(
+            self.launcher, self.hub, startup_timeout_s=30.0, silence_s=5.0,  # type: ignore[arg-type]
+        )  # fmt: skip
+        for rank, name in enumerate(("trainer", "trainer-1")):
+            spec: Any = Spec(name, "trainer", rank=rank, num_ranks=2)
+            self.supervisor.add(spec, folder / f"{name}.json", max_restarts, 0.0)
+
+    async def until_over(self, *names: str) -> list[Loss]:
+        losses: list[Loss] = []
+        await until(lambda: not any(self.launcher.is_running(name) for name in names))
+        for _ in range(3):
+            losses += await self.tick(JUDGED_S)
+        return losses
+
+
+ECHOING = "import sys; print('error: RankLost: the others are gone'); sys.exit(1)"
+
+
+def test_ranks_start_again_together_once_it_is_said_from_where_and_count_as_one(tmp_path):
+    async def test():
+        group = Group(tmp_path, [SLEEP], ["raise SystemExit(7)", SLEEP])
+        await group.tick()
+        first = group.launcher.pid_of("trainer")
+        (loss,) = await group.until_over("trainer-1")
+        assert (loss.name, loss.reason, loss.is_permanent) == ("trainer-1", "ended with status 7", False)
+        await until(lambda: not group.launcher.is_running("trainer"))
+        assert await group.tick(10.0) == [], "that it was killed with the group is no loss"
+        assert group.launcher.starts == ["trainer", "trainer-1"], "nobody has said from where"
+        assert group.supervisor.states() == dict.fromkeys(("trainer", "trainer-1"), "restarting (1 of 2)")
+        group.supervisor.renew(lambda spec: replace(spec, num_threads=3))
+        assert await group.tick(1.0) == []
+        assert group.launcher.starts == ["trainer", "trainer-1"] * 2
+        assert group.launcher.pid_of("trainer") != first
+        assert group.supervisor.restarts == 1
+        await group.launcher.stop_all(5.0)
+
+    bounded(test())
+
+
+def test_rank_that_only_lost_the_others_is_not_the_reason_and_costs_nothing(tmp_path):
+    async def test():
+        group = Group(tmp_path, [ECHOING, SLEEP], ["import sys; print('error: out of memory'); sys.exit(1)", SLEEP])
+        await group.tick()
+        (loss,) = await group.until_over("trainer", "trainer-1")
+        assert (loss.name, loss.reason) == ("trainer-1", "out of memory")
+        assert group.supervisor.restarts == 1
+        await group.launcher.stop_all(5.0)
+
+    bounded(test())
+
+
+def test_group_beyond_its_budget_is_gone_for_good(tmp_path):
+    async def test():
+        group = Group(tmp_path, [SLEEP], ["raise SystemExit(7)"], max_restarts=1)
+        await group.tick()
+        assert [loss.is_permanent for loss in await group.until_over("trainer-1")] == [False]
+        await until(lambda: not group.launcher.is_running("trainer"))
+        await group.tick(JUDGED_S)
+        group.supervisor.renew(lambda spec: spec)
+        await group.tick(1.0)
+        assert [loss.is_permanent for loss in await group.until_over("trainer-1")] == [True]
+        await group.launcher.stop_all(5.0)
+
+    bounded(test())
+
+
+def test_policy_that_diverged_is_not_tried_again(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, f"import sys; print('error: diverged'); sys.exit({DIVERGED})", role="trainer")
+        await watch.tick()
+        (loss,) = await watch.until_exit()
+        assert loss.is_permanent
+
+    bounded(test())
+
+
+def test_reason_of_a_second_death_is_not_read_from_the_first_ones_log(tmp_path):
+    async def test():
+        killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+        watch = Watch(tmp_path, "import sys; print('error: out of luck'); sys.exit(1)", killed)
+        await watch.tick()
+        (loss,) = await watch.until_exit()
+        assert loss.reason == "out of luck"
+        await watch.tick(1.0)
+        (loss,) = await watch.until_exit()
+        assert loss.reason == "ended with signal SIGKILL"
 
     bounded(test())
 

@@ -36,6 +36,8 @@ class VirtualWorker:
     capacity: int = 4
     version: int = -1
     announced: int = -1
+    lineage: str = ""
+    """Of the announced version."""
     is_alive: bool = True
     is_known: bool = False
     """The controller counts it as present."""
@@ -57,6 +59,9 @@ class VirtualWorker:
 @dataclass
 class VirtualTrainer:
     version: int = -1
+    is_alive: bool = True
+    steps: dict[int, tuple[p.BatchGroup, ...]] = field(default_factory=dict)
+    """What it trained on, along the lineage that leads to its version."""
     batches: dict[int, p.SendBatch] = field(default_factory=dict)
     asked: int | None = None
     last_step: int | None = None
@@ -93,7 +98,6 @@ class VirtualCluster:
         self.trainer = VirtualTrainer()
         self.letters: list[Letter] = []
         self.now_s = 0.0
-        self.life = 0
         self.end: p.EndRun | None = None
         self.evals: list[p.EvalDone | p.EvalDropped] = []
         self.num_events = 0
@@ -103,7 +107,7 @@ class VirtualCluster:
         self.leaving: set[str] = set()
         """Workers that may leave for good."""
         self.orders: dict[int, p.LeaseOrder] = {}
-        self.num_migrated = self.num_refused = 0
+        self.num_migrated = self.num_refused = self.num_trainer_deaths = 0
         for worker in self.workers.values():
             worker.speed = rng.choice([1, 1, 4])
         self.handle(p.RunStarted(lineage="l0"))
@@ -243,7 +247,8 @@ class VirtualCluster:
             case p.SendVersion():
                 worker = self.workers[effect.worker]
                 assert effect.version >= worker.version, "a worker was told to go back"
-                worker.announced = max(worker.announced, effect.version)
+                assert effect.manifest_path, "a version was announced that is not to be had"
+                worker.announced, worker.lineage = max(worker.announced, effect.version), effect.lineage
                 worker.has_memory = True
                 self._check_memory()
             case p.SendRelease():
@@ -251,11 +256,15 @@ class VirtualCluster:
             case p.EndWorker():
                 self._die(self.workers[effect.worker], effect.reason, is_permanent=False)
             case p.SendBatch():
+                if not self.trainer.is_alive or effect.lineage != self.lineage:
+                    return  # meant for a process that is dead
                 if self.trainer.last_step is None or effect.step <= self.trainer.last_step:
                     self.trainer.batches[effect.step] = effect
                 self.trainer.asked = None
                 self._check_memory()
             case p.SendNoMoreBatches():
+                if not self.trainer.is_alive:
+                    return
                 self.trainer.last_step = effect.last_step
                 self.trainer.asked = None
             case p.EvalDone() | p.EvalDropped():
@@ -449,7 +458,7 @@ class VirtualCluster:
             worker.version = worker.announced
             self.post(
                 worker.name,
-                p.WorkerVersionLoaded(worker=worker.name, version=worker.version, lineage=self.lineage),
+                p.WorkerVersionLoaded(worker=worker.name, version=worker.version, lineage=worker.lineage),
             )
 
     def release(self) -> None:
@@ -468,7 +477,7 @@ class VirtualCluster:
         worker = self._alive()
         if worker is not None and worker.announced > worker.version:
             event = p.WorkerVersionFailed(
-                worker=worker.name, version=worker.announced, lineage=self.lineage, reason="checksum"
+                worker=worker.name, version=worker.announced, lineage=worker.lineage, reason="checksum"
             )
             worker.announced = worker.version
             self.post(worker.name, event)
@@ -525,16 +534,19 @@ class VirtualCluster:
         """The trainer asks for its next batch, at most one step ahead."""
         trainer = self.trainer
         step = max([trainer.version, *trainer.batches]) + 1
-        is_free = trainer.asked is None and step <= trainer.version + 2
+        is_free = trainer.is_alive and trainer.asked is None and step <= trainer.version + 2
         if is_free and trainer.version >= 0 and (trainer.last_step is None or step <= trainer.last_step):
             trainer.asked = step
             self.post("trainer", p.BatchRequested(step=step))
 
     def finish_step(self) -> None:
         trainer = self.trainer
+        if not trainer.is_alive:
+            return
         step = trainer.version + 1
         if step in trainer.batches and (trainer.last_step is None or step <= trainer.last_step):
-            del trainer.batches[step]
+            self._check_batch(trainer.batches[step])
+            trainer.steps[step] = trainer.batches.pop(step).groups
             trainer.version = step
             self.post("trainer", p.Published(version=step, lineage=self.lineage, manifest_path=f"v{step}"))
             if step % self.checkpoint_every == 0:
@@ -542,6 +554,46 @@ class VirtualCluster:
         if trainer.last_step is not None and trainer.version >= trainer.last_step and not trainer.is_done:
             trainer.is_done = True
             self.post("trainer", p.CheckpointTaken(version=trainer.version, path=f"c{trainer.version}"))
+
+    def _check_batch(self, batch: p.SendBatch) -> None:
+        """Law 4: what is trained on is what the ledger says of the step, in order, and nothing a second time."""
+        trainer = self.trainer
+        assert batch.groups == self.ledger.batches[batch.step].groups, "law 4: another batch than was recorded"
+        assert sorted(trainer.steps) == list(range(1, batch.step)), "law 4: a step was left out"
+        before = {group.group_id for groups in trainer.steps.values() for group in groups}
+        again = before & {group.group_id for group in batch.groups}
+        assert not again, f"law 4: groups {sorted(again)} are trained on twice along one lineage"
+
+    def kill_trainer(self) -> None:
+        """kill -9 of the trainer (one of its ranks): what it had sent is heard, or not; it starts from a checkpoint."""
+        trainer = self.trainer
+        if not trainer.is_alive or trainer.is_done or self.end is not None:
+            return
+        trainer.is_alive = False
+        self.num_trainer_deaths += 1
+        words = [letter for letter in self.letters if letter[0] == "trainer"]
+        self.letters = [letter for letter in self.letters if letter[0] != "trainer"]
+        if self.rng.random() < 0.7:  # else they never arrive: the hub has forgotten who sent them
+            for _, event, tokens in words:
+                if self.end is None:
+                    self.handle(event, tokens)
+        if self.end is not None:
+            return
+        self.lineage = f"l{len(self.ledger.lineages)}"
+        state = self.ledger.load()
+        saved = [checkpoint.version for checkpoint in state.checkpoints]
+        base = self.rng.choice(saved[-2:]) if saved else 0
+        batches = tuple(batch for batch in state.batches if batch.step > base)
+        self.handle(p.TrainerRestarted(reason="killed", lineage=self.lineage, checkpoint_version=base, batches=batches))
+        steps = {step: groups for step, groups in trainer.steps.items() if step <= base}
+        self.trainer = VirtualTrainer(version=base, is_alive=False, steps=steps)
+
+    def start_trainer(self) -> None:
+        """It has loaded its checkpoint."""
+        if not self.trainer.is_alive:
+            self.trainer.is_alive = True
+            version = self.trainer.version
+            self.post("trainer", p.Published(version=version, lineage=self.lineage, manifest_path=f"v{version}"))
 
     # ------------------------------------------------------------ time and the end of lives
 
@@ -558,8 +610,7 @@ class VirtualCluster:
         self.restart()
 
     def restart(self, load: Callable[[], p.LedgerState] | None = None) -> None:
-        self.life += 1
-        self.lineage = f"l{self.life}"
+        self.lineage = f"l{len(self.ledger.lineages)}"
         self.letters.clear()
         self.leaving.clear()
         state = (load or self.ledger.load)()
@@ -569,7 +620,8 @@ class VirtualCluster:
         self.coordinator = self.restored(state)
         self.now_s = self.rng.uniform(0, 5)
         self.handle(p.RunStarted(lineage=self.lineage, checkpoint_version=base))
-        self.trainer = VirtualTrainer(version=base)
+        steps = {batch.step: batch.groups for batch in state.batches if batch.step <= base}
+        self.trainer = VirtualTrainer(version=base, steps=steps)
         self.post("trainer", p.Published(version=base, lineage=self.lineage, manifest_path=f"v{base}"))
         for worker in self.workers.values():
             worker.incarnation += 1
@@ -610,6 +662,7 @@ class VirtualCluster:
             self._report(worker)
             self._answer_recalls(worker)
         self.resend()
+        self.start_trainer()
         self.request_batch()
         self.deliver_all()
         for worker in self.workers.values():

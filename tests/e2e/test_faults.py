@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 
 import pytest
 
@@ -64,8 +65,33 @@ def test_replayed_steps_repeat_the_first_time_bit_by_bit(areal, quickstart, shor
     assert_whole(resumed, 14)
 
 
-def test_killed_trainer_ends_the_run_with_its_words_and_resume_finishes(areal, quickstart, short):
+def test_killed_trainer_starts_again_from_its_checkpoint_and_the_run_finishes(areal, quickstart, short):
     run = areal("train", quickstart, *short, *LONGER)
+    run.wait_for_step(6)
+    kill(run.pid_of("trainer"))
+    assert run.wait() == 0, run.output
+    assert "the trainer starts again from version 4" in run.output
+    assert "trainer: ended with signal SIGKILL" in run.output
+    assert_whole(run, 14)
+    assert (run.summary["lives"], run.summary["trainer_restarts"]) == (1, 1)
+    assert [row["step"] for row in run.metrics("step")] == list(range(1, 15)), "no step is told twice"
+    with sqlite3.connect(run.folder / "ledger.sqlite") as db:
+        rows = db.execute("SELECT reason, checkpoint_version FROM trainer_restarts JOIN lineages USING (lineage)")
+        assert rows.fetchall() == [("trainer: ended with signal SIGKILL", 4)]
+        replayed = db.execute("SELECT step FROM batches WHERE is_replay ORDER BY seq").fetchall()
+    assert [step for (step,) in replayed][:2] == [5, 6]
+    assert "SIGKILL" in areal_report(run)
+
+
+def areal_report(run):
+    from controller.report.page import write_report
+    from controller.run_folder import RunFolder
+
+    return write_report(RunFolder(run.folder)).read_text()
+
+
+def test_killed_trainer_without_a_budget_ends_the_run_with_its_words_and_resume_finishes(areal, quickstart, short):
+    run = areal("train", quickstart, *short, *LONGER, "trainer.max_restarts=0")
     run.wait_for_step(6)
     family = run.family()
     kill(run.pid_of("trainer"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from functools import partial
 from importlib.util import find_spec
 
@@ -65,12 +67,25 @@ def _has_step(run, step):
     return any(row["step"] >= step for row in run.metrics("step"))
 
 
-@pytest.mark.parametrize("victim", ["trainer.json", "trainer-1.json"])
-def test_killed_rank_ends_the_run_with_its_name_and_no_process_stays(victim, areal, quickstart, short):
-    import os
-    import signal
+def test_killed_rank_takes_the_group_back_to_its_checkpoint_and_the_run_finishes(areal, quickstart, short):
+    two = ["trainer.backend=fsdp", "trainer.ranks=2"]
+    run = areal("train", quickstart, *short[1:], *two, "num_steps=10", "trainer.checkpoint.every_steps=2")
+    run.wait_for_step(5)
+    before = {name: run.pid_of("trainer", name) for name in ("/trainer.json", "/trainer-1.json")}
+    os.kill(before["/trainer-1.json"], signal.SIGKILL)
+    run.wait_until(lambda: "the trainer starts again from version" in run.output, "a restart")
+    run.wait_for_step(7)
+    assert all(run.pid_of("trainer", name) != pid for name, pid in before.items()), "both ranks are new"
+    assert run.wait() == 0, run.output
+    assert "trainer-1: ended with signal SIGKILL" in run.output
+    assert run.summary["audit"] == "clean"
+    assert (run.summary["steps"], run.summary["trainer_restarts"]) == (10, 1)
 
-    run = areal("train", quickstart, *short[1:], "num_steps=400", "trainer.backend=fsdp", "trainer.ranks=2")
+
+@pytest.mark.parametrize("victim", ["trainer.json", "trainer-1.json"])
+def test_killed_rank_without_a_budget_ends_the_run_with_its_name_and_no_process_stays(victim, areal, quickstart, short):
+    two = ["trainer.backend=fsdp", "trainer.ranks=2", "trainer.max_restarts=0"]
+    run = areal("train", quickstart, *short[1:], *two, "num_steps=400")
     run.wait_for_step(1)
     family = run.family()
     os.kill(run.pid_of("trainer", f"/{victim}"), signal.SIGKILL)

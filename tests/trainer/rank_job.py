@@ -64,6 +64,10 @@ def mean_of_each_rank(num_ranks: int) -> Any:
     return mini_batch
 
 
+def save(training: Training) -> None:
+    training.save()()
+
+
 def lead(training: Training, scene: dict[str, Any], batches: Path) -> None:
     training.open()
     out, metrics = Path(training.spec.run_dir), []
@@ -76,9 +80,9 @@ def lead(training: Training, scene: dict[str, Any], batches: Path) -> None:
         metrics.append(training.run(prepared))
         print("step", step, flush=True)
         if step == scene.get("save_at"):
-            training.save()
+            save(training)
     training.publish()()
-    training.save()
+    save(training)
     training.export()
     setup = json.loads((out / "trainer.json").read_text())
     training.close()

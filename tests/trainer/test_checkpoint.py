@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from areal_like.errors import OperationError, PolicyDiverged, UserError, WeightError
-from areal_like.messages import BatchSample
+from areal_like.messages import BatchSample, RunPosition
 from trainer import checkpoint
 from trainer.atomic_folder import atomic_folder, sweep
-from trainer.checkpoint import CheckpointState
+from trainer.checkpoint import CheckpointState, Retention
 from trainer.export import write_model
 from trainer.tokenizers import build_tokenizer
 from trainer.training import MAX_BAD_STEPS, Training
@@ -42,7 +42,7 @@ def filled(text: str = "payload") -> Callable[[Path], None]:
 
 
 def save(run_dir: Path, version: int, *, keep: int = 9, text: str = "payload") -> Path:
-    return checkpoint.save(run_dir, state(version), filled(text), keep=keep)
+    return checkpoint.save(run_dir, state(version), filled(text), Retention(keep=keep))[0]
 
 
 # ---------------------------------------------------------------- the folder
@@ -58,8 +58,8 @@ def test_saved_checkpoint_is_the_latest_and_valid(tmp_path: Path) -> None:
 
 
 def test_newest_is_chosen_by_number_not_by_name(tmp_path: Path) -> None:
-    for version in (999_999, 1_000_000, 20):
-        checkpoint.save(tmp_path, state(version), filled(), keep=9) if version > 20 else None
+    for version in (20, 999_999, 1_000_000):
+        save(tmp_path, version)
     assert checkpoint.latest(tmp_path) == checkpoint.checkpoint_folder(tmp_path, 1_000_000)
 
 
@@ -97,6 +97,15 @@ def test_partial_folder_is_never_taken(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path) is None
 
 
+def test_older_ones_stay_one_for_each_span_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(checkpoint.time, "time", lambda: now_s)
+    for version in range(1, 9):
+        now_s += 10.0
+        checkpoint.save(tmp_path, state(version), filled(), Retention(keep=2, every_s=30.0))
+    assert [version for version, _ in checkpoint.all_checkpoints(tmp_path)] == [1, 4, 7, 8]
+
+
 def test_newest_ones_are_kept(tmp_path: Path) -> None:
     for version in (10, 20, 30, 40):
         save(tmp_path, version, keep=2)
@@ -111,7 +120,7 @@ def test_checkpoints_of_a_rolled_back_lineage_go_only_after_the_new_one_is_safe(
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OperationError, match="disk is full"):
-        checkpoint.save(tmp_path, state(40), fail, keep=1)
+        checkpoint.save(tmp_path, state(40), fail, Retention(keep=1))
     assert [version for version, _ in checkpoint.all_checkpoints(tmp_path)] == [20, 60]
     save(tmp_path, 40, keep=2)
     assert [version for version, _ in checkpoint.all_checkpoints(tmp_path)] == [20, 40]
@@ -160,44 +169,97 @@ def test_leftovers_of_the_living_stay(tmp_path: Path) -> None:
     assert mine.is_dir()
 
 
+CALLS = ("open", "fsync", "rename", "mkdir", "rmdir", "unlink")
+"""Of `os` and of files: between any two of them a save can be cut off."""
+
+
+def save_and_die(run_dir: Path, version: int, at_call: int) -> int:
+    """Save in a child that kills itself at the `at_call`-th touch of the disk; its exit status (0: it got through)."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    left = at_call
+
+    def counted(honest: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return honest(*arguments, **options)
+
+        return call
+
+    try:
+        for name in CALLS:
+            setattr(os, name, counted(getattr(os, name)))
+        Path.write_bytes = counted(Path.write_bytes)  # type: ignore[method-assign]
+        Path.write_text = counted(Path.write_text)  # type: ignore[method-assign]
+        checkpoint.save(run_dir, state(version), filled(f"version {version}"), Retention(keep=1))
+        os._exit(0)
+    except BaseException:
+        os._exit(3)
+
+
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["new", "same_version"])
+def test_kill_at_any_touch_of_the_disk_leaves_a_valid_checkpoint(is_replaced: bool, tmp_path: Path) -> None:
+    """The one before, until the new one is whole: never neither, never a broken one, and the next save cleans up."""
+    is_through, seen = False, set()
+    for at_call in range(200):
+        run_dir = tmp_path / str(at_call)
+        save(run_dir, 20, text="before")
+        version = 20 if is_replaced else 40
+        status = save_and_die(run_dir, version, at_call)
+        assert status in (0, -signal.SIGKILL)
+        sweep(run_dir / "checkpoints")
+        found = checkpoint.latest_valid(run_dir)
+        assert found is not None, f"killed at touch {at_call}"
+        for _, folder in checkpoint.all_checkpoints(run_dir):
+            checkpoint.verify(folder)
+        seen.add((found / "model.safetensors").read_text())
+        save(run_dir, 60, keep=1)
+        assert [entry.name for entry in (run_dir / "checkpoints").iterdir()] == ["step_000060"]
+        is_through = status == 0
+        if is_through:
+            break
+    assert is_through
+    assert seen == {"before", f"version {version}"}
+    assert at_call > 10
+
+
 KILLED = """
-    import sys, time
+    import os, signal, sys, threading, time
     from pathlib import Path
-    from trainer import checkpoint
-    from trainer.checkpoint import CheckpointState
+    from areal_like.config import ProcessSpec
+    from trainer.training import Training
 
-    def write(folder):
-        for index in range(40):
-            (folder / f"part-{index}").write_bytes(b"x" * 50_000)
-
-    run = Path(sys.argv[1])
-    for version in range(1, 100_000):
-        state = CheckpointState(version=version % 7 + 1, lineage="l", run_id="r", config_digest="d")
-        checkpoint.save(run, state, write, keep=2)
-        print(version, flush=True)
+    spec = ProcessSpec.load(Path(sys.argv[1]))
+    training = Training(spec)
+    training.open()
+    print(training.save()().folder, flush=True)
+    training.version = 1
+    write = training.save()
+    threading.Timer(float(sys.argv[2]), lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    while True:
+        write()
 """
 
 
-@pytest.mark.parametrize("delay_s", [0.02, 0.11, 0.23])
-def test_kill_in_the_middle_of_saves_always_leaves_a_valid_checkpoint(delay_s: float, tmp_path: Path) -> None:
-    script = tmp_path / "killed.py"
+@pytest.mark.e2e
+def test_kill_while_another_thread_writes_leaves_the_previous_one_loadable(tmp_path: Path, prepared: Path) -> None:
+    script, spec = tmp_path / "killed.py", tmp_path / "spec.json"
     script.write_text(textwrap.dedent(KILLED))
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(checkpoint.__file__).parent.parent)},
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    time.sleep(delay_s)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    sweep(tmp_path / "checkpoints")
-    found = checkpoint.all_checkpoints(tmp_path)
-    assert found
-    for _, folder in found:
-        checkpoint.verify(folder)
+    run_dir = tmp_path / "run"
+    process_spec(run_dir, prepared, settings={"checkpoint": {"keep": 2}}).save(spec)
+    environment = {**os.environ, "PYTHONPATH": str(Path(checkpoint.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
+    killed = subprocess.run([sys.executable, str(script), str(spec), "0.05"], env=environment, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    sweep(run_dir / "checkpoints")
+    newest = checkpoint.latest_valid(run_dir)
+    assert newest is not None
+    resumed = Training(process_spec(run_dir, prepared, resume_from=str(newest), lineage="l1"))
+    resumed.open()
+    assert resumed.version in (0, 1)
 
 
 def test_failed_folder_leaves_no_trace(tmp_path: Path) -> None:
@@ -267,10 +329,12 @@ def train(training: Training, batches: Sequence[list[BatchSample]], until: int) 
 
 
 def bits(training: Training) -> dict[str, torch.Tensor]:
-    moments = {
-        f"{kind}/{name}": value for name, kinds in training.policy.moments().items() for kind, value in kinds.items()
-    }
-    return {**{name: p.detach() for name, p in training.model.named_parameters()}, **moments}
+    return {part.key: part.items for part in training.policy.parts()}
+
+
+def kept(training: Training) -> Path:
+    """A checkpoint of the present version, written here and now."""
+    return training.save()().folder
 
 
 def test_resumed_training_continues_bit_for_bit(
@@ -279,7 +343,7 @@ def test_resumed_training_continues_bit_for_bit(
     whole = Training(process_spec(tmp_path / "run", prepared))
     whole.open()
     train(whole, batches, 3)
-    folder = whole.save()
+    folder = kept(whole)
     at_save = (random.random(), float(np.random.rand()), torch.rand(2))
     train(whole, batches, STEPS)
 
@@ -313,12 +377,12 @@ def test_resume_needs_no_prepared_folder(tmp_path: Path, prepared: Path, batches
     training = Training(process_spec(tmp_path / "run", prepared))
     training.open()
     train(training, batches, 1)
-    folder = training.save()
+    folder = kept(training)
     gone = process_spec(tmp_path / "run", tmp_path / "gone", resume_from=str(folder))
     resumed = Training(gone)
     resumed.open()
     train(resumed, batches, 2)
-    assert AutoTokenizer.from_pretrained(resumed.save()).eos_token_id == 2
+    assert AutoTokenizer.from_pretrained(kept(resumed)).eos_token_id == 2
 
 
 def test_checkpoint_and_export_are_hugging_face_folders(
@@ -329,7 +393,7 @@ def test_checkpoint_and_export_are_hugging_face_folders(
     training.open()
     train(training, batches, 1)
     expected = {name: p.detach().clone() for name, p in training.model.named_parameters()}
-    saved = AutoModelForCausalLM.from_pretrained(training.save(), dtype=torch.float32)
+    saved = AutoModelForCausalLM.from_pretrained(kept(training), dtype=torch.float32)
     assert all(torch.equal(expected[name], p) for name, p in saved.named_parameters())
     final = training.export()
     assert final == tmp_path / "run" / "final"
@@ -346,7 +410,7 @@ def test_damaged_checkpoint_is_not_resumed_from(
     training = Training(process_spec(tmp_path / "run", prepared))
     training.open()
     train(training, batches, 1)
-    folder = training.save()
+    folder = kept(training)
     file = folder / "optimizer.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -355,13 +419,48 @@ def test_damaged_checkpoint_is_not_resumed_from(
         Training(process_spec(tmp_path / "run", prepared, resume_from=str(folder))).open()
 
 
-def test_saving_twice_at_one_version_writes_once(tmp_path: Path, prepared: Path) -> None:
+def test_checkpoint_holds_the_moment_it_was_copied_at_however_late_it_is_written(
+    tmp_path: Path, prepared: Path, batches: list[list[BatchSample]]
+) -> None:
+    """All of it: weights, optimizer, generators, position, counters; training went on in between."""
     training = Training(process_spec(tmp_path / "run", prepared))
     training.open()
-    first = training.save()
-    made = (first / "manifest.json").stat().st_mtime_ns
-    assert training.save() == first
-    assert (first / "manifest.json").stat().st_mtime_ns == made
+    position = RunPosition(ledger_seq=40, drawn=9, filtered=2, dropped=1, staleness=(0, 2, 0))
+    training.run(training.prepare(batches[0], 1, position))
+    at_copy = {name: tensor.clone() for name, tensor in bits(training).items()}
+    write = training.save()
+    drawn = torch.rand(2)
+    later = RunPosition(ledger_seq=80, drawn=12, staleness=(1, 1, 1))
+    training.run(training.prepare(batches[1], 2, later))
+    assert not training.is_saved
+    folder = write().folder
+    assert folder == checkpoint.checkpoint_folder(tmp_path / "run", 1)
+    assert not training.is_saved, "version 2 is not"
+    state = checkpoint.read_state(folder)
+    assert (state.version, state.counters["steps"], state.position) == (1, 1.0, position)
+    assert state.staleness == {0: 2, 2: 1}
+
+    resumed = Training(process_spec(tmp_path / "run", prepared, resume_from=str(folder), lineage="l1"))
+    resumed.open()
+    assert torch.equal(torch.rand(2), drawn)
+    found = bits(resumed)
+    assert found.keys() == at_copy.keys()
+    assert all(torch.equal(found[name], at_copy[name]) for name in found)
+    resumed.run(resumed.prepare(batches[1], 2, later))
+    assert resumed.staleness == training.staleness == {0: 2, 2: 1, 1: 3}
+
+
+def test_checkpoint_of_another_architecture_is_one_clear_error(
+    tmp_path: Path, prepared: Path, tiny_model: Callable[..., PreTrainedModel]
+) -> None:
+    training = Training(process_spec(tmp_path / "run", prepared))
+    training.open()
+    folder = kept(training)
+    other = tmp_path / "other"
+    shutil.copytree(prepared, other)
+    write_model(tiny_model(hidden_size=64), other, dtype="float32")
+    with pytest.raises(UserError, match=r"the checkpoint is of another architecture: .* -> resume with the model"):
+        Training(process_spec(tmp_path / "run", other, resume_from=str(folder))).open()
 
 
 def test_gradient_that_stays_bad_ends_the_training(

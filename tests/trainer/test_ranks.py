@@ -29,6 +29,7 @@ from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, Stal
 from areal_like.messages import Batch, BatchSample
 from areal_like.wire import encode
 from trainer import checkpoint
+from trainer.convert import export_checkpoint, import_folder
 from trainer.export import write_model
 from trainer.tokenizers import build_tokenizer
 from trainer.training import Training
@@ -133,7 +134,7 @@ class Stage:
             step = training.version + 1
             metrics.append(training.run(training.prepare(self.batches[step - 1], step)))
             if step in (HALF, STEPS):
-                training.save()
+                training.save()()
         training.close()
         return metrics
 
@@ -306,3 +307,26 @@ def test_a_killed_rank_ends_the_others_at_once(victim: int, stage: Stage) -> Non
         for process in processes:
             process.kill()
             process.wait()
+
+
+def assert_exports_exactly(stage: Stage, name: str) -> None:
+    """Checkpoint to Hugging Face folder, to checkpoint, and to a folder again: the same bits each time."""
+    out = stage.folder / f"{name}-exported"
+    assert export_checkpoint(stage.at(name, STEPS), out / "hf") == "float32"
+    import_folder(out / "hf", out / "ours")
+    export_checkpoint(out / "ours", out / "again")
+    saved = load_file(stage.at(name, STEPS) / "model.safetensors")
+    final = AutoModelForCausalLM.from_pretrained(out / "again").state_dict()
+    for folder in ("hf", "ours", "again"):
+        found = load_file(out / folder / "model.safetensors")
+        assert found.keys() == saved.keys()
+        assert all(torch.equal(found[key], saved[key]) for key in saved)
+    assert all(torch.equal(final[key], saved[key]) for key in saved)
+
+
+@pytest.mark.parametrize("name", ["torch", "fsdp", pytest.param("zero-1", marks=needs_deepspeed),
+                                  pytest.param("zero-2", marks=needs_deepspeed),
+                                  pytest.param("zero-3", marks=needs_deepspeed)])  # fmt: skip
+def test_checkpoint_of_every_backend_is_exported_and_imported_bit_for_bit(name: str, request: Any) -> None:
+    stage: Stage = request.getfixturevalue("zero" if name.startswith("zero") else "fsdp")
+    assert_exports_exactly(stage, name)

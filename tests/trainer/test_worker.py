@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from areal_like import messages as m
 from areal_like.channel import Hub
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings, TraceSettings
-from areal_like.errors import ChannelError, DeadlineExceeded, OperationError
+from areal_like.errors import ChannelError, DeadlineExceeded, OperationError, UserError
 from areal_like.trace import Tracer, merge_traces
 from areal_like.weights import open_payload, verify
 from trainer import checkpoint
@@ -29,7 +29,7 @@ from trainer.activity import Activity
 from trainer.export import write_model
 from trainer.publish_delta import Written
 from trainer.tokenizers import build_tokenizer
-from trainer.training import Training
+from trainer.training import Saved, Training
 from trainer.worker import ACCEPT, TrainerWorker
 
 LIMIT_S = 20.0
@@ -63,17 +63,21 @@ class FakeTraining:
     error: Exception | None = None
     counters: dict[str, float] = field(default_factory=dict)
     every_steps: int = 0
+    every_s: float | None = None
     max_batch_wait_s: float = LIMIT_S
+    disk: threading.Event | None = None
+    """Holds writes back until it is set."""
+    disk_error: str = ""
 
     @property
     def settings(self) -> Any:
-        saving = SimpleNamespace(every_steps=self.every_steps)
+        saving = SimpleNamespace(every_steps=self.every_steps, every_s=self.every_s)
         return SimpleNamespace(checkpoint=saving, max_batch_wait_s=self.max_batch_wait_s)
 
     def open(self) -> None:
         self.version = self.start
 
-    def prepare(self, samples: Any, step: int) -> Any:
+    def prepare(self, samples: Any, step: int, position: m.RunPosition) -> Any:
         self.log.append(f"pack {step}")
         return SimpleNamespace(step=step)
 
@@ -92,10 +96,23 @@ class FakeTraining:
         path = Path(f"/store/v{self.version}")
         return lambda: Written(path, 1, is_delta=False)
 
-    def save(self) -> Path:
-        if not self.is_saved:
-            self.log.append(f"save {self.version}")
-        self.is_saved = True
+    def save(self) -> Callable[[], Saved]:
+        version = self.version
+        self.log.append(f"copy {version}")
+
+        def write() -> Saved:
+            if self.disk is not None:
+                assert self.disk.wait(LIMIT_S)
+            if self.disk_error:
+                raise OperationError(self.disk_error)
+            self.log.append(f"save {version}")
+            self.is_saved = version == self.version
+            return Saved(Path(f"/run/step_{version}"), 1, 0.0)
+
+        return write
+
+    @property
+    def saved(self) -> Path:
         return Path(f"/run/step_{self.version}")
 
     def export(self) -> None:
@@ -117,6 +134,8 @@ class FakeLink:
             return None
 
     async def send(self, message: m.Message, timeout_s: float = 30.0) -> None:
+        if isinstance(message, m.CheckpointSaved):  # without times
+            message = m.CheckpointSaved(version=message.version, path=message.path)
         await self.from_trainer.put(message)
 
     def tell(self, *messages: m.Message) -> None:
@@ -225,7 +244,7 @@ def test_run_goes_version_by_version_and_ends_with_checkpoint_and_export(tmp_pat
             assert await stage.ended() == "done"
             told = [one for one in plain([*seen, *stage.link.rest()]) if not isinstance(one, m.BatchRequest)]
             assert told == [published(1), published(2), saved(2)]  # the first while step 2 computes, or before
-        done = [line for line in stage.training.log if not line.startswith("pack")]
+        done = [line for line in stage.training.log if not line.startswith(("pack", "copy"))]
         assert done == ["publish 0", "train 1", "publish 1", "train 2", "publish 2", "save 2", "export 2"]
 
     asyncio.run(scene())
@@ -358,7 +377,7 @@ def test_checkpoint_on_demand_is_saved_while_waiting(tmp_path: Path) -> None:
             await stage.link.heard_until(asked(6))
             stage.link.tell(m.SaveCheckpoint(reason="the user asked"))
             assert await stage.link.heard() == saved(5)
-            assert stage.training.log == ["publish 5", "save 5"]
+            assert stage.training.log == ["publish 5", "copy 5", "save 5"]
 
     asyncio.run(scene())
 
@@ -379,6 +398,67 @@ def test_checkpoint_on_demand_waits_for_the_running_step(tmp_path: Path) -> None
     asyncio.run(scene())
 
 
+def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_one_waits_for_it(tmp_path: Path) -> None:
+    async def scene() -> None:
+        training = FakeTraining(every_steps=1, disk=threading.Event())
+        async with on_stage(tmp_path, training) as stage:
+            for step in range(1, 5):
+                await stage.link.heard_until(asked(step))
+                stage.link.tell(batch(step))
+            await written(training, "train 4")
+            assert [line for line in training.log if line.startswith(("copy", "save"))] == ["copy 1"]
+            assert training.disk is not None
+            training.disk.set()
+            assert (await stage.link.heard_until(saved(4)))[-1] == saved(4), "of what came due meanwhile, the newest"
+            stage.link.tell(no_more(4))
+            await stage.ended()
+        saves = [line for line in training.log if line.startswith(("copy", "save"))]
+        assert saves == ["copy 1", "save 1", "copy 4", "save 4"]
+        assert stage.activity.heartbeat({}).counters["put_off_checkpoints"] == 1
+        assert stage.activity.heartbeat({}).counters["checkpoints"] == 2
+
+    asyncio.run(scene())
+
+
+def test_checkpoints_come_by_time_as_well(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining(every_s=1e-9)) as stage:
+            await stage.first_batch()
+            assert plain(await stage.link.heard_until(saved(1)))[-1] == saved(1)
+
+    asyncio.run(scene())
+
+
+def test_checkpoint_that_the_disk_refuses_is_told_and_counted_and_training_goes_on(tmp_path: Path) -> None:
+    async def scene() -> None:
+        training = FakeTraining(every_steps=1, disk_error="the disk is full")
+        async with on_stage(tmp_path, training) as stage:
+            await stage.first_batch()
+            await stage.link.heard_until(m.CheckpointFailed(version=1, reason="the disk is full"))
+            training.disk_error = ""
+            stage.link.tell(batch(2))
+            await stage.link.heard_until(saved(2))
+            stage.link.tell(no_more(2))
+            await stage.ended()
+        assert stage.activity.heartbeat({}).counters["failed_checkpoints"] == 1
+
+    asyncio.run(scene())
+
+
+def test_last_checkpoint_must_succeed_and_otherwise_one_sentence_says_what_to_do(tmp_path: Path) -> None:
+    async def scene() -> None:
+        training = FakeTraining(disk_error="the disk is full")
+        async with on_stage(tmp_path, training) as stage:
+            await stage.first_batch()
+            stage.link.tell(no_more(1))
+            error = await failure(stage)
+        assert isinstance(error, UserError)
+        assert str(error).startswith("the last checkpoint is missing: the disk is full -> make room there")
+        assert "export 1" not in training.log
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize("how", ["signal", "message"])
 def test_told_to_stop_the_running_step_is_finished_published_and_saved(how: str, tmp_path: Path) -> None:
     async def scene() -> None:
@@ -395,7 +475,7 @@ def test_told_to_stop_the_running_step_is_finished_published_and_saved(how: str,
             training.gate.set()
             assert await stage.ended() == ("told to stop" if how == "signal" else "end of shift")
             assert plain(stage.link.rest()) == [published(1), saved(1)]
-        assert training.log[-3:] == ["train 1", "publish 1", "save 1"]
+        assert training.log[-4:] == ["train 1", "publish 1", "copy 1", "save 1"]
 
     asyncio.run(scene())
 
@@ -473,7 +553,8 @@ def test_time_is_work_or_waiting_and_every_second_counts_once(tmp_path: Path) ->
     with activity.span("micro_batch"):
         pass
     assert activity.heartbeat({"steps": 1.0}).counters == {
-        "busy_s": 3.0, "wait_s": 4.0, "steps": 1.0, "micro_batches": 1.0, "refused_batches": 0.0
+        "busy_s": 3.0, "wait_s": 4.0, "steps": 1.0, "micro_batches": 1.0, "refused_batches": 0.0,
+        "checkpoints": 0.0, "failed_checkpoints": 0.0, "put_off_checkpoints": 0.0,
     }  # fmt: skip
 
 
@@ -583,7 +664,15 @@ def test_real_process_trains_over_a_real_hub(run_dir: Path, make_samples: MakeSa
         slices = {
             json.loads(line)["name"] for line in (run_dir / "logs" / "trainer.trace.jsonl").read_text().splitlines()
         }
-        assert {"wait:batch", "packing", "forward_backward", "micro_batch", "publish", "checkpoint"} <= slices
+        assert {
+            "wait:batch",
+            "packing",
+            "forward_backward",
+            "micro_batch",
+            "publish",
+            "checkpoint",
+            "write_checkpoint",
+        } <= slices
 
     asyncio.run(scene())
 
@@ -596,7 +685,7 @@ def test_real_process_resumes_stops_on_sigterm_and_says_a_mistake_in_one_line(
     training = Training(spec)
     training.open()
     training.run(training.prepare(make_samples([4, 4, 4], version=0, seed=1), 1))
-    folder = training.save()
+    folder = training.save()().folder
 
     async def scene() -> None:
         hub = Hub(run_id="t", role="controller", bind="tcp://127.0.0.1:0", curve_dir=None, accept=FROM_TRAINER)

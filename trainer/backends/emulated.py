@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 from areal_like.config import EmulationSettings
 from areal_like.emulation.device import Lateness, roofline_of
 from areal_like.packing import partition
-from trainer.backends.port import Moments, ReadMoments, Setup
+from trainer.backends.port import ReadMoments, Setup
 from trainer.export import named_tensors
+from trainer.host_copy import Part, whole_part
 from trainer.optimizer import UpdateResult, learning_rate
 from trainer.packed import PackedSequences
 
@@ -78,9 +79,9 @@ class EmulatedBackend:
         """The tiny model's."""
         return named_tensors(self.model)
 
-    def moments(self) -> Moments:
-        """None: no optimizer runs."""
-        return {}
+    def parts(self) -> list[Part]:
+        """The tiny model's; no optimizer runs."""
+        return [whole_part(f"weight/{name}", tensor) for name, tensor in named_tensors(self.model).items()]
 
     def load_moments(self, read: ReadMoments) -> None:
         """None to load."""

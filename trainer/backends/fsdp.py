@@ -20,12 +20,11 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from trainer.backends.policy_module import PolicyModule, both
-from trainer.backends.port import Moments, ReadMoments, Setup
+from trainer.backends.port import MOMENTS, ReadMoments, Setup
 from trainer.export import named_tensors
+from trainer.host_copy import Part, whole_part
 from trainer.optimizer import UpdateResult, learning_rate, make_adamw
 from trainer.packed import PackedSequences
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -120,20 +119,23 @@ class FsdpBackend:
                 whole[name] = full
         return whole
 
-    def moments(self) -> Moments:
+    def parts(self) -> list[Part]:
+        self._let_go()
+        is_leader = self._setup.ranks.is_leader
+        found = []
+        for name, tensor in named_tensors(self.model).items():
+            if isinstance(tensor, DTensor):
+                found.append(_part_of(f"weight/{name}", tensor, _part(tensor)))
+            elif is_leader:  # the same on every rank
+                found.append(whole_part(f"weight/{name}", tensor))
         state = self._adamw.state
-        steps = [float(entry["step"]) for entry in state.values()]
-        num_updates = self._setup.ranks.max(torch.tensor(max(steps, default=0.0), device=self._setup.ranks.device))
-        if not float(num_updates):
-            return {}
-        found: Moments = {}
-        for shard in self._shards:
-            entry = {}
-            for kind in MOMENTS:
-                part = state[shard.part][kind] if shard.part in state else torch.zeros_like(shard.part)
-                entry[kind] = self._gather(_like(shard.whole, part))
-            if self._setup.ranks.is_leader:
-                found[shard.name] = entry | {"step": num_updates.detach().cpu().clone()}
+        steps = [entry["step"] for entry in state.values()]
+        for shard in self._shards if steps else ():
+            if shard.part in state:
+                entry = state[shard.part]
+                found += [_part_of(f"{kind}/{shard.name}", shard.whole, entry[kind]) for kind in MOMENTS]
+            if is_leader:
+                found.append(whole_part(f"step/{shard.name}", steps[0]))
         return found
 
     def load_moments(self, read: ReadMoments) -> None:
@@ -187,21 +189,36 @@ def _part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _like(whole: torch.Tensor, part: torch.Tensor) -> DTensor:
-    """A sharded tensor placed as `whole` is, of which `part` is this rank's."""
-    assert isinstance(whole, DTensor)
+def _like(sharded: torch.Tensor, part: torch.Tensor) -> DTensor:
+    """A sharded tensor placed as `sharded` is, of which `part` is this rank's."""
+    assert isinstance(sharded, DTensor)
     placed: DTensor = DTensor.from_local(
-        part.detach(), whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
-    )
+        part.detach(), sharded.device_mesh, sharded.placements, run_check=False, shape=sharded.shape,
+        stride=sharded.stride(),
+    )  # fmt: skip
     return placed
 
 
-def _cut(full: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a full tensor, cut as `whole` is: along its first dimension, in equal chunks."""
-    assert isinstance(whole, DTensor)
-    mesh = whole.device_mesh
-    chunks = full.chunk(mesh.size(), dim=0)
-    rank = mesh.get_local_rank()
-    part = chunks[rank] if rank < len(chunks) else full[:0]
-    assert part.shape == whole.to_local().shape
+def _cut(full: torch.Tensor, sharded: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a full tensor, cut as `sharded` is: along its first dimension, in equal chunks."""
+    first, last = _rows(sharded)
+    part = full[first:last]
+    assert part.shape == _part(sharded).shape
     return part
+
+
+def _part_of(key: str, sharded: torch.Tensor, items: torch.Tensor) -> Part:
+    """`items` as this rank's part of a tensor that is cut as `sharded` is."""
+    first, last = _rows(sharded)
+    row_items = math.prod(sharded.shape[1:])
+    assert items.numel() == (last - first) * row_items
+    return Part(key, tuple(sharded.shape), first * row_items, items.detach())
+
+
+def _rows(sharded: torch.Tensor) -> tuple[int, int]:
+    """First row of this rank and the one after its last: chunks of equal size as long as there are rows."""
+    assert isinstance(sharded, DTensor)
+    mesh, rows = sharded.device_mesh, sharded.shape[0]
+    chunk = -(-rows // mesh.size())
+    first = min(mesh.get_local_rank() * chunk, rows)
+    return first, min(first + chunk, rows)

@@ -2,8 +2,8 @@
 
 Owns: the port `Backend`, and the facts all backends are made with. Refuses: losses, batches, files.
 
-Every method is collective: all ranks call it, in the same order. Names of parameters are Hugging Face's; of tied
-parameters only the first is there.
+Every method but `parts` is collective: all ranks call it, in the same order. Names of parameters are Hugging Face's; of
+tied parameters only the first is there.
 
 Shapes: N predictions of one packed micro-batch.
 """
@@ -19,14 +19,16 @@ from transformers import PreTrainedModel
 
 from trainer.attention import AttentionChoice
 from trainer.config import TrainerSettings
+from trainer.host_copy import Part
 from trainer.optimizer import UpdateResult
 from trainer.packed import PackedSequences
 from trainer.ranks import Ranks
 
-Moments = dict[str, dict[str, torch.Tensor]]
-"""AdamW's state by parameter: `exp_avg` and `exp_avg_sq` in the parameter's full shape, `step` a scalar; float32."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's two moments, as torch names them."""
 ReadMoments = Callable[[str], dict[str, torch.Tensor]]
-"""The same of one parameter by its name, read when it is needed."""
+"""AdamW's state of one parameter by its name, read when it is needed: the moments in the parameter's full shape, `step`
+a scalar; float32."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,12 @@ class Backend(Protocol):
     def full_weights(self) -> dict[str, torch.Tensor]:
         """Full parameters and persistent buffers by name, float32; empty on other ranks than 0."""
 
-    def moments(self) -> Moments:
-        """AdamW's state of all parameters; empty before the first update, and on other ranks than 0."""
+    def parts(self) -> list[Part]:
+        """What this rank has of weights (float32) and AdamW's state, without a word to the others.
+
+        Of each tensor every item is a part of exactly one rank. Before the first update AdamW has no state. The parts
+        share memory with what is trained: copy them before the next update.
+        """
 
     def load_moments(self, read: ReadMoments) -> None:
-        """Continue from a state that `moments` of any backend gave; the weights are those the model came with."""
+        """Continue from a state that `parts` of any backend gave; the weights are those the model came with."""

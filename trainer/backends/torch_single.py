@@ -9,8 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from trainer.backends.policy_module import policy_logprobs
-from trainer.backends.port import Moments, ReadMoments, Setup
+from trainer.backends.port import ReadMoments, Setup
 from trainer.export import named_tensors
+from trainer.host_copy import Part, whole_part
 from trainer.optimizer import PolicyOptimizer, UpdateResult
 from trainer.packed import PackedSequences
 
@@ -44,8 +45,12 @@ class TorchBackend:
     def full_weights(self) -> dict[str, torch.Tensor]:
         return named_tensors(self.model)
 
-    def moments(self) -> Moments:
-        return self.optimizer.moments()
+    def parts(self) -> list[Part]:
+        weights = [whole_part(f"weight/{name}", tensor) for name, tensor in named_tensors(self.model).items()]
+        moments = self.optimizer.moments()
+        return weights + [
+            whole_part(f"{kind}/{name}", value) for name, entry in moments.items() for kind, value in entry.items()
+        ]
 
     def load_moments(self, read: ReadMoments) -> None:
         self.optimizer.load_moments(read)

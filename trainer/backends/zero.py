@@ -23,14 +23,13 @@ from transformers import PreTrainedModel
 
 from areal_like.errors import UserError, first_line
 from trainer.backends.policy_module import PolicyModule, both
-from trainer.backends.port import Moments, ReadMoments, Setup
+from trainer.backends.port import MOMENTS, ReadMoments, Setup
 from trainer.backends.zero_config import zero_config
 from trainer.export import first_named
+from trainer.host_copy import Part, whole_part
 from trainer.optimizer import UpdateResult, learning_rate, make_adamw
 from trainer.packed import PackedSequences
 from trainer.ranks import Ranks
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ZeroBackend:
@@ -92,19 +91,44 @@ class ZeroBackend:
                     whole[name] = tensor.detach().clone() if self._is_stage_3 else tensor.detach()
         return whole
 
-    def moments(self) -> Moments:
-        from deepspeed.utils import safe_get_full_optimizer_state
-
+    def parts(self) -> list[Part]:
+        is_leader = self._setup.ranks.is_leader
+        found = []
+        for name, tensor in first_named(self.model).items():
+            shard = getattr(tensor, "ds_tensor", None)
+            if shard is not None:
+                found += self._own_part(f"weight/{name}", tensor, shard)
+            elif is_leader:  # the same on every rank
+                found.append(whole_part(f"weight/{name}", tensor))
         num_updates = max(float(entry["step"]) for entry in self._adamw.state.values())
         if not num_updates:  # the same on every rank: all update together
-            return {}
-        found: Moments = {}
+            return found
         for name, parameter in self._named.items():
-            entry = {kind: safe_get_full_optimizer_state(parameter, kind) for kind in MOMENTS}
-            if self._setup.ranks.is_leader:
-                found[name] = {kind: value.reshape(_shape(parameter)).clone() for kind, value in entry.items()}
-                found[name]["step"] = torch.tensor(num_updates)
+            for kind in MOMENTS:
+                found += self._moment(f"{kind}/{name}", parameter, kind)
+            if is_leader:
+                found.append(whole_part(f"step/{name}", torch.tensor(num_updates)))
         return found
+
+    def _moment(self, key: str, parameter: torch.nn.Parameter, kind: str) -> list[Part]:
+        """What this rank has of it: with stages 1 and 2 any stretch of its items, often none."""
+        from deepspeed.utils import safe_get_local_optimizer_state
+
+        if self._is_stage_3:
+            return self._own_part(key, parameter, safe_get_local_optimizer_state(parameter, kind))
+        holder: Any = parameter  # DeepSpeed hangs its attributes on parameters
+        mapping = holder._hp_mapping
+        if mapping is None:
+            return []
+        return [Part(key, _shape(parameter), mapping.lp_fragment_address.start, mapping.get_hp_fragment(kind).detach())]
+
+    def _own_part(self, key: str, parameter: torch.Tensor, padded: torch.Tensor) -> list[Part]:
+        """Stage 3: this rank's part of a tensor cut as `parameter` is, into equal stretches, the last padded."""
+        holder: Any = parameter
+        num = holder.ds_tensor.ds_numel
+        start = min(self._setup.ranks.rank * num, holder.ds_numel)
+        items = padded.detach().flatten()[: min(num, holder.ds_numel - start)]
+        return [Part(key, _shape(parameter), start, items)]
 
     def load_moments(self, read: ReadMoments) -> None:
         entries = {name: entry for name in self._named if (entry := read(name))}
@@ -146,7 +170,7 @@ class ZeroBackend:
         safe_set_local_optimizer_state(parameter, part, kind)
 
 
-def _shape(parameter: torch.nn.Parameter) -> tuple[int, ...]:
+def _shape(parameter: torch.Tensor) -> tuple[int, ...]:
     """Of the whole parameter, also where this rank has only a part of it."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 

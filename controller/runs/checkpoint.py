@@ -1,0 +1,78 @@
+"""`areal-like checkpoint RUN`: a checkpoint of a run that goes on, now.
+
+Owns: asking the run's controller, the wait, words, exit status. Refuses: writing anything itself (the trainer does,
+after the step it is in).
+
+Exit status: 0 it is on disk; 1 it was refused, could not be written, or is not there after the timeout; 2 the run does
+not go on.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from areal_like.errors import UserError
+from controller.requests import answer_to, ask, is_taken, withdraw
+from controller.run_folder import RunFolder
+from controller.runs.crew import ANSWER_S, Clock, Sleep, wait_until
+from controller.runs.whereabouts import whereabouts
+from controller.runs.words import printable, span
+
+DEFAULT_TIMEOUT_S = 600.0
+"""A step may take minutes, and the checkpoint comes after it."""
+
+
+def checkpoint(
+    folder: RunFolder,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    sleep: Sleep = time.sleep,
+    clock: Clock = time.monotonic,
+) -> int:
+    """Ask for a checkpoint and wait for it. Returns the exit status. Raises UserError where the run does not go on."""
+    where = whereabouts(folder)
+    if where.kind not in ("running", "foreign"):
+        raise UserError(
+            f"{folder.name} {where.words}", where=str(folder.root), remedy="only a run that goes on can save"
+        )
+    key = ask(folder.requests, "checkpoint")
+    try:
+        if not wait_until(lambda: is_taken(folder.requests, key), ANSWER_S, sleep, clock):
+            return _failed(folder, _why_silent(where.kind, where.words))
+        return _await(folder, key, timeout_s, sleep, clock)
+    finally:
+        withdraw(folder.requests, key)
+
+
+def _await(folder: RunFolder, key: str, timeout_s: float, sleep: Sleep, clock: Clock) -> int:
+    found: list[tuple[bool, str]] = []
+    ended: list[str] = []
+
+    def is_settled() -> bool:
+        if (answer := answer_to(folder.requests, key)) is not None:
+            found.append(answer)
+        elif whereabouts(folder).kind not in ("running", "foreign"):
+            ended.append("it ended before the checkpoint was complete")
+        return bool(found or ended)
+
+    wait_until(is_settled, timeout_s, sleep, clock)
+    if not found:
+        late = f"no checkpoint within {span(timeout_s)}; it still comes when the running step is done"
+        return _failed(folder, ended[0] if ended else late)
+    is_granted, text = found[0]
+    if not is_granted:
+        return _failed(folder, text)
+    print(f"{folder.name}: {printable(text)}")
+    return 0
+
+
+def _why_silent(kind: str, words: str) -> str:
+    if kind == "foreign":
+        return f"no answer within {span(ANSWER_S)}: it {words}"
+    return f"no answer within {span(ANSWER_S)}: the run prepares, or ends"
+
+
+def _failed(folder: RunFolder, text: str) -> int:
+    print(f"error: {folder.name}: {printable(text)}", file=sys.stderr)
+    return 1

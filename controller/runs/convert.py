@@ -1,0 +1,57 @@
+"""`areal-like export` and `areal-like import`: between checkpoints and Hugging Face folders.
+
+Owns: which checkpoint is meant, words. Refuses: the files (the trainer wing, through wiring.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from areal_like.errors import UserError
+from controller.runs.locate import find_run_to_read
+from controller.wiring import checkpoint_problem, checkpoints_on_disk, export_checkpoint, import_folder, is_checkpoint
+
+
+def export(source: str, out: str, *, version: int | None, dtype: str | None) -> int:
+    """Make a Hugging Face folder of a checkpoint; the exit status. Raises UserError, OperationError."""
+    folder = _meant(source, version)
+    target = Path(out).expanduser().resolve()
+    found = export_checkpoint(folder, target, dtype)
+    print(f"{target}: {folder.name} of {folder.parent.parent.name}, weights in {found}")
+    return 0
+
+
+def import_model(source: str, out: str) -> int:
+    """Make a checkpoint of a Hugging Face folder; the exit status. Raises UserError, OperationError."""
+    folder, target = Path(source).expanduser(), Path(out).expanduser().resolve()
+    if not folder.is_dir():
+        raise UserError("no folder lies there", where=source, remedy="give a model's folder")
+    if is_checkpoint(folder):
+        raise UserError("this is a checkpoint already", where=source, remedy="use it as it is, or export it")
+    num_tensors, dtype = import_folder(folder, target)
+    print(f"{target}: {num_tensors} tensors, {dtype} in {source}")
+    return 0
+
+
+def _meant(source: str, version: int | None) -> Path:
+    """The checkpoint's folder. Raises UserError."""
+    folder = Path(source).expanduser()
+    if is_checkpoint(folder):
+        if version is not None:
+            raise UserError("a checkpoint has one version", where="--version", remedy="leave it out, or name the run")
+        return folder.resolve()
+    run = find_run_to_read(source)
+    known = checkpoints_on_disk(run.root)
+    if version is not None:
+        for number, path in known:
+            if number == version:
+                return path
+        there = ", ".join(str(number) for number, _ in known) or "none"
+        raise UserError(
+            f"there is no checkpoint of version {version}", where=str(run.root), remedy=f"there are: {there}"
+        )
+    for _, path in reversed(known):
+        if checkpoint_problem(path) is None:
+            return path
+    remedy = "areal-like checkpoint makes one while it runs" if not known else "every one of them is damaged"
+    raise UserError("this run has no whole checkpoint", where=str(run.root), remedy=remedy)

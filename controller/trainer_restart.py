@@ -1,0 +1,89 @@
+"""A trainer that died: from which checkpoint it starts again, and as what.
+
+Owns: the choice of the checkpoint (also for `resume`), the lineage's name. Refuses: judging who died and whether there
+is a budget left (supervision.py), replaying batches (coordinator.py).
+
+The disk says what checkpoints there are: a crash may have come between a checkpoint and its report, and runs are moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from controller import protocol as p
+from controller.ledger import Ledger
+from controller.supervision import Loss, Supervisor
+from controller.wiring import checkpoint_problem, checkpoints_on_disk
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The checkpoint to continue from; `path` None: none, so from the starting policy. left_out: others, and why."""
+
+    version: int = 0
+    path: Path | None = None
+    left_out: list[str] = field(default_factory=list)
+
+
+def find_checkpoint(run_dir: Path, *, num_batches: int, ledger_seq: int) -> Found:
+    """The newest that is whole on disk and that the ledger knows: it holds `num_batches` steps in `ledger_seq` facts.
+
+    Reads every byte of it.
+    """
+    left_out: list[str] = []
+    for version, path in reversed(checkpoints_on_disk(run_dir)):
+        is_known = version <= num_batches
+        problem = checkpoint_problem(path, ledger_seq) if is_known else f"the ledger ends at step {num_batches}"
+        if problem is None:
+            return Found(version, path, left_out)
+        left_out.append(f"checkpoint {path} is left out: {problem}")
+    return Found(left_out=left_out)
+
+
+class TrainerRestart:
+    """`begin` for each loss of the trainer that is within its budget."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        ledger: Ledger,
+        supervisor: Supervisor,
+        *,
+        num_lineages: int,
+        new_address: Callable[[], str],
+    ) -> None:
+        """num_lineages: that the ledger knows, the present one included. new_address: where the ranks meet next."""
+        self._run_dir, self._ledger, self._supervisor = run_dir, ledger, supervisor
+        self._num_lineages, self._new_address = num_lineages, new_address
+
+    async def begin(self, loss: Loss) -> tuple[p.TrainerRestarted, list[str]]:
+        """Prepare the trainer's next life: its processes start when they may, the coordinator takes the event.
+
+        Also returns words on checkpoints that cannot be used. Raises LedgerError.
+        """
+        num_batches = len(self._ledger.batches_after(0))
+        found = await asyncio.to_thread(
+            find_checkpoint, self._run_dir, num_batches=num_batches, ledger_seq=self._ledger.seq
+        )
+        lineage = f"l{self._num_lineages}"
+        self._num_lineages += 1
+        changes = {
+            "lineage": lineage,
+            "resume_from": str(found.path) if found.path is not None else None,
+            "ranks_address": self._new_address(),
+        }
+        self._supervisor.renew(lambda spec: spec.model_copy(update=changes))
+        log.info("the trainer goes on as lineage %s from version %d", lineage, found.version)
+        event = p.TrainerRestarted(
+            reason=f"{loss.name}: {loss.reason}",
+            lineage=lineage,
+            checkpoint_version=found.version,
+            batches=self._ledger.batches_after(found.version),
+        )
+        return event, found.left_out

@@ -1,0 +1,161 @@
+"""Checkpoints of a trainer at work: when one is taken, that it is written beside the next step, who hears of it.
+
+Owns: the one write under way, what comes due meanwhile, failures. Refuses: what a checkpoint consists of (training.py,
+checkpoint.py).
+
+One write at a time. What comes due, or is asked for, while one is being written is put off until that is done, and is
+then one checkpoint of the newest version: training never waits for a disk. Only the last one of all is waited for.
+Where the disk refuses one, that is told and counted and training goes on: the one before is as it was, and the next one
+that is due tries again. The last one must succeed; otherwise the trainer ends with one sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from areal_like.errors import OperationError, UserError
+from areal_like.messages import CheckpointFailed, CheckpointSaved, Message
+from trainer.activity import Activity
+from trainer.ranks import RankLost
+from trainer.training import Saved, Training
+
+log = logging.getLogger(__name__)
+
+
+class Link(Protocol):
+    """The part of areal_like.channel.Peer used by the trainer."""
+
+    @property
+    def hub_silence_s(self) -> float: ...
+
+    async def receive(self, timeout_s: float) -> Message | None: ...
+
+    async def send(self, message: Message, timeout_s: float = 30.0) -> None: ...
+
+
+class Saving:
+    """`look` after every step, `start_if_free` often, `last` at the end. All on the event loop.
+
+    compute: runs something on the compute thread. news: set when a write has ended.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        link: Link,
+        activity: Activity,
+        compute: Callable[..., Awaitable[Any]],
+        news: asyncio.Event,
+    ) -> None:
+        self._training, self._link, self._activity = training, link, activity
+        self._compute, self._news = compute, news
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._reason = ""
+        """Why a checkpoint is to be taken as soon as may be; empty: none is."""
+        self._writing: asyncio.Task[None] | None = None
+        self._told: CheckpointSaved | None = None
+        self._copied_s = time.monotonic()
+        """When the newest one was taken."""
+
+    def ask(self, reason: str) -> None:
+        """Somebody wants a checkpoint; answered by CheckpointSaved or CheckpointFailed."""
+        self._reason = reason
+
+    def look(self) -> None:
+        """A step is done: is a checkpoint due, by steps or by time?"""
+        settings, version = self._training.settings.checkpoint, self._training.version
+        is_due = bool(settings.every_steps) and version % settings.every_steps == 0
+        if not is_due and settings.every_s is not None:
+            is_due = time.monotonic() - self._copied_s >= settings.every_s
+        if is_due and not self._reason:
+            self._reason = "due"
+            self._activity.num_put_off_checkpoints += self._is_writing()
+
+    async def start_if_free(self, group: asyncio.TaskGroup, announced: asyncio.Task[None] | None) -> None:
+        """Take the checkpoint that is due, unless one is being written. announced: tells of the present version."""
+        if not self._reason or self._is_writing():
+            return
+        reason, self._reason = self._reason, ""
+        if self._training.is_saved:
+            await self.tell()
+        else:
+            await self._start(group, announced, reason)
+
+    async def last(self, group: asyncio.TaskGroup, announced: asyncio.Task[None] | None) -> None:
+        """Wait until there is one of the present version. Raises UserError through `group` where there cannot be."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+        if not self._training.is_saved:
+            await asyncio.wait([await self._start(group, announced, "the end", is_last=True)])
+        await asyncio.sleep(0)  # where it failed, the group ends us here
+
+    async def tell(self) -> None:
+        """Say that the present version is saved."""
+        folder, version = self._training.saved, self._training.version
+        if self._told is None or self._told.version != version:
+            self._told = CheckpointSaved(version=version, path=str(folder))
+        await self._link.send(self._told)
+
+    def close(self) -> None:
+        """No more checkpoints."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # ------------------------------------------------------------ inside
+
+    def _is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.done()
+
+    async def _start(
+        self, group: asyncio.TaskGroup, announced: asyncio.Task[None] | None, reason: str, *, is_last: bool = False
+    ) -> asyncio.Task[None]:
+        version, started_s = self._training.version, time.perf_counter()
+        with self._activity.state("checkpoint", version=version):
+            write = await self._compute(self._training.save)
+        self._copied_s = time.monotonic()
+        stall_s = time.perf_counter() - started_s
+        work = self._write(version, reason, write, stall_s, announced, is_last=is_last)
+        self._writing = group.create_task(work)
+        return self._writing
+
+    async def _write(
+        self,
+        version: int,
+        reason: str,
+        write: Callable[[], Saved],
+        stall_s: float,
+        announced: asyncio.Task[None] | None,
+        *,
+        is_last: bool,
+    ) -> None:
+        try:
+            saved = await asyncio.get_running_loop().run_in_executor(self._thread, self._drawn, version, write)
+        except RankLost:
+            raise
+        except (OperationError, UserError) as error:  # the disk refuses: what was there before is untouched
+            if is_last:
+                remedy = "make room there, then continue with areal-like resume"
+                raise UserError(f"the last checkpoint is missing: {error}", remedy=remedy) from error
+            self._activity.num_failed_checkpoints += 1
+            log.warning("no checkpoint of version %d: %s", version, error)
+            await self._link.send(CheckpointFailed(version=version, reason=str(error)))
+            return
+        finally:
+            self._news.set()
+        self._activity.num_checkpoints += 1
+        log.info("checkpoint of version %d (%s): %s", version, reason, saved.folder)
+        if announced is not None:
+            await asyncio.wait([announced])  # versions and checkpoints are told in their order
+        self._told = CheckpointSaved(
+            version=version, path=str(saved.folder), stall_s=stall_s, write_s=saved.write_s, num_bytes=saved.num_bytes
+        )
+        if not is_last:  # that word comes after the export
+            await self._link.send(self._told)
+
+    def _drawn(self, version: int, write: Callable[[], Saved]) -> Saved:
+        with self._activity.span("write_checkpoint", "checkpoint", version=version):
+            return write()
