@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from areal_like.config import ProcessSpec
-from areal_like.messages import BatchSample
+from areal_like.messages import BatchSample, RunPosition
 from trainer.attention import choose
 from trainer.backends.emulated import EmulatedBackend
 from trainer.backends.port import Setup
@@ -19,6 +19,7 @@ from trainer.model import load_causal_lm, num_parameters
 from trainer.ranks import Ranks
 from trainer.step import TrainStep
 from trainer.training import Spans, Training
+from trainer.training_state import ModelFiles
 
 
 class EmulatedTraining(Training):
@@ -36,6 +37,7 @@ class EmulatedTraining(Training):
         spec, emulation = self.spec, self._emulation
         model = load_causal_lm(self._source, device="cpu")
         self.ranks = Ranks.alone()
+        self._files = ModelFiles.of(model)
         self.attention = choose("sdpa", self.ranks.device, "float32")
         setup = Setup(self.settings, spec.sampling.temperature, spec.num_steps, self.attention, self.ranks)
         self._backend = self.policy = EmulatedBackend(model, setup, emulation)
@@ -61,9 +63,9 @@ class EmulatedTraining(Training):
         """What was chosen, for the screen."""
         return f"trainer {self._backend_words}"
 
-    def prepare(self, samples: Sequence[BatchSample], step: int) -> PreparedBatch:
+    def prepare(self, samples: Sequence[BatchSample], step: int, position: RunPosition | None = None) -> PreparedBatch:
         """See Training."""
-        prepared = super().prepare(samples, step)
+        prepared = super().prepare(samples, step, position)
         self._ready_s[step] = time.monotonic()
         return prepared
 

@@ -9,6 +9,8 @@ import os
 import signal
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from small_run import until
@@ -321,13 +323,16 @@ def test_newest_whole_checkpoint_that_the_ledger_knows_is_the_one_to_go_on_from(
         checkpoint = folder.checkpoints / f"step_{version:06d}"
         checkpoint.mkdir()
         (checkpoint / "manifest.json").write_text(json.dumps({"format": 2, "files": {}}))
+        facts = {"version": version, "lineage": "l0", "run_id": "r", "config_digest": ""}
+        (checkpoint / "state.json").write_text(json.dumps(facts))
     (folder.checkpoints / "step_000006" / "manifest.json").write_text("{")
     batches = tuple(BatchRecord(step=step, lineage="l0", groups=()) for step in range(1, 8))
     state = LedgerState(
         num_lineages=1, num_drawn=0, num_filtered=0, dropped={}, live=(), batches=batches, checkpoints=(), evals=()
     )
     work = Stretch(config, folder, job.JobRows.load(config), is_resume=True)
-    path = work._checkpoint(state, Display("plain"))
+    ledger: Any = SimpleNamespace(seq=0)
+    path = work._checkpoint(ledger, state, Display("plain"))
     assert path == folder.checkpoints / "step_000004", "8 is beyond the ledger, 6 is damaged; no report is needed"
     assert work._base == 4
 
