@@ -83,6 +83,13 @@ def published(state: RunState) -> None:
         state.holder = Holder.ENGINES
 
 
+def trainer_died(state: RunState) -> None:
+    """It starts again: what was to be sent to it is void; a turn that it had lasts until it has published again."""
+    state.held_batch = None
+    if state.holder is Holder.HANDOVER:
+        state.holder = Holder.ENGINES
+
+
 def is_engines_time(state: RunState) -> bool:
     """Versions may be announced and samples leased. Always so where devices are not shared."""
     return state.holder is Holder.ENGINES

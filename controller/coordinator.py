@@ -201,6 +201,7 @@ class Coordinator:
         state.recorded = {batch.step: batch.groups for batch in event.batches}
         state.requested, state.is_trainer_told, state.manifest_path = None, False, ""
         state.trained = NO_VERSION
+        alternation.trainer_died(state)
         if state.phase is Phase.FINISHING:
             finishing.trainer_died(state)
         state.progress += 1

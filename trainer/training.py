@@ -38,12 +38,8 @@ from trainer.attention import choose, register
 from trainer.backends.choice import choose_backend, make_backend
 from trainer.backends.port import Setup
 from trainer.batch import PreparedBatch
-<<<<<<< HEAD
-from trainer.checkpoint import CheckpointState
-from trainer.colocation import SharedDevices
-=======
 from trainer.checkpoint import CheckpointState, Retention
->>>>>>> cf760ef (Checkpoints beside the step; export and import; a trainer that starts again from its checkpoint)
+from trainer.colocation import SharedDevices
 from trainer.config import TrainerSettings
 from trainer.export import export_policy
 from trainer.host_copy import Copied, HostCopy, assemble
@@ -158,15 +154,10 @@ class Training:
         if self.settings.loss.kl_coef > 0:
             reference = load_causal_lm(Path(spec.model.path or ""), device=str(device))
         self._step = TrainStep(
-<<<<<<< HEAD
-            self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, tracer=self._spans
-        )
-        self._devices = SharedDevices(self.policy, reference, device, is_shared=spec.is_colocated, tracer=self._spans)
-=======
             self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, tracer=self._spans,
             before_update=self._copy.fence,
         )  # fmt: skip
->>>>>>> cf760ef (Checkpoints beside the step; export and import; a trainer that starts again from its checkpoint)
+        self._devices = SharedDevices(self.policy, reference, device, is_shared=spec.is_colocated, tracer=self._spans)
         self._backend_words = f"{choice.name} ({choice.reason})"
         self._record_setup(
             {
