@@ -6,7 +6,7 @@ Arrays (`numpy.ndarray`, read-only after decoding) travel as raw ZeroMQ frames b
 Who sends what:
   every process -> hub      Hello, Heartbeat, Goodbye            hub -> process   Welcome, Refused, Shutdown
   rollout -> controller     Progress, SampleFinished, SampleReturned, VersionStaged, VersionLoaded, VersionFailed,
-                            MemoryReleased, Draining
+                            MemoryReleased, Draining, Incident
   controller -> rollout     Lease, SampleAck, CancelLeases, RecallLeases, AnnounceVersion, SwapVersion, ReleaseMemory
   trainer -> controller     BatchRequest, VersionPublished, CheckpointSaved, CheckpointFailed
   controller -> trainer     Batch, NoMoreBatches, SaveCheckpoint
@@ -196,6 +196,12 @@ class Draining(Message, frozen=True, kw_only=True):
     """This worker leaves in good order: no more leases; those it holds follow as SampleReturned, then Goodbye."""
 
     reason: str
+
+
+class Incident(Message, frozen=True, kw_only=True):
+    """Something broke inside this process and was mended there (its SGLang server died and has a successor)."""
+
+    text: str
 
 
 class AnnounceVersion(Message, frozen=True, kw_only=True):
@@ -401,7 +407,7 @@ class StatsReply(Message, frozen=True, kw_only=True):
 
 ANY_MESSAGE = (
     Hello | Welcome | Refused | Heartbeat | Goodbye | Shutdown
-    | Lease | Progress | SampleFinished | SampleReturned | SampleAck | CancelLeases | RecallLeases | Draining
+    | Lease | Progress | SampleFinished | SampleReturned | SampleAck | CancelLeases | RecallLeases | Draining | Incident
     | ReleaseMemory | MemoryReleased | AnnounceVersion | VersionStaged | SwapVersion | VersionLoaded | VersionFailed
     | BatchRequest | Batch | NoMoreBatches | SaveCheckpoint | VersionPublished | CheckpointSaved
     | CheckpointFailed

@@ -1,6 +1,6 @@
 """Which port of this machine a server can be given.
 
-Owns: the choice. Refuses: binding it.
+Owns: the choice, and the look whether one is free. Refuses: keeping it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,17 @@ from pathlib import Path
 from areal_like.errors import OperationError
 
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def can_listen(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether a server could be given this port of this machine now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a dead server left behind is no server
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
 
 
 def quiet_port() -> int:

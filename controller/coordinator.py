@@ -149,6 +149,8 @@ class Coordinator:
                 turns.version_staged(state, event)
             case p.WorkerDraining():
                 workers.drain(state, event)
+            case p.WorkerIncident():
+                state.note("incident", f"{event.worker}: {event.text}")
             case p.WorkerSpeed():
                 workers.take_speed(state, event)
             case p.WorkerVersionLoaded():

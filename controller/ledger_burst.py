@@ -68,6 +68,8 @@ class Burst:
             case p.RecordEval():
                 blob = msgspec.msgpack.encode(effect.values)
                 self._put("eval", self.seq, effect.version, effect.lineage, effect.kind, blob)
+            case p.RecordIncident():
+                self._put("incident", self.seq, effect.kind, effect.text)
             case p.RecordLineage():
                 *facts, trainer_died = msgspec.structs.astuple(effect)
                 self._put("lineage", self.seq, *facts)
@@ -132,5 +134,6 @@ _STATEMENTS = {
     "consume": "UPDATE groups SET fate = 'consumed', step = ?, end_seq = ? WHERE group_id = ?",
     "checkpoint": "INSERT INTO checkpoints VALUES (?, ?, ?, ?)",
     "eval": "INSERT INTO evals VALUES (?, ?, ?, ?, ?)",
+    "incident": "INSERT INTO incidents VALUES (?, ?, ?)",
 }
 """In the order they run: a group exists before it ends, a partial before it is superseded."""

@@ -54,6 +54,7 @@ CREATE TABLE IF NOT EXISTS trainer_restarts (
   seq INTEGER PRIMARY KEY, lineage TEXT NOT NULL UNIQUE, reason TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS evals (
   seq INTEGER PRIMARY KEY, version INTEGER NOT NULL, lineage TEXT NOT NULL, kind TEXT NOT NULL, "values" BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS incidents (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, text TEXT NOT NULL);
 """
 
 _BATCH_DECODER = msgspec.msgpack.Decoder(tuple[BatchGroup, ...])

@@ -31,6 +31,7 @@ from controller.pool_sizes import fit_problem
 from controller.reward_services import problems_of
 from controller.telemetry.sink_kinds import is_installed, sinks_of
 from controller.validate import positions_of
+from controller.validate_sglang import model_problems
 from controller.wiring import SCORER_CHECK, WORKFLOW_CHECK, engine_mistakes
 
 MIN_WORKER_BYTES = 100_000_000
@@ -135,6 +136,8 @@ def _look_at_model(config: RunConfig, found: Preflight) -> None:
     found.problems += [_as_problem("model.path", error) for error in errors]
     if not is_here:
         found.notes.append(f"model.path: {path} is not on this machine and will be downloaded from the hub")
+    if found.model:
+        found.problems += model_problems(config, found.model)
     positions = positions_of(found.model or {})
     context = config.rollout.engine.max_context
     if positions is not None and context > positions:
@@ -269,6 +272,10 @@ def _port(config: RunConfig) -> Iterator[Problem]:
     wanted = [(host_key, "launch.port", host, config.launch.port)] if host else []
     if (endpoint := config.metrics.prometheus) is not None:
         wanted.append(("metrics.prometheus.host", "metrics.prometheus.port", endpoint.host, endpoint.port))
+    engine = config.rollout.engine
+    if engine.kind == "sglang" and engine.sglang.port and not engine.sglang.attach and config.launch.kind != "ray":
+        key, count = "rollout.engine.sglang.port", config.rollout.num_workers
+        wanted += [(key, key, "127.0.0.1", engine.sglang.port + index) for index in range(count)]
     for host_key, port_key, host, port in wanted:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:

@@ -118,6 +118,13 @@ class WorkerDraining(Event, frozen=True):
     """Which process said so, if known: its successor stays."""
 
 
+class WorkerIncident(Event, frozen=True):
+    """Something broke inside the worker and was mended there; it goes on."""
+
+    worker: str
+    text: str
+
+
 class WorkerSpeed(Event, frozen=True):
     """How fast a worker that is busy samples, measured from its heartbeats."""
 
@@ -436,6 +443,14 @@ class SendNoMoreBatches(Effect, frozen=True):
 
     last_step: int
     reason: str
+
+
+class RecordIncident(Effect, frozen=True):
+    """Something went wrong and the run goes on; made by the shell of the notes worth remembering. kind: the note's."""
+
+    is_ledger: ClassVar[bool] = True
+    kind: str
+    text: str
 
 
 class EvalDone(Effect, frozen=True):

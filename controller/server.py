@@ -60,6 +60,12 @@ TRACED_NOTES = frozenset({"migrated", "draining", "worker_lost", "worker_left", 
 """Notes that are moments on the timeline."""
 
 
+MENDED = "incident"
+"""The note of what broke in a worker and was mended there: shown, and a moment on the timeline."""
+RECORDED_NOTES = frozenset({"quarantined", "worker_lost", "worker_left", MENDED, "draining"})
+"""Notes that are facts of the ledger as well: why workers stood still, in the order of everything else."""
+
+
 @dataclass(frozen=True)
 class ServerSettings:
     """The few facts that the shell itself needs; times in seconds."""
@@ -296,6 +302,8 @@ class Server:
                     entries.append(entry_of(effect, told))
                 else:
                     others.append(effect)
+                if isinstance(effect, p.Note) and effect.kind in RECORDED_NOTES:
+                    entries.append(LedgerEntry(effect=p.RecordIncident(kind=effect.kind, text=effect.text)))
             if told.metrics and self._coordinator.version != before:  # a repeated announcement is no second step
                 steps.append((self._coordinator.version, told))
         if entries:
@@ -348,9 +356,11 @@ class Server:
             case p.Note():
                 self._journal.measure("note", note=effect.kind, text=effect.text)
                 log.info("%s: %s", effect.kind, effect.text)
-                if effect.kind in TRACED_NOTES:
+                if effect.kind in TRACED_NOTES or effect.kind == MENDED:
                     self._tracer.instant(effect.kind, text=effect.text)
-                if effect.kind in LOUD_NOTES and self._outcome is None:  # leaving at the end is no news
+                if (
+                    effect.kind in LOUD_NOTES or effect.kind == MENDED
+                ) and self._outcome is None:  # leaving at the end is no news
                     self._display.note(effect.text, "warning")
             case p.EndRun():
                 # With no worker left the last one's own words say more than that none is left.

@@ -23,6 +23,7 @@ SPEAKERS: Mapping[type[m.Message], m.Role] = {
     m.VersionFailed: "rollout",
     m.Draining: "rollout",
     m.MemoryReleased: "rollout",
+    m.Incident: "rollout",
     m.BatchRequest: "trainer",
     m.VersionPublished: "trainer",
     m.CheckpointSaved: "trainer",
@@ -33,7 +34,7 @@ ACCEPTED: frozenset[type] = frozenset(SPEAKERS)
 
 
 MAX_REASON_CHARS = 300
-"""Of why an answer has no score, as the coordinator remembers it."""
+"""Of why an answer has no score, and of what went wrong in a worker, as the coordinator remembers it."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ def translate(peer: str, message: m.Message, *, is_eval: Callable[[int], bool]) 
             return Told(failed)
         case m.MemoryReleased():
             return Told(p.WorkerReleased(worker=peer, num_bytes=message.num_bytes))
+        case m.Incident():
+            return Told(p.WorkerIncident(worker=peer, text=message.text[:MAX_REASON_CHARS]))
         case m.BatchRequest():
             return Told(p.BatchRequested(step=message.step))
         case m.VersionPublished():

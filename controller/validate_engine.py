@@ -13,6 +13,7 @@ from areal_like.errors import UserError
 from areal_like.prompts import PLACEHOLDER
 from controller.config import RunConfig
 from controller.config_problems import Problem
+from controller.validate_sglang import option_problems
 
 
 def engine_problems(config: RunConfig) -> Iterator[Problem]:
@@ -26,6 +27,7 @@ def engine_problems(config: RunConfig) -> Iterator[Problem]:
                 "rollout.engine.kind: sglang",
             )
         return
+    yield from option_problems(config)
     attach = engine.sglang.attach
     if attach and len(attach) != count:
         yield Problem(

@@ -26,6 +26,7 @@ from areal_like.trace import Tracer
 from rollout import reward_client, worker
 from rollout.config import RolloutSettings
 from rollout.engine.port import Engine
+from rollout.incidents import Incidents
 from rollout.local_versions import local_roots
 from rollout.receiver import VersionReceiver
 from rollout.relay import Relay
@@ -43,6 +44,7 @@ async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
         raise UserError("no model folder", where="model.path", remedy="the launcher prepares one from model.init")
     model_dir = Path(spec.model.path)
     tracer = Tracer.of(spec.run_dir, spec.name, spec.trace)
+    incidents = Incidents()
     try:
         tokenizer = load_tokenizer(model_dir, spec.model.tokenizer)
         tokens = PromptTokens(
@@ -56,13 +58,14 @@ async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
         await worker.RolloutWorker(
             spec,
             settings,
-            engine=make_engine(spec, settings, model_dir, tracer),
+            engine=make_engine(spec, settings, model_dir, tracer, incidents),
             tokens=tokens,
             workflow=workflow,
             rewards=connect.rewards(settings, tracer),
             make_peer=connect.controller,
             tracer=tracer,
             receiver=connect.receiver(),
+            incidents=incidents,
         ).run(stop)
     finally:
         tracer.close()
@@ -78,8 +81,10 @@ def settings_of(spec: ProcessSpec) -> RolloutSettings:
         raise UserError(first["msg"], where=where, remedy="see areal-like validate") from error
 
 
-def make_engine(spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tracer: Tracer) -> Engine:
-    """The engine the settings name. Raises UserError."""
+def make_engine(
+    spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tracer: Tracer, incidents: Incidents
+) -> Engine:
+    """The engine the settings name; what it mends inside goes into `incidents`. Raises UserError."""
     if spec.emulation is not None:
         from rollout.engine.emulated import EmulatedEngine
 
@@ -87,7 +92,7 @@ def make_engine(spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, t
         return EmulatedEngine(spec.emulation, settings.engine, max_new_tokens=max_new_tokens, seed=spec.seed)
     dtype = settings.engine.dtype or spec.model.dtype
     if settings.engine.kind == "sglang":
-        return make_sglang(spec, settings, model_dir, tracer)
+        return make_sglang(spec, settings, model_dir, tracer, incidents)
     from rollout.engine.embedded import EmbeddedEngine  # imports torch
 
     return EmbeddedEngine(
@@ -96,7 +101,9 @@ def make_engine(spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, t
     )  # fmt: skip
 
 
-def make_sglang(spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tracer: Tracer) -> Engine:
+def make_sglang(
+    spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tracer: Tracer, incidents: Incidents
+) -> Engine:
     """The engine over this worker's own SGLang server, launched or attached to."""
     from rollout.engine.sglang.engine import SGLangEngine, Whereabouts  # imports torch
 
@@ -111,9 +118,15 @@ def make_sglang(spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, t
         dtype=spec.model.dtype,
         num_threads=spec.num_threads,
         interruption=worker.interruption_of(spec, settings),
-        whereabouts=Whereabouts(spec.name, Path(spec.run_dir) / "logs" / f"{spec.name}-sglang.log", spec.seed + index),
+        whereabouts=Whereabouts(
+            spec.name,
+            Path(spec.run_dir) / "logs" / f"{spec.name}-sglang.log",
+            spec.seed + index,
+            port=settings.engine.sglang.port_of(index),
+        ),
         attach=attach[index] if attach else None,
         tracer=tracer,
+        report=incidents.add,
     )
 
 

@@ -14,10 +14,35 @@ class SGLangSettings(Settings):
 
     attach: tuple[str, ...] = ()
     """Instead of launching: addresses of running servers, one per worker, e.g. [http://127.0.0.1:30000]."""
+    port: int = Field(0, ge=0, lt=65536)
+    """Port of the first worker's server, each further worker's one higher; 0: any free ones. On loopback only."""
     tp_size: int = Field(1, gt=0)
     """GPUs (on a CPU: processes) that share one copy of the model."""
     memory_fraction: float | None = Field(None, gt=0, lt=1)
     """Share of a GPU's memory for weights and cache (`--mem-fraction-static`); None: SGLang's own choice."""
+    quantization: Literal["none", "fp8"] = "none"
+    """`fp8`: SGLang makes the linear layers' weights 8 bits wide at every load and computes with them, faster than it
+    trains: log-probs then differ from the trainer's, which the correction weight mends. CUDA, bfloat16, Qwen2 and
+    Qwen3 only."""
+    unquantized_layers: tuple[str, ...] = ()
+    """With `quantization`: layers left as they are, by any whole part of a module's name, e.g. [model.layers.0,
+    down_proj]. The head always is."""
+    kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = "auto"
+    """Keys and values; `auto`: the compute dtype. The others halve the cache and need CUDA."""
+    deterministic: bool = False
+    """Samples depend on nothing but weights, prompt and seed: kernels that do not care who shares their batch, one
+    random stream per sample. Slower; needs CUDA."""
+    release_idle_s: float | None = Field(None, gt=0)
+    """Give GPU memory back after so many seconds with nothing to generate (mode: sync on shared GPUs), and take it
+    again when there is; None: never."""
+    release: Literal["kv_cache", "all"] = "kv_cache"
+    """What `release_idle_s` gives back; `all`: weights too, which a copy in host memory brings back."""
+    routed_experts: bool = False
+    """Mixture-of-experts models: bring back, with each answer, which experts each token was sent to in each layer, for
+    workflows of your own (`Answer.routed_experts`)."""
+    checksums: bool = False
+    """Prove every load: ask the server for its own checksum of each tensor and compare with the published version's. A
+    difference counts as a version it refused. Inside the pause; on CPUs, tp_size 1, Llama, Qwen2 and Qwen3."""
     arguments: dict[str, str | int | float | bool | None] = Field({})
     """Further arguments of sglang.launch_server without the dashes, e.g. {chunked-prefill-size: 4096}; true for a flag
     that takes no value. Checked against that version's own list before the launch."""
@@ -36,6 +61,15 @@ class SGLangSettings(Settings):
     """Restarts of a dead server within `restart_window_s`; one more, and its worker ends with the reason."""
     restart_window_s: float = Field(600.0, gt=0)
     """Restarts older than this are forgotten."""
+
+    @property
+    def is_rounded(self) -> bool:
+        """Weights, or keys and values, of fewer bits than the trainer's: the engine is another policy than it says."""
+        return self.quantization != "none" or self.kv_cache_dtype != "auto"
+
+    def port_of(self, index: int) -> int | None:
+        """Port of the server of worker `index`; None: any free one."""
+        return self.port + index if self.port else None
 
 
 class EngineSettings(Settings):

@@ -142,7 +142,7 @@ class SampleRun:
         if not self.is_resumable:
             self.new_tokens = Segment.empty()
         sampling = self._sampling(max_new_tokens)
-        self.prompt_P = prompt_P
+        self.prompt_P, experts = prompt_P, None
         while True:
             answer = prefix.joined(self.new_tokens)
             reason = self._end_of(answer, sampling, len(prompt_P))
@@ -156,10 +156,10 @@ class SampleRun:
             if outcome.end_reason in ("segment", "cancelled"):
                 self.cut_reason = outcome.end_reason
                 raise SampleCut(outcome.end_reason)
-            answer = prefix.joined(self.new_tokens)
+            answer, experts = prefix.joined(self.new_tokens), outcome.routed_experts
             reason = "stop" if outcome.end_reason == "stop" else "length"
             break
-        self.answer = Answer(segment=answer, finish_reason=reason)
+        self.answer = Answer(segment=answer, finish_reason=reason, routed_experts=experts)
         return self.answer
 
     async def score(self, response: str, answer: Answer) -> Verdict:

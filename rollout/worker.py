@@ -12,7 +12,8 @@ Loops, all tasks of one TaskGroup on one asyncio loop; any of them failing ends 
                 then the verdict                   rewards loop
     versions    an announcement                    receive                      swaps, VersionLoaded or VersionFailed
     progress    `progress_s` to pass               the clock                    Progress: new tokens of running leases
-    send        work to send, or `RESEND_S`        samples, versions, acks      outbox, and finished samples until acked
+    send        work to send, or `TICK_S`          samples, versions, acks      outbox, incidents inside the engine,
+                                                                                and finished samples until acked
     rewards     replies of the reward service      the sockets                  verdicts (`reward_client`)
     watch       `heartbeat_s` to pass              the clock                    the end, when the controller is silent
     (body)      Shutdown, SIGTERM                  receive, the process         leaving: hand back, flush, Goodbye
@@ -37,6 +38,7 @@ from areal_like.messages import (
     Draining,
     Goodbye,
     Heartbeat,
+    Incident,
     Lease,
     Message,
     Progress,
@@ -53,6 +55,7 @@ from areal_like.trace import Tracer
 from rollout.config import RolloutSettings
 from rollout.engine.port import Engine, Interruption
 from rollout.hub_peer import HubPeer
+from rollout.incidents import Incidents
 from rollout.leases import LeaseBook
 from rollout.pool import SamplePool
 from rollout.receiver import Receiver
@@ -104,6 +107,7 @@ class RolloutWorker:
         make_peer: PeerFactory,
         tracer: Tracer,
         receiver: Receiver | None = None,
+        incidents: Incidents | None = None,
         clock: Clock | None = None,
         resend_s: float = RESEND_S,
     ) -> None:
@@ -132,6 +136,7 @@ class RolloutWorker:
             receiver=receiver,
         )
         self._receiver = receiver
+        self._incidents = incidents or Incidents()
         self._outbox: deque[Message] = deque()
         self._send_wake = asyncio.Event()
         self._settled = asyncio.Event()
@@ -287,6 +292,7 @@ class RolloutWorker:
             except TimeoutError:
                 pass
             self._send_wake.clear()
+            self._outbox.extend(Incident(text=text) for text in self._incidents.take())
             while self._outbox and await self._sent(self._outbox[0]):
                 self._outbox.popleft()
             for message in self._book.due(self._clock.monotonic_s(), self._resend_s):
@@ -312,7 +318,7 @@ class RolloutWorker:
         self._pool.park_all()
 
     def _post(self, message: Message) -> None:
-        """Into the outbox; bounded by the leases held and by one report per announced version."""
+        """Into the outbox; bounded by the leases held, by one report per announced version, and by incidents held."""
         self._outbox.append(message)
         self._send_wake.set()
 
@@ -336,6 +342,7 @@ class RolloutWorker:
         counters = {
             **self._engine.counters(),
             **self._counters,
+            "incidents": float(self._incidents.count),
             "version_waits": float(self._bench.version_waits),
             "version_wait_s": self._bench.version_wait_s,
             "score_wait_s": self._bench.score_wait_s,

@@ -20,10 +20,15 @@ from rollout.tokens import PromptTokens
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One complete answer: all its tokens, those of earlier leases included, and why it ended."""
+    """One complete answer: all its tokens, those of earlier leases included, and why it ended.
+
+    routed_experts: with `rollout.engine.sglang.routed_experts`, int32 [prompt + answer - 1, layers, experts per token];
+    None otherwise, for an answer that came complete from another worker, and where a server died before it told.
+    """
 
     segment: Segment
     finish_reason: FinishReason
+    routed_experts: np.ndarray | None = None
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,7 +41,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerationOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request ended. `segment` holds the newly sampled tokens only (the prefix is not repeated)."""
+    """How a request ended. `segment` holds the newly sampled tokens only (the prefix is not repeated).
+
+    routed_experts: where the engine was asked for them, int32 [prompt + whole answer - 1, layers, experts per token]:
+    which experts each position was sent to, as computed last (after a swap positions are computed anew).
+    """
 
     request_id: int
     segment: Segment
@@ -49,6 +53,7 @@ class GenerationOutcome(msgspec.Struct, frozen=True, kw_only=True):
     paused_s: float = 0.0
     queue_s: float = 0.0
     generate_s: float = 0.0
+    routed_experts: np.ndarray | None = None
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):

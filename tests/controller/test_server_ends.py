@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import sqlite3
 from typing import Literal
 
 import pytest
@@ -371,5 +372,33 @@ def test_refusal_of_the_operating_system_ends_the_run_in_words(tmp_path):
                 await run.server.farewell(0.2)
             assert isinstance(outcome.error, OperationError)
             assert str(outcome.error) == "metrics.jsonl: No space left on device"
+
+    bounded(test())
+
+
+def test_what_broke_and_was_mended_is_on_screen_and_in_the_ledger_in_the_order_of_other_facts(tmp_path):
+    class Mending(Worker):
+        is_mended = False
+
+        async def on_lease(self, task):
+            if not self.is_mended:
+                self.is_mended = True
+                await self.peer.send(m.Incident(text="SGLang server: it ended with signal SIGKILL; starting another"))
+            await super().on_lease(task)
+
+    async def test():
+        async with small_run(tmp_path) as run:
+            run.supervisor.losses.append(Loss("rollout-7", "rollout", "ended with signal SIGKILL", False, -9))
+            async with beside(Trainer(run).work(), Mending(run).work()):
+                assert (await run.go()).status == "completed"
+            words = "rollout-0: SGLang server: it ended with signal SIGKILL; starting another"
+            assert words in run.shown.getvalue()
+        with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
+            found = {kind: (seq, text) for seq, kind, text in db.execute("SELECT seq, kind, text FROM incidents")}
+            (step_seq,) = db.execute("SELECT seq FROM batches WHERE step = 1").fetchone()
+        assert found["worker_lost"][1].startswith("rollout-7 is lost (ended with signal SIGKILL)")
+        assert found["incident"][1] == words
+        assert found["incident"][0] < step_seq
+        assert_whole(tmp_path, 3)
 
     bounded(test())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,82 @@ def test_an_argument_that_version_does_not_know_is_a_problem_before_the_launch(t
     (problem,) = preflight.look(make(given), "validate").problems
     assert "no argument `enable-metric`" in str(problem)
     assert "did you mean enable-metrics?" in str(problem)
+
+
+CUDA = {"kind": "sglang", "device": "cuda", "dtype": "bfloat16"}
+NEEDS_CUDA: list[dict[str, Any]] = [
+    {"quantization": "fp8"}, {"kv_cache_dtype": "fp8_e4m3"}, {"deterministic": True}, {"release_idle_s": 5},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("option", NEEDS_CUDA, ids=lambda option: next(iter(option)))
+def test_options_of_gpus_are_accepted_for_cuda_and_refused_for_cpus_in_one_sentence(option: dict[str, Any]) -> None:
+    assert said(make({**CUDA, "sglang": option})) == ""
+    (problem,) = cross_check(make({**CUDA, "device": "cpu", "sglang": option}))
+    assert f"rollout.engine.sglang.{next(iter(option))}" in str(problem)
+    assert "needs CUDA" in str(problem)
+
+
+def changed(config: RunConfig, **loss: Any) -> RunConfig:
+    new = config.trainer.loss.model_copy(update=loss)
+    return config.model_copy(update={"trainer": config.trainer.model_copy(update={"loss": new})})
+
+
+def test_a_rounded_engine_needs_bfloat16_a_known_model_and_the_correction_weight() -> None:
+    fp8 = {**CUDA, "sglang": {"quantization": "fp8"}}
+    assert "quantises from bfloat16, and the engine's dtype is float32" in said(make({**fp8, "dtype": "float32"}))
+    config = make(fp8)
+    llama = config.model_copy(
+        update={"model": config.model.model_copy(update={"init": {**(config.model.init or {}), "model_type": "llama"}})}
+    )
+    assert "cannot load new versions into a quantised llama" in said(llama)
+    carries = "leaves nothing that carries the difference"
+    assert carries in said(changed(config, proximal="behaviour"))
+    off = config.trainer.loss.weight.model_copy(update={"mode": "off"})
+    assert carries in said(changed(config, weight=off))
+    assert carries in said(changed(make({**CUDA, "sglang": {"kv_cache_dtype": "fp8_e5m2"}}), weight=off))
+    assert carries not in said(changed(make(CUDA), weight=off))
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        (["model.layers.0", "down_proj"], ""),
+        (["q_proj", "k_proj", "v_proj"], ""),
+        (["model.layers.1.self_attn.q_proj"], "name model.layers.1.self_attn.k_proj, model.layers.1.self_attn.v_proj"),
+        (["gate_proj"], "SGLang keeps gate_proj, up_proj as one layer"),
+        (["a,b"], "no part of a module's name"),
+    ],
+)
+def test_layers_left_unquantised_are_whole_ones(layers: list[str], words: str) -> None:
+    problems = said(make({**CUDA, "sglang": {"quantization": "fp8", "unquantized_layers": layers}}))
+    assert (words in problems) if words else problems == ""
+
+
+def test_exceptions_from_nothing_and_experts_of_a_dense_model_are_mistakes() -> None:
+    assert "nothing is quantised" in said(make({**CUDA, "sglang": {"unquantized_layers": ["down_proj"]}}))
+    assert "a qwen3 has no experts" in said(make({**CUDA, "sglang": {"routed_experts": True}}))
+
+
+def test_checksums_are_for_one_process_on_a_cpu() -> None:
+    assert said(make({"kind": "sglang", "sglang": {"checksums": True}})) == ""
+    assert "can only be made on a GPU" in said(make({**CUDA, "sglang": {"checksums": True}}))
+    assert "not shares" in said(make({"kind": "sglang", "sglang": {"checksums": True, "tp_size": 2}}))
+
+
+def test_what_says_how_a_server_is_launched_is_nothing_for_one_that_runs() -> None:
+    attach = ["http://127.0.0.1:30000"]
+    assert "these run already" in said(make({"kind": "sglang", "sglang": {"attach": attach, "port": 30000}}))
+    assert "these run already" in said(make({"kind": "sglang", "sglang": {"attach": attach, "checksums": True}}))
+
+
+def test_a_port_that_is_taken_is_said_before_the_start(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        python = str(environment(tmp_path / "good", "0.5.23"))
+        config = make({"kind": "sglang", "python": python, "sglang": {"port": port - 1}}, num_workers=2)
+        (problem,) = preflight.look(config, "validate").absent
+    assert f"127.0.0.1:{port} cannot be bound" in str(problem)
+    assert "rollout.engine.sglang.port" in str(problem)

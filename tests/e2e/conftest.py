@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).parent))
 START_TIMEOUT_S = 420.0
 """Deadline for anything a run does; generous, because it only bounds a hang."""
 

@@ -1,8 +1,14 @@
-"""Mistakes about SGLang, as a user sees them."""
+"""Mistakes about SGLang, as a user sees them, and the command line that options become."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+
+from rollout.config import EngineSettings, SGLangSettings
+from rollout.engine.sglang.arguments import Launch
+from rollout.engine.sglang.environment import argument_table
 
 pytestmark = pytest.mark.e2e
 
@@ -21,3 +27,21 @@ def test_mistakes_are_one_sentence(areal, quickstart, short, sglang_python, give
     assert run.wait() == 2, run.output
     assert said in " ".join(run.output.split())
     assert "Traceback" not in run.output
+
+
+def test_every_flag_that_options_become_is_one_this_version_takes(sglang_python):
+    """Those that only a GPU can run are at least not refused by its command line."""
+    table = argument_table(Path(sglang_python), is_cpu=True)
+    options = SGLangSettings(
+        quantization="fp8", kv_cache_dtype="fp8_e4m3", deterministic=True, release_idle_s=1.0, release="all",
+        routed_experts=True, memory_fraction=0.5,
+    )  # fmt: skip
+    for device in ("cuda:1", "cpu"):
+        settings = EngineSettings(kind="sglang", device=device, sglang=options)
+        launch = Launch(Path(sglang_python), settings, "bfloat16", 100, 1, "keep_kv", ())
+        words = launch.command(Path("model"), 3, port=1, nccl_port=2, seed=1)[3:]
+        for name, following in zip(words, [*words[1:], "--"], strict=True):
+            if name.startswith("--"):
+                argument = table[name.removeprefix("--")]
+                assert argument.takes_value == (not following.startswith("--")), name
+                assert not argument.choices or following in argument.choices, name

@@ -23,6 +23,7 @@ from areal_like.verdict import Verdict
 from rollout import reward_client, worker
 from rollout.config import RolloutSettings
 from rollout.engine.port import EngineCapabilities, GenerationOutcome, LoadReport
+from rollout.incidents import Incidents
 from rollout.reward_client import RewardClient
 from rollout.sample import arrow_of
 from rollout.tokens import PromptTokens
@@ -167,6 +168,7 @@ class Rig:
     inbox: list = dataclasses.field(default_factory=list)
     reports: dict = dataclasses.field(default_factory=dict)
     questions: list = dataclasses.field(default_factory=list)
+    incidents: Incidents = dataclasses.field(default_factory=Incidents)
     holds_verdicts: bool = False
     acks: bool = True
 
@@ -198,6 +200,7 @@ class Rig:
             rewards=rewards,
             make_peer=lambda capacity, status: self.peer(self.spec.hub_address, capacity, worker.ACCEPT, status),
             tracer=tracer,
+            incidents=self.incidents,
             resend_s=self.resend_s,
         )
         self.task = asyncio.create_task(self.worker.run(self.stop))
@@ -330,6 +333,7 @@ async def make_hub(role, bind="tcp://127.0.0.1:0"):
             m.VersionLoaded,
             m.VersionFailed,
             m.Draining,
+            m.Incident,
         },
         "reward": {m.ScoreRequest},
     }

@@ -7,6 +7,7 @@ Owns: what we set, why, and what a user may add. Refuses: starting it (process.p
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,8 +26,11 @@ _OURS = (
     "model-path", "model", "host", "port", "nccl-port", "device", "dtype", "tp-size", "tensor-parallel-size",
     "context-length", "max-running-requests", "weight-version", "skip-tokenizer-init", "incremental-streaming-output",
     "stream-interval", "random-seed", "mem-fraction-static", "base-gpu-id", "load-format", "skip-server-warmup",
-    "config",
+    "config", "quantization", "kv-cache-dtype", "rl-quant-profile", "enable-deterministic-inference",
+    "enable-memory-saver", "enable-weights-cpu-backup", "enable-return-routed-experts",
 )  # fmt: skip
+_SEPARATED = re.compile(r"(enable-pd-|disaggregation-|encoder-|language-only|pdmux)")
+"""Arguments that split one engine over several servers."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,12 @@ class Launch:
             "stream-interval": sglang.stream_tokens,
             "load-format": "auto" if version >= 0 else "dummy",
         }
-        flags = ["skip-tokenizer-init", "incremental-streaming-output", "skip-server-warmup"]
+        flags = ["skip-tokenizer-init", "incremental-streaming-output", "skip-server-warmup", *self._option_flags()]
+        if sglang.quantization != "none":
+            # This loader alone quantises anew at every update, and it must have seen real weights first.
+            words |= {"quantization": sglang.quantization, "load-format": "flash_rl"}
+        if sglang.kv_cache_dtype != "auto":
+            words["kv-cache-dtype"] = sglang.kv_cache_dtype
         if self.is_cpu:
             words |= {
                 "attention-backend": "torch_native",
@@ -86,6 +95,18 @@ class Launch:
             line += [] if name in given else [f"--{name}", str(value)]
         return [*line, *(f"--{flag}" for flag in flags if flag not in given), *self.extra]
 
+    def _option_flags(self) -> list[str]:
+        sglang = self.settings.sglang
+        chosen = {
+            "enable-deterministic-inference": sglang.deterministic,
+            "enable-memory-saver": sglang.release_idle_s is not None and not self.is_cpu,
+            "enable-weights-cpu-backup": sglang.release_idle_s is not None
+            and sglang.release == "all"
+            and not self.is_cpu,
+            "enable-return-routed-experts": sglang.routed_experts,
+        }
+        return [flag for flag, is_chosen in chosen.items() if is_chosen]
+
     def variables(self, scratch: Path) -> dict[str, str]:
         """The server's environment: nothing of ours is importable there, nothing is fetched, and its files go to
         `scratch`.
@@ -98,6 +119,8 @@ class Launch:
             "PYTHONUNBUFFERED": "1",
             "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # the spare positions; ours never get there
         }
+        if self.settings.sglang.unquantized_layers:
+            variables["SGLANG_FP8_IGNORED_LAYERS"] = ",".join(self.settings.sglang.unquantized_layers)
         if self.is_cpu:
             variables |= CPU_VARIABLES | {"OMP_NUM_THREADS": str(self.num_threads)}
             if self.settings.sglang.tp_size > 1:
@@ -127,6 +150,14 @@ def extra_words(settings: EngineSettings, table: Mapping[str, Argument], interru
         raise UserError(
             f"`{name}` is set by the engine itself", where=_WHERE, remedy="use the settings of rollout.engine"
         )
+    for name in given:
+        if _SEPARATED.match(name.lstrip("-").replace("_", "-")):
+            raise UserError(
+                f"`{name}` spreads one engine over several servers, and a worker swaps the weights of one: the others "
+                "would go on with the old version",
+                where=_WHERE,
+                remedy="more workers (rollout.num_workers) or a larger tp_size",
+            )
     unset = dict.fromkeys(clashing(given, ["disable-overlap-schedule"]))
     if interruption == "keep_kv" and any(given[name] is False for name in unset):
         raise UserError(

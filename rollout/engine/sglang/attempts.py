@@ -17,12 +17,16 @@ again. With `recompute` and `drain` the whole cache is flushed inside the pause.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from areal_like.errors import EngineError
 from areal_like.trajectory import Segment
@@ -51,6 +55,8 @@ class _Running:
     is_void: bool = False
     """It has tokens of versions newer than the one swapped in: it ends as `cancelled`."""
     barren: int = 0
+    routed_experts: tuple[int, str] | None = None
+    """As the server said it last, of every position of that attempt, and how long the answer was then."""
 
 
 class Attempts:
@@ -66,10 +72,17 @@ class Attempts:
         context: int,
         vocab_size: int,
         keeps_kv: bool,
+        is_seeded: bool = False,
+        experts_shape: tuple[int, int] | None = None,
     ) -> None:
-        """`keeps_kv`: swaps may leave old keys and values on the server."""
+        """`keeps_kv`: swaps may leave old keys and values on the server. `is_seeded`: the server samples by a request's
+        seed. `experts_shape`: layers and experts per token, where the server shall tell which experts were used.
+        """
         self._keeper, self.meter, self._name, self._keeps_kv = keeper, meter, name, keeps_kv
         self.context, self.vocab_size = context, vocab_size
+        self._is_seeded, self._experts_shape = is_seeded, experts_shape
+        self.on_request: Callable[[], None] = lambda: None
+        """Called when a request comes."""
         self.version = -1
         self.prefix_key = 0
         """Prefixes are shared among requests of equal key."""
@@ -90,12 +103,18 @@ class Attempts:
             task.cancel()
         self.gate.set()
 
+    @property
+    def num_open(self) -> int:
+        """Requests that run or wait."""
+        return len(self._running)
+
     async def generate(self, request: GenerationRequest) -> GenerationOutcome:
         """One answer, over as many attempts as it takes. Raises UserError (it cannot fit), EngineError (no server)."""
         check_request(request, context=self.context, vocab_size=self.vocab_size)
         if (outcome := ended_already(request)) is not None:
             return outcome
         running = self._running[request.request_id] = _Running(request)
+        self.on_request()
         asked_s, paused_s = time.monotonic(), self.meter.paused_s
         try:
             async with self._slots:
@@ -110,6 +129,7 @@ class Attempts:
                 queue_s=began_s - asked_s,
                 generate_s=time.monotonic() - began_s,
                 paused_s=self.meter.paused_s - paused_s,
+                routed_experts=self._experts_of(running),
             )
         finally:
             del self._running[request.request_id]
@@ -172,20 +192,24 @@ class Attempts:
         )
         if request.segment_tokens:
             left = min(left, request.segment_tokens)
-        return {
+        asked: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "max_new_tokens": left - len(answer),
+            "stop_token_ids": list(sampling.stop_token_ids),
+        }
+        if self._is_seeded:
+            asked["sampling_seed"] = request.seed % 2**63
+        body = {
             "rid": running.ticket,
             "input_ids": ids,
-            "sampling_params": {
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "top_k": sampling.top_k or -1,
-                "max_new_tokens": left - len(answer),
-                "stop_token_ids": list(sampling.stop_token_ids),
-            },
+            "sampling_params": asked,
             "return_logprob": True,
             "stream": True,
             "extra_key": str(self.prefix_key),
         }
+        return body | {"return_routed_experts": True} if self._experts_shape else body
 
     def _take(self, running: _Running, event: StreamEvent, live: Live) -> None:
         is_first = running.answer.is_attempt_empty
@@ -195,6 +219,22 @@ class Attempts:
             self.num_corrected += running.answer.num_corrected
             running.answer.num_corrected = 0
         self.meter.came(count, event.meta_info if is_first and count else None)
+        if event.meta_info.routed_experts is not None:
+            running.routed_experts = len(running.answer), event.meta_info.routed_experts
+
+    def _experts_of(self, running: _Running) -> np.ndarray | None:
+        """int32 [positions, layers, experts per token]; None where a server died before it told. Raises EngineError for
+        what is not of that shape.
+        """
+        told_at, told = running.routed_experts or (-1, "")
+        if self._experts_shape is None or told_at != len(running.answer):
+            return None
+        request = running.request
+        positions = len(request.prompt_P) + len(request.prefix) + len(running.answer) - 1
+        flat = np.frombuffer(base64.b64decode(told), np.int32)
+        if flat.size != positions * math.prod(self._experts_shape):
+            raise EngineError(f"{flat.size} routed experts for {positions} positions of {self._experts_shape}")
+        return flat.reshape(positions, *self._experts_shape)
 
     async def _end_of(self, running: _Running, finish: Finish | None, before: int) -> EndReason | None:
         """What the server's reason means for the whole answer; None: it must go on, or has reached its end."""

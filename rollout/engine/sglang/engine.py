@@ -14,16 +14,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor
+from transformers import PreTrainedConfig
 
 from areal_like.errors import EngineError, UserError, WeightError
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
 from areal_like.weights_group import GroupCall
 from rollout.config import EngineSettings
+from rollout.engine.loading import DTYPES
 from rollout.engine.port import (
     EngineCapabilities,
     GenerationOutcome,
@@ -37,7 +41,9 @@ from rollout.engine.sglang.attempts import Attempts
 from rollout.engine.sglang.client import PauseMode, ServerGone, ServerRefused, SGLangClient
 from rollout.engine.sglang.environment import argument_table, check_version, find_python
 from rollout.engine.sglang.keeper import Home, ServerKeeper
+from rollout.engine.sglang.layout import EXPERT_FAMILIES, FAMILIES, compare, server_checksums
 from rollout.engine.sglang.meter import Meter
+from rollout.engine.sglang.sleep import ALL, Sleeper
 from rollout.engine.sglang.staging import StagedVersion, Stager
 from rollout.engine.shape import read_config
 
@@ -46,11 +52,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Where an engine keeps things. `name` tells workers of a run apart."""
+    """Where an engine keeps things. `name` tells workers of a run apart. `port` of its server; None: any free one."""
 
     name: str
     log_path: Path
     seed: int
+    port: int | None = None
 
 
 class SGLangEngine:
@@ -67,12 +74,15 @@ class SGLangEngine:
         whereabouts: Whereabouts,
         attach: str | None = None,
         tracer: Tracer | None = None,
+        report: Callable[[str], None] = log.warning,
     ) -> None:
-        """`interruption` is the one loads will come with: the scheduler depends on it. `attach`: a server's address."""
+        """`interruption` is the one loads will come with: the scheduler depends on it. `attach`: a server's address.
+        `report`: is told, in a sentence each, what broke and was mended here.
+        """
         self._model_dir, self._settings, self._tracer = model_dir, settings, tracer
         self._dtype, self._num_threads, self._interruption = settings.dtype or dtype, num_threads, interruption
-        self._where, self._attach = whereabouts, attach
-        self._stager = Stager(model_dir, whereabouts.name)
+        self._where, self._attach, self._report = whereabouts, attach, report
+        self._stager = Stager(model_dir, whereabouts.name, self._checksums if settings.sglang.checksums else None)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stager")
         self._load_lock = asyncio.Lock()
         self._loads: set[asyncio.Task[LoadReport]] = set()
@@ -80,7 +90,10 @@ class SGLangEngine:
         self._keeper: ServerKeeper | None = None
         self._current: StagedVersion | None = None
         self._attempts: Attempts | None = None
-        self._num_swaps = 0
+        self._num_swaps = self._num_proven = 0
+        self._is_head_tied = False
+        self._sleeper: Sleeper | None = None
+        self._sleep_task: asyncio.Task[None] | None = None
         self._is_paused = False
         self._context = settings.max_context
 
@@ -93,7 +106,7 @@ class SGLangEngine:
             num_slots=self._settings.num_slots,
             max_context=self._context,
             interruptions=("recompute", "keep_kv", "drain"),
-            per_request_seed=False,
+            per_request_seed=self._settings.sglang.deterministic,
         )
 
     @property
@@ -110,6 +123,14 @@ class SGLangEngine:
                 what, where=str(self._model_dir), remedy="save the model with transformers' save_pretrained"
             )
         self._context = min(self._context, getattr(config, "max_position_embeddings", None) or self._context)
+        self._is_head_tied = bool(config.get_text_config().tie_word_embeddings)
+        if self._settings.sglang.checksums and config.model_type not in FAMILIES:
+            raise UserError(
+                f"how SGLang lays out the tensors of a {config.model_type} is not known here",
+                where="rollout.engine.sglang.checksums",
+                remedy=f"leave it out (known: {', '.join(FAMILIES)})",
+            )
+        _check_experts(config)
         launch = None if self._attach else await asyncio.to_thread(self._plan)
         if self._attach:
             await check_attached(self._attach, self._settings, self._interruption, self._model_dir, self._context)
@@ -119,8 +140,10 @@ class SGLangEngine:
             launch=launch,
             url=self._attach,
             seed=self._where.seed,
+            port=self._where.port,
             log_path=self._where.log_path,
             stalled_s=self._meter.stalled_s,
+            report=self._report,
         )
         self._attempts = Attempts(
             self._keeper,
@@ -130,10 +153,22 @@ class SGLangEngine:
             context=self._context,
             vocab_size=int(config.get_text_config().vocab_size),
             keeps_kv=self._interruption == "keep_kv",
+            is_seeded=self._settings.sglang.deterministic,
+            experts_shape=_experts_shape(config) if self._settings.sglang.routed_experts else None,
         )
         started_s = time.monotonic()
         await self._keeper.start()
         log.info("the SGLang server is ready after %.1f s", time.monotonic() - started_s)
+        self._start_sleeper(self._keeper, self._attempts)
+
+    def _start_sleeper(self, keeper: ServerKeeper, attempts: Attempts) -> None:
+        sglang = self._settings.sglang
+        if sglang.release_idle_s is None:
+            return
+        tags = ALL if sglang.release == "all" else ("kv_cache",)
+        self._sleeper = Sleeper(keeper, attempts, self._load_lock, idle_s=sglang.release_idle_s, tags=tags)
+        attempts.on_request = self._sleeper.wanted
+        self._sleep_task = asyncio.create_task(self._sleeper.run(), name="sglang-sleeper")
 
     def _plan(self) -> Launch:
         python = find_python(self._settings.python)
@@ -151,7 +186,7 @@ class SGLangEngine:
 
     async def close(self) -> None:
         """End the server and everything that waits for it. Safe to call twice."""
-        for task in list(self._loads):
+        for task in [*self._loads, *([self._sleep_task] if self._sleep_task else [])]:
             task.cancel()
         if self._keeper is not None:
             await self._keeper.close()
@@ -164,10 +199,12 @@ class SGLangEngine:
 
     def counters(self) -> dict[str, float]:
         """Monotonic: tokens, prefill_tokens, cached_tokens, corrected_tokens (stamps the server changed), swaps,
-        server_restarts; busy_s, idle_s, paused_s.
+        proven_swaps (by the server's own checksums), sleeps, server_restarts; busy_s, idle_s, paused_s.
         """
         own = {
             "swaps": self._num_swaps,
+            "proven_swaps": self._num_proven,
+            "sleeps": self._sleeper.num_sleeps if self._sleeper else 0,
             "server_restarts": self._keeper.num_restarts if self._keeper else 0,
             "corrected_tokens": self._attempts.num_corrected if self._attempts else 0,
         }
@@ -190,6 +227,7 @@ class SGLangEngine:
         """Stop at the next token boundary."""
         keeper, attempts = self._started()
         async with self._load_lock:
+            await self._wake()
             self._is_paused = True
             attempts.gate.clear()
             self._meter.pauses(True)
@@ -233,6 +271,7 @@ class SGLangEngine:
             _, attempts = self._started()
             attempts.gate.clear()
             try:
+                await self._wake()
                 if interruption == "drain":
                     while attempts.num_streaming:  # a server that hangs meanwhile is replaced, which ends them too
                         await attempts.idle.wait()
@@ -244,6 +283,11 @@ class SGLangEngine:
                 if not self._is_paused:
                     attempts.gate.set()
         return LoadReport(version=staged.version, stage_s=stage_s, pause_s=pause_s)
+
+    async def _wake(self) -> None:
+        """A server that gave its memory back takes it again. Under the lock."""
+        if self._sleeper is not None:
+            await self._sleeper.wake()
 
     async def _swap(self, staged: StagedVersion, interruption: Interruption) -> float:
         """Replace the weights at a token boundary; the pause in seconds. A server that dies meanwhile is replaced, and
@@ -266,6 +310,9 @@ class SGLangEngine:
                 log.warning("version %d was refused, which may have left the server with half of it", staged.version)
                 await keeper.replace(live.epoch, f"it refused version {staged.version}")
                 raise WeightError(f"SGLang cannot load version {staged.version}: {error.text[:400]}") from error
+            except WeightError:
+                await keeper.replace(live.epoch, f"it holds other weights than version {staged.version}")
+                raise
             finally:
                 self._meter.pauses(self._is_paused)
         pause_s = time.monotonic() - start_s
@@ -277,6 +324,9 @@ class SGLangEngine:
         mode: PauseMode = "in_place" if interruption == "keep_kv" else "retract"
         await client.pause(mode)
         await client.load(str(staged.folder), staged.version, flush_cache=interruption != "keep_kv")
+        if staged.checksums is not None:
+            compare(await client.checksums(), staged.checksums)
+            self._num_proven += 1
         keeper, attempts = self._started()
         keeper.home = Home(staged.folder, staged.version)
         old, self._current, attempts.version = self._current, staged, staged.version
@@ -289,6 +339,9 @@ class SGLangEngine:
 
     # ------------------------------------------------------------------ small parts
 
+    def _checksums(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+        return server_checksums(tensors, DTYPES[self._dtype], is_head_tied=self._is_head_tied)
+
     def _started(self) -> tuple[ServerKeeper, Attempts]:
         if self._keeper is None or self._attempts is None:
             raise EngineError("the engine was not started")
@@ -300,3 +353,28 @@ class SGLangEngine:
     def _trace(self, name: str, start_s: float, lane: str, **args: object) -> None:
         if self._tracer:
             self._tracer.complete(name, start_s, self._tracer.now_s(), lane, **args)
+
+
+def _check_experts(config: PreTrainedConfig) -> None:
+    """Raises UserError for a mixture of experts whose tensors we could not name for SGLang."""
+    text = config.get_text_config()
+    has_experts = any(getattr(text, key, None) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+    if has_experts and config.model_type not in EXPERT_FAMILIES:
+        raise UserError(
+            f"how SGLang's loader names the experts of a {config.model_type} is not known here",
+            where="rollout.engine.kind",
+            remedy=f"embedded, or a mixture of experts of type {' or '.join(EXPERT_FAMILIES)}",
+        )
+
+
+def _experts_shape(config: PreTrainedConfig) -> tuple[int, int]:
+    """Layers and experts per token. Raises UserError for a model without experts."""
+    text = config.get_text_config()
+    per_token = getattr(text, "num_experts_per_tok", None)
+    if not per_token:
+        raise UserError(
+            f"a {config.model_type} has no experts",
+            where="rollout.engine.sglang.routed_experts",
+            remedy="routed_experts: false",
+        )
+    return int(text.num_hidden_layers), int(per_token)

@@ -26,8 +26,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from areal_like.errors import EngineError
-from areal_like.ports import quiet_port
+from areal_like.errors import EngineError, UserError
+from areal_like.ports import can_listen, quiet_port
 from rollout.config import SGLangSettings
 from rollout.engine.sglang.arguments import Launch
 from rollout.engine.sglang.client import ServerGone, ServerRefused, SGLangClient
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 WATCH_S = 0.25
 PROBE_S = 5.0
+"""Between probes, or a quarter of `control_timeout_s` where that is less."""
 READY_POLL_S = 0.1
 START_TIMEOUT_S = 1800.0
 """Of one start; the controller's `launch.startup_timeout_s` bounds the first one closer."""
@@ -75,11 +76,17 @@ class ServerKeeper:
         seed: int,
         log_path: Path,
         stalled_s: Callable[[], float],
+        port: int | None = None,
+        report: Callable[[str], None] = log.warning,
     ) -> None:
-        """Either `launch` or the `url` of a running server. `stalled_s()`: for how long work has made no progress."""
+        """Either `launch` or the `url` of a running server. `stalled_s()`: for how long work has made no progress.
+
+        `port`: of every server launched; None: any free one. `report`: is told why a server was replaced.
+        """
         assert (launch is None) != (url is None)
         self._settings, self._launch, self._url = settings, launch, url
         self._seed, self._log_path, self._stalled_s = seed, log_path, stalled_s
+        self._port, self._report = port, report
         self.home = home
         self._live: Live | None = None
         self._epoch = 0
@@ -189,7 +196,7 @@ class ServerKeeper:
         assert live is not None
         if live.process is not None and (ended := live.process.why_ended()) is not None:
             return ended
-        if self._doubt or time.monotonic() - self._probed_s >= PROBE_S:
+        if self._doubt or time.monotonic() - self._probed_s >= min(PROBE_S, settings.control_timeout_s / 4):
             self._probed_s = time.monotonic()
             if await self._answers(live):
                 self._answered_s, self._doubt = time.monotonic(), ""
@@ -215,7 +222,11 @@ class ServerKeeper:
         while True:
             self.last_reason = reason
             wait_s = 0.0 if is_forgiven else self._spend(reason)
-            log.warning("SGLang server: %s; starting another with version %d", reason, self.home.version)
+            words = f"SGLang server: {reason}; starting another with version {self.home.version}"
+            if not is_forgiven:
+                words += f" (restart {len(self._restarts_s)} of {self._settings.max_restarts} allowed)"
+            log.warning(words)
+            self._report(words)
             await asyncio.sleep(wait_s)
             self.num_restarts += 1
             try:
@@ -273,7 +284,13 @@ class ServerKeeper:
 
     async def _spawn(self, launch: Launch) -> tuple[ServerProcess, str]:
         assert self._scratch is not None
-        port, nccl_port = quiet_port(), quiet_port()
+        port, nccl_port = self._port or quiet_port(), quiet_port()
+        if not can_listen(port):
+            raise UserError(
+                f"port {port} is taken by another program",
+                where="rollout.engine.sglang.port",
+                remedy="end it, name another port, or 0 for any free one",
+            )
         command = launch.command(
             self.home.folder, self.home.version, port=port, nccl_port=nccl_port, seed=self._seed + self.num_restarts
         )

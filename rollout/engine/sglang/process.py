@@ -1,12 +1,12 @@
 """One SGLang server as processes of this machine: started so that it cannot outlive us, watched, ended, and its end
 explained in one sentence.
 
-Owns: the start through a small wrapper, the family of processes, its log, its scratch folder. Refuses: HTTP
-(client.py), restarts (keeper.py).
+Owns: the start below a guard, the family of processes, its log, its scratch folder. Refuses: HTTP (client.py),
+restarts (keeper.py).
 
-No orphans, by three independent means: the kernel kills the server when the thread that started it ends (the wrapper
-asks for that before it becomes the server; SGLang asks the same for its own children), it stays in our process group,
-which our launcher kills as a whole, and an orderly end kills every member of the family.
+No orphans, by three independent means: the guard (guard.py) kills the whole family when we end, however and whenever
+that happens, or when the server does; the kernel kills the server with its guard; and all stay in our process group,
+which our launcher kills as a whole.
 """
 
 from __future__ import annotations
@@ -28,43 +28,36 @@ from areal_like.errors import EngineError, UserError
 from areal_like.process import describe_status
 
 TAIL_BYTES = 64_000
-END_WAIT_S = 5.0
+END_WAIT_S = 2.0
 SCRATCH_PREFIX = "areal_like-sg-"
 
-# Runs under our interpreter with nothing but the standard library, and becomes the server.
-_WRAPPER = """
-import ctypes, os, signal, sys
-parent = int(sys.argv[1])
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-if os.getppid() != parent:
-    sys.exit("the process that wanted a server is gone")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
+GUARD = Path(__file__).with_name("guard.py")
 
 
 class ServerProcess:
-    """A started server and everything it started. Make it with `start`, on the loop of the main thread."""
+    """A started server and everything it started. Make it with `start`. `process` is the guard, which ends as the
+    server does; holding its standard input open is what keeps both alive.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, log_path: Path, log_start: int, scratch: Path) -> None:
         self._process, self._log_path, self._log_start, self._scratch = process, log_path, log_start, scratch
         self._family: dict[int, psutil.Process] = {}
+        self._front: psutil.Process | None = None
 
     @classmethod
     async def start(
         cls, command: Sequence[str], environment: Mapping[str, str], log_path: Path, scratch: Path
     ) -> ServerProcess:
         """Start it; its output is appended to `log_path`. Raises EngineError when the machine refuses."""
-        wrapper = [sys.executable, "-I", "-S", "-c", _WRAPPER, str(os.getpid()), *command]
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)
             with log_path.open("ab") as log:
                 log_start = log.tell()
                 process = await asyncio.create_subprocess_exec(
-                    *wrapper,
+                    *(sys.executable, "-I", "-S", str(GUARD), *command),
                     env=dict(environment),
                     cwd=scratch,
-                    stdin=asyncio.subprocess.DEVNULL,
+                    stdin=asyncio.subprocess.PIPE,
                     stdout=log,
                     stderr=asyncio.subprocess.STDOUT,
                 )
@@ -74,13 +67,19 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the server's front process."""
+        """Of the server's front process; of its guard before it has one."""
+        if self._front is not None:
+            return self._front.pid
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self._process.pid).children():
+                return child.pid
         return self._process.pid
 
     def remember_family(self) -> None:
         """Call once the server is ready: from now on the end of any of its processes is the server's end."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.pid).children(recursive=True):
+            self._front = psutil.Process(self.pid)
+            for child in psutil.Process(self._process.pid).children(recursive=True):
                 if "resource_tracker" not in " ".join(_command_of(child)):
                     self._family[child.pid] = child
 
@@ -88,28 +87,39 @@ class ServerProcess:
         """In words, once the front process or one of those remembered has ended; None while all live."""
         if self._process.returncode is not None:
             return f"the server ended with {describe_status(self._process.returncode)}"
+        if self._front is not None and not _lives(self._front):
+            return None  # its guard is clearing up, and then says how it ended
         for pid, member in self._family.items():
             if not _lives(member):
                 return f"process {pid} of the server ended"
         return None
 
     async def end(self) -> None:
-        """Kill the whole family and wait until it is gone, within END_WAIT_S. Safe to call twice."""
+        """Have the guard kill the whole family, and wait until it is gone; what is left after END_WAIT_S is killed from
+        here, the guard too. Safe to call twice.
+        """
         members = dict(self._family)
         with contextlib.suppress(psutil.NoSuchProcess):
-            front = psutil.Process(self.pid)
-            for child in front.children(recursive=True):
+            for child in psutil.Process(self._process.pid).children(recursive=True):
                 members[child.pid] = child
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)
-        for member in members.values():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                member.send_signal(signal.SIGKILL)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        if not await self._is_gone(members):
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGKILL)
+            for member in members.values():
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    member.send_signal(signal.SIGKILL)
+            await self._is_gone(members)
+
+    async def _is_gone(self, members: Mapping[int, psutil.Process]) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_WAIT_S):
                 await self._process.wait()
                 while any(_lives(member) for member in members.values()):  # noqa: ASYNC110 - not our processes
                     await asyncio.sleep(0.02)
+                return True
+        return False
 
     def log_tail(self) -> str:
         """The end of what this server wrote, not its predecessors."""
@@ -161,6 +171,10 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
 )  # fmt: skip
 
 
+_ARGUMENT_FRAME = re.compile(r'File "[^"\n]*(?:/server_args\.py|/arg_groups/[^"\n]*)", line')
+"""In a traceback: what SGLang does while it looks at its arguments."""
+
+
 def explain_start(tail: str, ended: str, log_path: Path) -> Exception:
     """Why a server did not come up: UserError where a restart would repeat what its log shows, else EngineError."""
     for pattern, what, remedy in _CAUSES:
@@ -168,6 +182,10 @@ def explain_start(tail: str, ended: str, log_path: Path) -> Exception:
         if found:
             words = " ".join(found.group(1).split())[:300]
             return UserError(what.format(words), where="rollout.engine", remedy=f"{remedy} (log: {log_path})")
+    if _ARGUMENT_FRAME.search(tail):
+        what = f"SGLang refuses its arguments: {last_words(tail)}"
+        remedy = f"mend the options of rollout.engine.sglang (log: {log_path})"
+        return UserError(what, where="rollout.engine", remedy=remedy)
     return EngineError(f"{ended} before it was ready: {last_words(tail)} (log: {log_path})")
 
 

@@ -4,14 +4,14 @@ Owns: verification, that folder (weights in one safetensors file, everything els
 removal. Refuses: the swap (engine.py), transport (whatever brought the manifest here).
 
 Payloads that are safetensors already (`kind: disk`) are linked, others are written once, in the same file system
-(shared memory stays shared memory). Names are Hugging Face's; SGLang fuses them itself when it loads.
+(shared memory stays shared memory). Names are those of checkpoints (layout.py); SGLang fuses them itself when it loads.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,26 +22,34 @@ from torch import Tensor
 from areal_like.errors import WeightError
 from areal_like.weights import WeightManifest
 from rollout.engine.loading import open_verified
+from rollout.engine.sglang.layout import as_checkpoint
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 WEIGHT_FILE = "model.safetensors"
 
 
+Summing = Callable[[Mapping[str, Tensor]], dict[str, str]]
+"""From a version's tensors to the checksums that the server must give once it holds them."""
+
+
 @dataclass(frozen=True)
 class StagedVersion:
-    """A version whose folder is ready. `num_bytes` of weights."""
+    """A version whose folder is ready. `num_bytes` of weights. `checksums`: of the server's own tensors, once it holds
+    this version; None: it is not asked.
+    """
 
     version: int
     folder: Path
     num_bytes: int
+    checksums: Mapping[str, str] | None = None
 
 
 class Stager:
     """Makes and removes the folders of one engine. Methods block on file I/O: call them from one thread."""
 
-    def __init__(self, model_dir: Path, name: str) -> None:
-        """`name` tells the engines of one store apart."""
-        self._model_dir, self._name = model_dir, name
+    def __init__(self, model_dir: Path, name: str, summing: Summing | None = None) -> None:
+        """`name` tells the engines of one store apart. `summing`: gives each version its checksums."""
+        self._model_dir, self._name, self._summing = model_dir, name, summing
         self._shapes: dict[str, tuple[int, ...]] | None = None
         self._count = 0
 
@@ -56,15 +64,16 @@ class Stager:
             for source in sorted(self._model_dir.iterdir()):
                 if source.is_file() and not source.name.endswith(WEIGHT_SUFFIXES):
                     (folder / source.name).symlink_to(source.resolve())
-            weights = folder / WEIGHT_FILE
-            if manifest.kind == "disk":
+            weights, named = folder / WEIGHT_FILE, as_checkpoint(tensors)
+            if manifest.kind == "disk" and named.keys() == tensors.keys():
                 os.link(manifest_path.parent / manifest.payload, weights)
             else:
-                save_file(tensors, weights, metadata={"format": "pt"})
+                save_file(named, weights, metadata={"format": "pt"})
         except Exception as error:  # safetensors has errors of its own for a full disk
             shutil.rmtree(folder, ignore_errors=True)
             raise WeightError(f"version {manifest.version} cannot be staged in {folder}: {error}") from error
-        return StagedVersion(manifest.version, folder, manifest.num_bytes)
+        checksums = self._summing(tensors) if self._summing else None
+        return StagedVersion(manifest.version, folder, manifest.num_bytes, checksums)
 
     def _check(self, manifest: WeightManifest, tensors: Mapping[str, Tensor]) -> None:
         """The server would find all this out too, but with its weights half replaced."""

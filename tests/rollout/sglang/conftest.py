@@ -50,6 +50,7 @@ class FakeWorld:
         ).save_pretrained(self.model_dir)  # fmt: skip
         self.store = WeightStore(root / "weights", "shm", keep=50)
         self.python = self.environment("0.5.23")
+        self.reports: list[str] = []
 
     def environment(self, version: str | None) -> Path:
         """An interpreter in whose world SGLang of this version is installed."""
@@ -86,8 +87,9 @@ class FakeWorld:
             dtype="float32",
             num_threads=1,
             interruption=interruption,
-            whereabouts=Whereabouts("w", self.root / "logs" / "w.log", 1),
+            whereabouts=Whereabouts("w", self.root / "logs" / "w.log", 1, port=sglang.get("port")),
             attach=attach,
+            report=self.reports.append,
         )
 
     @asynccontextmanager

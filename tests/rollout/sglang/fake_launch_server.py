@@ -6,6 +6,7 @@ Token at output position p of a request is (last input token + 1 + p) % 50, what
 
 import argparse
 import asyncio
+import hashlib
 import json
 import os
 import sys
@@ -24,10 +25,13 @@ class Server:
         self.is_paused = False
         self.calls = []
         self.requests = {}
+        self.asleep = False
+        self.sums = {}
 
     async def generate(self, request):
         body = await request.json()
         self.calls.append(["generate", body["extra_key"], len(body["input_ids"])])
+        assert not self.asleep, "asked to generate without memory"
         if "FAKE_REFUSE_GENERATE" in os.environ:
             return web.json_response({"error": {"message": "no"}}, status=400)
         response = web.StreamResponse()
@@ -108,8 +112,31 @@ class Server:
         if body["weight_version"] == os.environ.get("FAKE_DIE_LOADING") and not self.marked("died loading"):
             os._exit(9)
         assert (Path(body["model_path"]) / "model.safetensors").exists()
+        assert not self.asleep, "a version is loaded into memory that was given back"
         self.version, self.model_path = body["weight_version"], body["model_path"]
+        self.sums = sums_of(Path(self.model_path) / "model.safetensors")
         return web.json_response({"success": True, "message": "done"})
+
+    async def release(self, request):
+        tags = (await request.json())["tags"]
+        self.calls.append(["release", tags])
+        assert not self.requests, "memory is given back while somebody generates"
+        self.asleep = True
+        return web.json_response({})
+
+    async def take_back(self, request):
+        self.calls.append(["take back", (await request.json())["tags"]])
+        if "FAKE_KEEP_SLEEPING" in os.environ and not self.marked("kept sleeping"):
+            return web.json_response({"error": "no memory"}, status=400)
+        self.asleep = False
+        return web.json_response({})
+
+    async def checksums(self, request):
+        self.calls.append(["checksums"])
+        sums = self.sums
+        if os.environ.get("FAKE_WRONG_SUM") == self.version and not self.marked("wrong sum"):
+            sums = {name: "0" * 16 for name in sums}
+        return web.json_response({"success": True, "ranks": [{"checksums": sums}]})
 
     def marked(self, what):
         """Whether this was done once already, by this server or one before it."""
@@ -127,6 +154,18 @@ class Server:
             "context_length": self.arguments.context_length, "calls": self.calls,
             "path": [part for part in sys.path if part], "weight_version": self.version,
         })  # fmt: skip
+
+
+def sums_of(path):
+    """Of each tensor in a safetensors file, as SGLang sums them on a CPU (none is fused here)."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    sums = {}
+    for name, entry in json.loads(data[8 : 8 + size]).items():
+        if name != "__metadata__":
+            start, end = (8 + size + offset for offset in entry["data_offsets"])
+            sums[name] = hashlib.sha256(data[start:end]).digest()[:8].hex()
+    return sums
 
 
 def main():
@@ -150,7 +189,8 @@ def main():
         web.post("/generate", server.generate), web.post("/abort_request", server.abort),
         web.post("/pause_generation", server.pause), web.post("/continue_generation", server.resume),
         web.post("/update_weights_from_disk", server.load), web.get("/model_info", server.model_info),
-        web.get("/server_info", server.server_info),
+        web.get("/server_info", server.server_info), web.post("/release_memory_occupation", server.release),
+        web.post("/resume_memory_occupation", server.take_back), web.post("/weights_checker", server.checksums),
     ])  # fmt: skip
     web.run_app(app, host=arguments.host, port=arguments.port, print=None)
 

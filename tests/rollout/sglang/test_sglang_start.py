@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
+import socket
 
 import psutil
 import pytest
@@ -91,6 +89,11 @@ def test_the_list_of_arguments_is_that_of_the_environment_and_asked_once(fake_wo
         ("RuntimeError: Not enough memory. Please try increasing --mem-fraction-static.", UserError, "no memory"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", UserError, "no memory.*CUDA out of memory"),
         ("OSError: [Errno 98] Address already in use", UserError, "port is taken"),
+        (
+            'File "/x/sglang/srt/arg_groups/overrides.py", line 3, in f\nValueError: only triton, not torch_native\n',
+            UserError,
+            "refuses its arguments: ValueError: only triton, not torch_native",
+        ),
         ("starting\nKeyError: 'surprise'\nbye\n", EngineError, "status 1 before it was ready: KeyError: 'surprise'"),
     ],
 )
@@ -113,38 +116,23 @@ def test_a_server_that_refuses_to_start_leaves_nothing_behind(fake_world):
     fake_world.run(body())
 
 
-ORPHANS = """
-import asyncio, sys
-sys.path.insert(0, {here!r})
-from pathlib import Path
-from rollout.engine.sglang.process import ServerProcess
+def test_a_port_that_is_taken_is_said_before_anything_starts(fake_world):
+    async def body():
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            engine = fake_world.make(port=port)
+            with pytest.raises(UserError, match=rf"rollout.engine.sglang.port: port {port} is taken"):
+                await engine.start()
+        assert not (fake_world.root / "logs").exists()
+        engine = fake_world.make(port=port)
+        await engine.start()
+        assert engine._keeper is not None
+        assert (await engine._keeper.ready()).client.url == f"http://127.0.0.1:{port}"
+        await engine.close()
 
-async def main():
-    command = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
-    process = await ServerProcess.start(command, {{}}, Path({root!r}) / "log", Path({root!r}))
-    print(process.pid, flush=True)
-    await asyncio.sleep(60)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the launcher kills the process group")
-def test_the_server_dies_with_a_worker_killed_outright(tmp_path):
-    import rollout
-
-    here = str(rollout.__path__[0].removesuffix("/rollout"))
-    worker = subprocess.Popen(
-        [sys.executable, "-c", ORPHANS.format(here=here, root=str(tmp_path))], stdout=subprocess.PIPE, text=True
-    )
-    assert worker.stdout is not None
-    server = psutil.Process(int(worker.stdout.readline()))
-    while "up" not in (tmp_path / "log").read_text():
-        time.sleep(0.01)
-    worker.kill()
-    worker.wait()
-    gone, alive = psutil.wait_procs([server], timeout=10)
-    assert (gone, alive) == ([server], [])
+    fake_world.run(body())
 
 
 def test_an_attached_server_must_be_of_the_known_version_and_fit():

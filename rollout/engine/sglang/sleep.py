@@ -1,0 +1,98 @@
+"""Gives a server's GPU memory back while there is nothing to generate, and takes it again when there is.
+
+Owns: when, and that nothing is asked of a server without its memory. Refuses: what the server does with it (SGLang's
+memory saver), pauses for versions (engine.py), which share the engine's lock with this.
+
+Map: one task. It waits for `release_idle_s` without a request, then for the engine's lock, and shuts the gate; a
+request that comes (`wanted`) wakes it, and a load (`wake`, under the same lock) does its work for it. A server that
+dies asleep has a successor that is awake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from areal_like.errors import EngineError
+from rollout.engine.sglang.attempts import Attempts
+from rollout.engine.sglang.client import ServerGone, ServerRefused
+from rollout.engine.sglang.keeper import ServerKeeper
+
+log = logging.getLogger(__name__)
+
+ALL = ("kv_cache", "weights")
+
+
+class Sleeper:
+    """Of one engine. `lock`: the one its loads and pauses take."""
+
+    def __init__(
+        self, keeper: ServerKeeper, attempts: Attempts, lock: asyncio.Lock, *, idle_s: float, tags: tuple[str, ...]
+    ) -> None:
+        self._keeper, self._attempts, self._lock = keeper, attempts, lock
+        self._idle_s, self._tags = idle_s, tags
+        self._epoch: int | None = None
+        """Of the server that sleeps."""
+        self._wanted = asyncio.Event()
+        self.num_sleeps = 0
+
+    def wanted(self) -> None:
+        """A request has come."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Stop: cancelled by the engine, or no server any more. Waker: the clock, then a request."""
+        try:
+            while True:
+                self._wanted.clear()
+                if await self._is_wanted_within(self._idle_s) or not await self._fell_asleep():
+                    continue
+                await self._wanted.wait()
+                async with self._lock:
+                    if await self.wake():
+                        self._attempts.gate.set()
+        except EngineError:
+            self._attempts.gate.set()  # whoever passes it finds the reason at the keeper
+
+    async def _is_wanted_within(self, wait_s: float) -> bool:
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._wanted.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _fell_asleep(self) -> bool:
+        """Raises EngineError when there is no server any more."""
+        async with self._lock:
+            live = self._keeper.live
+            if live is None or self._attempts.num_open or not self._attempts.gate.is_set():
+                return False
+            self._attempts.gate.clear()
+            try:
+                await live.client.release_memory(self._tags)
+            except ServerGone as error:
+                await self._keeper.settle(live.epoch, str(error))
+            except ServerRefused as error:  # e.g. a request aborted just now is still there
+                log.warning("the server keeps its memory: %s", error)
+            else:
+                self._epoch = live.epoch
+                self.num_sleeps += 1
+                log.info("nothing to generate for %g s: %s given back", self._idle_s, " and ".join(self._tags))
+                return True
+            self._attempts.gate.set()
+            return False
+
+    async def wake(self) -> bool:
+        """Take the memory again, if it was given back. Under the lock. Whether it was; the gate stays as it is."""
+        epoch, self._epoch = self._epoch, None
+        if epoch is None:
+            return False
+        live = await self._keeper.ready()
+        if live.epoch == epoch:
+            try:
+                await live.client.resume_memory(self._tags)
+            except (ServerGone, ServerRefused) as error:
+                await self._keeper.replace(epoch, f"it did not take its memory again ({error})")
+        self._wanted.set()
+        return True

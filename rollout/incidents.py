@@ -1,0 +1,32 @@
+"""What broke inside this process and was mended here, until the controller has been told.
+
+Owns: a bounded list between whoever mends (an engine's keeper) and the worker, which sends it. Refuses: deciding what
+follows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+MAX_HELD = 100
+"""Not told yet, e.g. while nobody is connected; of more only the newest are told."""
+
+
+class Incidents:
+    """Sentences in the order they happened. One event loop."""
+
+    def __init__(self) -> None:
+        self._held: deque[str] = deque(maxlen=MAX_HELD)
+        self.count = 0
+        """Of all that ever happened."""
+
+    def add(self, text: str) -> None:
+        """Something broke, or was mended."""
+        self._held.append(text)
+        self.count += 1
+
+    def take(self) -> list[str]:
+        """What has not been told yet."""
+        held = list(self._held)
+        self._held.clear()
+        return held

@@ -1,0 +1,123 @@
+"""One job with a real SGLang server behind its worker, and everything that may die in it killed, one after the other.
+
+A server takes long to start, so all claims share the one run: its server killed, its server frozen, its worker killed,
+and controller and worker killed together while the next server is still starting. Its weights travel as deltas through
+encrypted sockets, and each load is proved by the server's own checksums.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+NUM_STEPS = 24
+SAMPLES_PER_STEP = 12 * 4
+
+
+def command_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def fronts_of(run) -> list[psutil.Process]:
+    """The first process of each SGLang server of the run."""
+    found = [(process, command_of(process)) for process in run.family()]
+    return [process for process, command in found if "sglang.launch_server" in command and "guard.py" not in command]
+
+
+def servers_of(run) -> list[psutil.Process]:
+    """Every process of the run's SGLang servers."""
+    return [process for front in fronts_of(run) for process in (front, *front.children(recursive=True))]
+
+
+def children_of(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def servers_by_scratch(worker: int) -> list[psutil.Process]:
+    """Whatever runs with the scratch folder of that worker's servers, whoever its parent is by now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if f"areal_like-sg-{worker}-" in process.environ().get("TMPDIR", ""):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def next_server(run, before: psutil.Process) -> psutil.Process:
+    run.wait_until(lambda: any(front.pid != before.pid for front in fronts_of(run)), "another server")
+    return next(front for front in fronts_of(run) if front.pid != before.pid)
+
+
+def go_on(run, num_steps: int) -> None:
+    run.wait_for_step(max(row["step"] for row in run.metrics("step")) + num_steps)
+
+
+def test_a_job_outlives_whatever_dies_in_it(areal, quickstart, short, sglang_python):
+    run = areal(
+        "train", quickstart, *short, f"num_steps={NUM_STEPS}", "trainer.checkpoint.every_steps=4",
+        "warm_start=null", "filter_zero_signal=false", "sampling.max_new_tokens=24",  # what it learns is no matter here
+        "trainer.weights.kind=stream", "trainer.weights.delta={full_every: 4}", "launch.curve=on",
+        "rollout.engine.kind=sglang", f"rollout.engine.python={sglang_python}", "rollout.engine.num_slots=24",
+        "rollout.engine.sglang.checksums=true",
+        "rollout.engine.sglang.control_timeout_s=8", "rollout.engine.sglang.max_restarts=9",
+        "launch.startup_timeout_s=600",
+    )  # fmt: skip
+    run.wait_for_step(2)
+    (first,) = fronts_of(run)
+    family = servers_of(run)
+    os.kill(first.pid, signal.SIGKILL)
+    second = next_server(run, first)
+    assert run.survivors(family, 15.0) == [], "a dead server left processes behind"
+    go_on(run, 3)
+    assert fronts_of(run) == [second]
+
+    family = servers_of(run)
+    second.send_signal(signal.SIGSTOP)
+    next_server(run, second)
+    assert run.survivors(family, 15.0) == [], "a frozen server was left behind"
+    go_on(run, 3)
+
+    family = servers_of(run)
+    worker = run.pid_of("rollout")
+    os.kill(worker, signal.SIGKILL)
+    assert run.survivors(family, 15.0) == [], "the killed worker left its server behind"
+    run.wait_until(lambda: any(children_of(front) for front in fronts_of(run)), "the next worker's server")
+
+    family, worker = run.family(), run.pid_of("rollout")
+    scheduler_starts = [child for front in fronts_of(run) for child in children_of(front)]
+    assert scheduler_starts, "too late: nothing is starting any more"
+    os.kill(run.process.pid, signal.SIGKILL)
+    os.kill(worker, signal.SIGKILL)
+    run.process.wait(30)
+    assert run.survivors([*family, *scheduler_starts, *servers_by_scratch(worker)], 15.0) == []
+    assert servers_by_scratch(worker) == [], "a server that was starting outlived everybody"
+    for words in ("the server ended with signal SIGKILL; starting another with version", "the server answered nothing"):
+        assert f"rollout-0: SGLang server: {words}" in run.output
+    assert "rollout-0: ended with signal SIGKILL; starting it again" in run.output
+
+    resumed = areal("resume", str(run.folder))
+    assert resumed.wait() == 0, resumed.output
+    assert resumed.summary["audit"] == "clean"
+    assert resumed.summary["steps"] == NUM_STEPS
+    assert resumed.summary["samples_consumed"] == NUM_STEPS * SAMPLES_PER_STEP
+    with sqlite3.connect(run.folder / "ledger.sqlite") as db:
+        rows = [text for (text,) in db.execute("SELECT text FROM incidents ORDER BY seq")]
+    killed, frozen, lost = (
+        next(at for at, text in enumerate(rows) if words in text)
+        for words in ("the server ended with signal SIGKILL", "the server answered nothing", "rollout-0 is lost")
+    )
+    assert killed < frozen < lost
