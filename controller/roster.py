@@ -33,8 +33,9 @@ class Workers(dict[str, "Worker"]):
         self._places: dict[str, int] = {}
         self._seen: dict[str, tuple[bool, bool, float, int, int]] = {}
         """What was last known of each: present, usable, speed, version it takes new work at, capacity."""
-        self._open: dict[int, Worker] = {}
-        self._open_in_order: list[Worker] | None = None
+        self.open: list[Worker] = []
+        """Usable workers with a credit left."""
+        self._open_names: set[str] = set()
         self._speeds: tuple[float, float] | None = None
         self._newest: int | None = NO_VERSION
         self._capacity: float | None = None
@@ -53,13 +54,6 @@ class Workers(dict[str, "Worker"]):
         return self[name]
 
     # ------------------------------------------------------------ what routing asks
-
-    @property
-    def open(self) -> list[Worker]:
-        """Usable workers with a credit left."""
-        if self._open_in_order is None:
-            self._open_in_order = [worker for _, worker in sorted(self._open.items())]
-        return self._open_in_order
 
     @property
     def speeds(self) -> tuple[float, float]:
@@ -114,13 +108,10 @@ class Workers(dict[str, "Worker"]):
 
     def credited(self, worker: Worker) -> None:
         """The worker got a credit, or spent one."""
-        place = self._places[worker.name]
-        if (worker.is_usable and worker.free > 0) != (place in self._open):
-            self._open_in_order = None
-            if place in self._open:
-                del self._open[place]
-            else:
-                self._open[place] = worker
+        is_open = worker.free > 0 and worker.is_usable
+        if is_open != (worker.name in self._open_names):
+            (self._open_names.add if is_open else self._open_names.discard)(worker.name)
+            self._move(self.open, worker, is_open)
 
     def _move(self, members: list[Worker], worker: Worker, is_member: bool) -> None:
         place = self._places[worker.name]

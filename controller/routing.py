@@ -33,7 +33,7 @@ class Router:
         self.workers = state.workers.usable
         self._usual, self._fastest = state.workers.speeds
         self._newest = state.workers.newest
-        self._open = state.workers.open
+        self._open = list(state.workers.open)
         self._num_full = 0
         """Workers at the front of `_open` that are known to have no credit left."""
         self._for_groups: _Queue | None = None
@@ -80,9 +80,18 @@ class Router:
             return self._next(able) if able else None
         if self._for_groups is None:
             group_tokens = self._state.settings.group_size * self._state.lengths.mean
-            fresh = (worker for worker in self._open if not self.is_behind(worker))
-            self._for_groups = _Queue(fresh, lambda w: (self.wait_s(w, group_tokens), -self.free(w)))
+            self._for_groups = _Queue(self._with_room(), lambda w: (self.wait_s(w, group_tokens), -self.free(w)))
         return self._for_groups.best(self._may_start)
+
+    def _with_room(self) -> list[Worker]:
+        """Those not behind that hold less than their share; written out, since it looks at many for each event."""
+        newest, usual, share = self._newest, self._usual, self._share_of_one()
+        return [
+            worker
+            for worker in self._open
+            if (worker.version >= newest or worker.pin is not None)
+            and (not worker.outstanding or len(worker.outstanding) < share * worker.capacity * (worker.speed or usual))
+        ]
 
     def _may_start(self, worker: Worker) -> bool:
         size, free = self._state.settings.group_size, self.free(worker)
@@ -104,6 +113,10 @@ class Router:
         Counted is what runs and the room left, not all that the bound allows: in the steady state most of that is
         finished and waits for the trainer, and a share of it would let one worker take all that a new version admits.
         """
+        return self._share_of_one() * worker.capacity * self._weight(worker)
+
+    def _share_of_one(self) -> float:
+        """The share of a worker with one credit and speed 1."""
         state, settings = self._state, self._state.settings
         if settings.bound is None:
             return math.inf
@@ -112,7 +125,7 @@ class Router:
             room = (state.version + settings.bound + 1) * settings.groups_per_step - state.num_started
             samples = (state.table.num_running + max(0, room)) * settings.group_size
             self._share = samples / weight if weight else math.inf
-        return self._share * worker.capacity * self._weight(worker)
+        return self._share
 
     def _weight(self, worker: Worker) -> float:
         return 1.0 if self._is_in_turn else self.speed(worker)

@@ -17,15 +17,28 @@ def choose_batch(state: RunState) -> list[Group] | None:
     table, count = state.table, state.settings.groups_per_step
     if table.num_ready < count:
         return None
-    chosen = [table.live[group_id] for group_id in staleness.earliest_first(table.ready_by_floor, count)]
     bound = state.settings.bound
-    if bound is not None and state.settings.on_stale == "wait":
-        left = Counter(table.num_by_floor)
-        left.subtract(group.floor for group in chosen)
-        by_deadline = {staleness.deadline(floor, bound): number for floor, number in left.items() if number}
-        if not staleness.may_ship(state.next_step, by_deadline, count):
+    is_waiting = bound is not None and state.settings.on_stale == "wait"
+    if is_waiting:  # by counts first: most events ask in vain
+        taken, wanted = Counter[int](), count
+        for floor in sorted(table.ready_by_floor):
+            taken[floor] = min(wanted, len(table.ready_by_floor[floor]))
+            wanted -= taken[floor]
+        if not _may_ship(state, taken):
             return None
+    chosen = [table.live[group_id] for group_id in staleness.earliest_first(table.ready_by_floor, count)]
+    if is_waiting and not _may_ship(state, Counter(group.floor for group in chosen)):
+        return None
     return sorted(chosen, key=lambda group: group.group_id)
+
+
+def _may_ship(state: RunState, taken: Counter[int]) -> bool:
+    """Can all others still meet their deadlines, once so many groups of each floor are gone?"""
+    left, bound = Counter(state.table.num_by_floor), state.settings.bound
+    assert bound is not None, "without a bound nothing has a deadline"
+    left.subtract(taken)
+    by_deadline = {staleness.deadline(floor, bound): number for floor, number in left.items() if number}
+    return staleness.may_ship(state.next_step, by_deadline, state.settings.groups_per_step)
 
 
 def overdue_groups(state: RunState) -> list[Group]:
