@@ -174,6 +174,9 @@ class MetricsSettings(Settings):
     max_trace_events: int = Field(200_000, gt=0)
     """Events a process records at most. In a run too long for that single samples are drawn of every so-manieth group
     only; what is still too much is counted, not kept."""
+    trace_samples_per_step: int | None = Field(64, gt=0)
+    """Samples of a step drawn one by one, whole groups of them: what tracing costs does not grow with the batch. null:
+    all."""
     tensorboard: bool | str = False
     """Write event files for TensorBoard (extra `[tensorboard]`): true: into <run>/tensorboard; or a folder, in which
     each run gets one of its own name."""

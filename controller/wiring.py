@@ -198,7 +198,9 @@ def trace_settings(config: RunConfig) -> TraceSettings:
     max_events = config.metrics.max_trace_events
     num_samples = config.num_steps * config.samples_per_step
     busiest = num_samples * max(EVENTS_PER_SAMPLE / config.rollout.num_workers, SCORE_EVENTS_PER_SAMPLE)
-    return TraceSettings(max_events=max_events, every_group=max(1, math.ceil(busiest / (DETAIL_SHARE * max_events))))
+    per_step = config.metrics.trace_samples_per_step or config.samples_per_step
+    every_group = max(1.0, busiest / (DETAIL_SHARE * max_events), config.samples_per_step / per_step)
+    return TraceSettings(max_events=max_events, every_group=math.ceil(every_group))
 
 
 def _prepared(model: ModelSettings, model_dir: Path) -> ModelSettings:
