@@ -17,8 +17,8 @@ such run, or it does not go on.
 """
 _EXPORT_EPILOG = """\
 examples:
-  areal-like export quickstart model/                       the newest checkpoint of a run
-  areal-like export quickstart model/ --version 40          another one of it
+  areal-like export quickstart model/                  a run's newest checkpoint
+  areal-like export quickstart model/ --version 40     another one of it
   areal-like export runs/quickstart/checkpoints/step_000040 model/ --dtype bfloat16
 
 Weights keep the type they have: float32 in checkpoints of a run, that of the model in imported ones. In that type every
