@@ -48,7 +48,7 @@ class Crew:
         self._leaving: set[str] = set()
         """Those that may leave; of a burst of announcements the coordinator hears only later."""
         self._savers: list[tuple[int, str]] = []
-        """Requests for a checkpoint that the trainer has not answered: the version then, and the request's key."""
+        """Requests for a checkpoint that the trainer has not answered: the version it was at, and the request's key."""
 
     def tick(self, now_s: float) -> list[Told]:
         """Grant what was asked for; tell of speeds that changed."""
@@ -110,10 +110,10 @@ class Crew:
             text = "there is no trainer now: it starts, or the run evaluates or ends"
             self._requests.answer(request.key, text, is_granted=False)
         else:
-            self._savers.append((self._coordinator.version, request.key))
+            self._savers.append((self._coordinator.trained, request.key))
 
     def checkpoint_saved(self, version: int, path: str) -> None:
-        """A checkpoint is complete: whoever asked for one when the policy was no newer has it."""
+        """A checkpoint is complete: whoever asked for one when the trainer was no further has it."""
         for asked, key in self._savers:
             if asked <= version:
                 self._requests.answer(key, path, is_granted=True)

@@ -29,6 +29,12 @@ def cluster_problems(config: RunConfig) -> Iterator[Problem]:
         return
     yield from _folders(config)
     yield from _devices(config)
+    if config.is_colocated:
+        yield Problem(
+            ("placement", "launch.kind"),
+            "Ray sets devices aside for each pool alone: engines and trainer would share none",
+            "launch.kind: local, or placement: disaggregated",
+        )
     if launch.host != "127.0.0.1":
         yield Problem(
             ("launch.host", "launch.kind"), "is for processes on this machine", f"launch.ray.host: {launch.host}"

@@ -168,7 +168,10 @@ def _retain(run_dir: Path, *, version: int, retention: Retention) -> None:
         surviving = _spaced(line[: -retention.keep], retention.every_s) + surviving
     for entry in everything:
         if entry not in surviving:
-            remove_folder(entry[1])
+            try:
+                remove_folder(entry[1])
+            except OSError as error:  # the new one is complete: one too many is no reason to end a run
+                log.warning("checkpoint %s cannot be removed: %s", entry[1], error)
 
 
 def _spaced(entries: list[tuple[int, Path]], every_s: float) -> list[tuple[int, Path]]:

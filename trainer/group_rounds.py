@@ -154,7 +154,7 @@ class GroupRounds:
         try:
             is_new = members != self._members or self._root is None or self._root.backend != backend
             if is_new:
-                await self._make(members, backend)
+                await self._make(members, backend, round_.lineage)
             root = self._root
             assert root is not None
             rank = 1
@@ -191,14 +191,18 @@ class GroupRounds:
 
     # ------------------------------------------------------------ the group
 
-    async def _make(self, members: dict[str, int], backend: GroupBackend) -> None:
-        """Another generation: its store listens; the members are met when the payload is sent."""
+    async def _make(self, members: dict[str, int], backend: GroupBackend, lineage: str) -> None:
+        """Another generation: its store listens; the members are met when the payload is sent.
+
+        The lineage is part of its name: workers outlive a trainer, and must not take a group of the next one for the
+        dead one's, which they are in.
+        """
         await self._drop()
         self._generation += 1
         self.counters["weights_group_generations"] += 1
         self._root = await self._on_wire(
             lambda: GroupRoot(
-                f"{self._run_id}.weights.{self._generation}", 1 + sum(members.values()),
+                f"{self._run_id}.{lineage}.weights.{self._generation}", 1 + sum(members.values()),
                 host=self._host, backend=backend, device=self._device, deadline_s=self._settings.transfer_s,
             )
         )  # fmt: skip

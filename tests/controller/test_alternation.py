@@ -6,7 +6,7 @@ import random
 
 import msgspec
 import pytest
-from desk import Desk, has, leased, only
+from desk import Desk, batch_of, has, leased, only
 from schedules import random_settings
 from virtual_cluster import VirtualCluster
 
@@ -86,6 +86,23 @@ def test_a_worker_that_was_out_of_reach_is_asked_again() -> None:
     assert has(released(desk, "w1"), p.SendBatch)
 
 
+def test_a_batch_held_for_a_trainer_that_died_is_void_and_the_next_life_gets_it_in_its_own_turn() -> None:
+    desk = ready()
+    desk.ask(1)
+    released(desk, "w0")
+    desk.lineage = "l1"
+    batches = (batch_of(1, 0, 1),)
+    desk.do(p.TrainerRestarted(reason="trainer: killed", lineage="l1", checkpoint_version=0, batches=batches))
+    assert not has(released(desk, "w1"), p.SendBatch), "there is nobody to take it"
+    assert {e.worker for e in desk.publish(0) if isinstance(e, p.SendVersion)} == {"w0", "w1"}
+    desk.load("w0", 0)
+    desk.load("w1", 0)
+    desk.ask(1)
+    assert not has(released(desk, "w0"), p.SendBatch)
+    batch = only(released(desk, "w1"), p.SendBatch)
+    assert (batch.step, batch.lineage, batch.is_replay) == (1, "l1", True)
+
+
 def test_separate_devices_know_no_handover() -> None:
     desk = Desk(mode="sync")
     desk.start()
@@ -99,9 +116,9 @@ def test_separate_devices_know_no_handover() -> None:
 
 ACTIONS = (
     "deliver", "deliver", "deliver_burst", "generate", "generate", "load_version", "release", "release",
-    "request_batch", "finish_step", "tick", "restart_worker", "come_back", "resend", "leave",
+    "request_batch", "finish_step", "tick", "restart_worker", "come_back", "resend", "leave", "start_trainer",
 )  # fmt: skip
-FAULTS = ("kill_worker", "silence", "duplicate", "fail_to_load", "drain_worker", "crash")
+FAULTS = ("kill_worker", "silence", "duplicate", "fail_to_load", "drain_worker", "kill_trainer", "crash")
 
 
 @pytest.mark.parametrize("first", range(0, 160, 40))

@@ -62,6 +62,10 @@ def test_what_cannot_work_on_a_cluster_is_refused_with_a_remedy(override: str, w
     assert words in refusal(override)
 
 
+def test_shared_devices_are_refused_where_every_pool_has_its_own():
+    assert "would share none" in refusal("mode=sync", "placement=colocated")
+
+
 def test_no_gpu_set_aside_for_a_cuda_device_is_refused():
     assert "no GPU is set aside" in refusal("trainer.device=cuda", "launch.ray.trainer.gpus=0")
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from small_run import Trainer, Worker, assert_whole, beside, bounded, small_run, until
 
 from areal_like import messages as m
 from areal_like.trajectory import Segment
-from controller.requests import Wish, answer_to, ask
+from controller.crew import Crew
+from controller.requests import Requests, Wish, answer_to, ask
 
 
 class Slow(Worker):
@@ -229,3 +231,16 @@ def test_checkpoint_without_a_trainer_is_refused_in_words(tmp_path):
                 await run.go()
 
     bounded(test())
+
+
+def test_checkpoint_of_a_trainer_that_replays_answers_whoever_asked_meanwhile(tmp_path):
+    hub = SimpleNamespace(peers={}, send=lambda name, message: True)
+    coordinator = SimpleNamespace(version=10, trained=6)  # it died at 10, and has come from its checkpoint to 6 again
+    requests = Requests(tmp_path)
+    crew = Crew(coordinator, SimpleNamespace(), hub, requests, add_worker=lambda: "", say=lambda text: None)
+    key = ask(tmp_path, "checkpoint")
+    crew.tick(0.0)
+    crew.checkpoint_saved(5, "one that was under way")
+    assert answer_to(tmp_path, key) is None
+    crew.checkpoint_saved(7, "c7")
+    assert answer_to(tmp_path, key) == (True, "c7")

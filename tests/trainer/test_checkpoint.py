@@ -112,6 +112,18 @@ def test_newest_ones_are_kept(tmp_path: Path) -> None:
     assert [version for version, _ in checkpoint.all_checkpoints(tmp_path)] == [30, 40]
 
 
+def test_old_one_that_cannot_be_removed_does_not_spoil_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    save(tmp_path, 10)
+    monkeypatch.setattr(checkpoint, "remove_folder", refuse)
+    assert checkpoint.latest_valid(tmp_path) != save(tmp_path, 20, keep=1) == checkpoint.latest_valid(tmp_path)
+    assert "step_000010 cannot be removed" in caplog.text
+
+
 def test_checkpoints_of_a_rolled_back_lineage_go_only_after_the_new_one_is_safe(tmp_path: Path) -> None:
     base = save(tmp_path, 20)
     save(tmp_path, 60)

@@ -93,10 +93,12 @@ def _settings(**changes: Any) -> TrainerSettings:
     return TrainerSettings(**{"micro_batch_tokens": 40, "mini_batches": 2, **changes})
 
 
-def test_ranks_share_out_the_batch_of_one_process(made_samples: Any) -> None:
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "group_mean", "constant"])
+def test_ranks_share_out_the_batch_of_one_process(aggregation: str, made_samples: Any) -> None:
     samples = made_samples((4, 2, 3, 4, 1))
-    whole = prepare_batch(samples, 3, _settings())
-    parts = [prepare_batch(samples, 3, _settings(), rank=rank, num_ranks=3) for rank in range(3)]
+    chosen = _settings(loss={"aggregation": aggregation, "constant_divisor": 30.0})
+    whole = prepare_batch(samples, 3, chosen)
+    parts = [prepare_batch(samples, 3, chosen, rank=rank, num_ranks=3) for rank in range(3)]
     for number, mini_batch in enumerate(whole.mini_batches):
         expected = sorted(
             (float(c), float(a))

@@ -54,13 +54,13 @@ class Stage:
         self.told.append((peer, message))
         return True
 
-    def offer(self, version: int) -> None:
+    def offer(self, version: int, lineage: str = "l0") -> None:
         array = np.full(8, version, np.float32)
-        self.rounds.offer(self.store.publish(version, "l0", {"w": TensorBytes("float32", (8,), array.data)}))
+        self.rounds.offer(self.store.publish(version, lineage, {"w": TensorBytes("float32", (8,), array.data)}))
 
-    def join(self, *peers: str, version: int, num_ranks: int = 1) -> None:
+    def join(self, *peers: str, version: int, num_ranks: int = 1, lineage: str = "l0") -> None:
         for peer in peers:
-            self.rounds.join(peer, JoinRequest(version=version, lineage="l0", num_ranks=num_ranks))
+            self.rounds.join(peer, JoinRequest(version=version, lineage=lineage, num_ranks=num_ranks))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -120,6 +120,23 @@ def test_members_get_places_side_by_side_and_the_same_group_serves_again(play):
         assert len(PlayedRoot.made) == 1
 
     play(scenario)
+
+
+def test_a_trainer_that_started_again_makes_no_group_of_the_name_its_workers_are_in_already(play):
+    names = []
+
+    def life(lineage):
+        async def scenario(stage):
+            stage.offer(0, lineage)
+            stage.join("a", version=0, lineage=lineage)
+            await stage.held(1)
+            names.append(stage.calls(0)["a"].group)
+
+        return scenario
+
+    play(life("l0"))
+    play(life("l1"))
+    assert names[0] != names[1]
 
 
 def test_a_round_waits_for_those_of_the_last_one_and_no_longer_than_it_must(play):
