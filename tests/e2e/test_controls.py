@@ -8,9 +8,12 @@ pytestmark = pytest.mark.e2e
 
 
 def test_learning_rate_zero_leaves_the_policy_where_it_was(areal, quickstart, short):
-    run = areal("train", quickstart, *short, "trainer.optimizer.lr=0", "data.eval.limit=200")
+    run = areal(
+        "train", quickstart, *short, "trainer.optimizer.lr=0", "data.eval.limit=200", "rollout.interruption=keep_kv"
+    )
     assert run.wait() == 0, run.output
     assert run.summary["accuracy_after"] == pytest.approx(run.summary["accuracy_before"], abs=0.02)
+    assert run.summary["audit"] == "clean"
 
 
 def test_random_rewards_teach_nothing(areal, quickstart, tmp_path):
@@ -18,44 +21,32 @@ def test_random_rewards_teach_nothing(areal, quickstart, tmp_path):
         "import random\n\ndef toss(row, response, **info):\n    return random.Random(response).choice([0.0, 1.0])\n"
     )
     run = areal(
-        "train", quickstart, "num_steps=20", "data.eval.limit=300", "eval.every_steps=0",
+        "train", quickstart, "num_steps=12", "data.eval.limit=300", "eval.every_steps=0", "metrics.report=false",
         "reward.scorers=[{kind: 'coin:toss'}, {kind: running_sum, weight: 0}]",
     )  # fmt: skip
     assert run.wait() == 0, run.output
     assert run.summary["accuracy_after"] < run.summary["accuracy_before"] + 0.15
 
 
-@pytest.mark.parametrize(("mode", "bound"), [("sync", 0), ("one_step_off", 1)])
-def test_mode_keeps_its_bound(areal, quickstart, short, mode, bound):
-    run = areal("train", quickstart, *short, f"mode={mode}")
+@pytest.mark.parametrize(("mode", "bound", "interruption"), [("sync", 0, "recompute"), ("one_step_off", 1, "drain")])
+def test_mode_keeps_its_bound(areal, quickstart, short, mode, bound, interruption):
+    run = areal("train", quickstart, *short, f"mode={mode}", f"rollout.interruption={interruption}")
     assert run.wait() == 0, run.output
     assert run.summary["steps"] == 6
     assert run.summary["audit"] == "clean"
     assert run.summary["staleness_max"] <= bound
 
 
-@pytest.mark.parametrize("interruption", ["recompute", "keep_kv", "drain"])
-def test_every_interruption_finishes_with_a_clean_ledger(areal, quickstart, short, interruption):
-    run = areal("train", quickstart, *short, f"rollout.interruption={interruption}")
-    assert run.wait() == 0, run.output
-    assert run.summary["audit"] == "clean"
-
-
-def test_two_workers_partial_rollouts_and_several_updates_a_step(areal, quickstart, short):
+def test_two_workers_partial_rollouts_several_updates_a_step_and_no_groups_without_a_signal(areal, quickstart, short):
     run = areal(
         "train", quickstart, *short, "rollout.num_workers=2", "rollout.segment_tokens=16", "trainer.mini_batches=3",
         "trainer.weights.kind=disk", "staleness.on_stale=drop", "staleness.max_staleness=1", "launch.curve=on",
+        "filter_zero_signal=true",
     )  # fmt: skip
     assert run.wait() == 0, run.output
     assert run.summary["audit"] == "clean"
     assert run.summary["staleness_max"] <= 1
-
-
-def test_zero_signal_groups_are_left_out(areal, quickstart, short):
-    run = areal("train", quickstart, *short, "filter_zero_signal=true")
-    assert run.wait() == 0, run.output
     assert run.summary["samples_filtered"] > 0
-    assert run.summary["audit"] == "clean"
 
 
 def test_all_filtered_batches_end_the_run_with_advice(areal, quickstart, short, tmp_path):

@@ -21,10 +21,6 @@ SMALL = ["group_size=4", "eval.every_steps=0", "data.eval.limit=64"]
 REWARDS = """
     import random, time
 
-    def sleeps(row, response, **info):
-        time.sleep(0.15)
-        return float("=" in response)
-
     def hangs(row, response, **info):
         if random.random() < 0.25:
             time.sleep(3600)
@@ -45,7 +41,7 @@ def diagnosed(run) -> list[Finding]:
 
 def test_run_with_too_few_rollout_slots_is_told_so_first(areal, quickstart):
     few = ["rollout.engine.num_slots=1", "rollout.queue_samples=16"]
-    first = diagnosed(areal("train", quickstart, *SMALL, *few, "groups_per_step=12", "num_steps=20", "name=few"))[0]
+    first = diagnosed(areal("train", quickstart, *SMALL, *few, "groups_per_step=12", "num_steps=12", "name=few"))[0]
     assert "too few rollout workers or slots" in first.title
     assert "The trainer waited" in first.title
     assert "rollout.engine.num_slots from 1 to" in first.advice
@@ -54,22 +50,21 @@ def test_run_with_too_few_rollout_slots_is_told_so_first(areal, quickstart):
 
 def test_run_whose_trainer_is_the_bottleneck_is_told_so_first(areal, quickstart):
     many = ["rollout.num_workers=2", "trainer.micro_batch_tokens=160"]  # one answer at a time: a slow trainer
-    first = diagnosed(areal("train", quickstart, *SMALL, *many, "groups_per_step=24", "num_steps=20", "name=many"))[0]
+    first = diagnosed(areal("train", quickstart, *SMALL, *many, "groups_per_step=24", "num_steps=12", "name=many"))[0]
     assert "the trainer is the bottleneck, there are too many rollout workers" in first.title
     assert "held back by the staleness bound (2)" in first.title
     assert "higher max_staleness would only make samples older" in first.advice
 
 
-@pytest.mark.parametrize("kind", ["sleeps", "hangs"])
-def test_run_with_a_stalled_reward_function_is_told_so_first(areal, quickstart, tmp_path, kind):
+def test_run_with_a_stalled_reward_function_is_told_so_first(areal, quickstart, tmp_path):
     (tmp_path / "my_rewards.py").write_text(textwrap.dedent(REWARDS))
-    reward = [f"reward.scorers=[{{kind: 'my_rewards:{kind}'}}]", "reward.timeout_s=0.5", "reward.retries=0"]
-    sizes = ["groups_per_step=4", "num_steps=10", "data.eval.limit=16", f"name={kind}"]
+    reward = ["reward.scorers=[{kind: 'my_rewards:hangs'}]", "reward.timeout_s=0.5", "reward.retries=0"]
+    sizes = ["groups_per_step=4", "num_steps=10", "data.eval.limit=16", "name=hangs"]
     first = diagnosed(areal("train", quickstart, *SMALL, *reward, *sizes))[0]
     assert first.title.startswith("The reward function stalls the run")
-    assert f"scorer my_rewards:{kind}" in first.title
+    assert "scorer my_rewards:hangs" in first.title
     assert "not for want of rollout workers" in first.detail
-    assert ("timed out" in first.detail) == (kind == "hangs")
+    assert "timed out" in first.detail
 
 
 def test_run_whose_policy_collapses_is_told_so_first(areal, quickstart):

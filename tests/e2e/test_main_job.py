@@ -17,9 +17,11 @@ SUMMARY_KEYS = {
 
 @pytest.fixture(scope="module")
 def finished(request, runs_dir, quickstart, tmp_path_factory):
-    """One whole quickstart, shared by the tests of this module."""
+    """The quickstart, some half as long, shared by the tests of this module."""
     from_module = request.getfixturevalue("run_class")
-    run = from_module(["train", quickstart, f"runs_dir={runs_dir}"], tmp_path_factory.mktemp("main"), runs_dir)
+    run = from_module(
+        ["train", quickstart, "num_steps=48", f"runs_dir={runs_dir}"], tmp_path_factory.mktemp("main"), runs_dir
+    )
     status = run.wait()
     assert status == 0, run.output
     return run

@@ -105,8 +105,7 @@ def read(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
 NAMES = ["whole", "resumed", "hostile", "empty", "compare"]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["1280", "390"])
+@pytest.mark.parametrize(("viewport", "scheme"), [(DESK, "light"), (PHONE, "dark")], ids=["1280-light", "390-dark"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_opens_offline_without_error_overflow_or_overlap(
     read: Any, name: str, viewport: dict[str, int], scheme: str

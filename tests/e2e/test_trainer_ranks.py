@@ -15,8 +15,9 @@ pytestmark = pytest.mark.e2e
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
 
 LEARNING = ["num_steps=30", "eval.every_steps=0", "data.eval.limit=200", "metrics.report=false", "trainer.ranks=2"]
-"""The quickstart, shortened; cosine over 30 steps would slow it, so the rate stays."""
-RATE = ["trainer.optimizer.schedule=constant"]
+"""The quickstart, shortened, and half of its groups a step."""
+RATE = ["trainer.optimizer.schedule=constant", "trainer.optimizer.lr=1.5e-4", "groups_per_step=24"]
+"""Cosine over 30 steps would slow it, so the rate stays."""
 
 
 @pytest.mark.parametrize(
