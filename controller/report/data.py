@@ -31,7 +31,12 @@ from controller.wiring import num_cores
 
 STATUS_FORMAT = 1
 """Number of status.json's layout; one of a newer version is left out."""
-KINDS = frozenset({"step", "eval", "pulse", "note", "dropped", "swap", "process", "sink", "counters"})
+KINDS = frozenset(
+    {
+        "step", "eval", "pulse", "note", "dropped", "swap", "release", "checkpoint", "checkpoint_failed", "process",
+        "sink", "counters",
+    }
+)  # fmt: skip
 """Lines of metrics.jsonl that this version knows."""
 ENDED = frozenset({"finished", "stopped", "failed"})
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -18,7 +20,7 @@ from areal_like.verdict import Verdict
 from controller import protocol as p
 from controller.ledger import Ledger
 from controller.ledger_burst import LedgerEntry
-from controller.report.data import RunData, number, series
+from controller.report.data import KINDS, RunData, number, series
 from controller.report.diagnosis import diagnose
 from controller.report.run_charts import failures as failures_chart
 from controller.report.samples import read_samples
@@ -291,3 +293,10 @@ def test_answers_without_a_score_are_counted_by_scorer_verdict_and_policy(tmp_pa
     assert stats.failures == {("judge", "crashed", "value"): 2, ("", "invalid", "drop_sample"): 1}
     chart = failures_chart(made_run(samples=stats))
     assert chart.series[0].xs == ["judge: crashed → a stated value", "invalid → sample dropped"]
+
+
+def test_every_kind_of_row_that_a_controller_writes_is_known_to_the_reader():
+    sources = Path(__file__).parents[2].joinpath("controller").rglob("*.py")
+    written = {kind for path in sources for kind in re.findall(r"\.measure\(\s*\"(\w+)\"", path.read_text())}
+    assert {"swap", "release", "checkpoint"} <= written, "the search finds them"
+    assert written <= KINDS

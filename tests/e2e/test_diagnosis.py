@@ -50,7 +50,7 @@ def test_run_with_too_few_rollout_slots_is_told_so_first(areal, quickstart):
 
 def test_run_whose_trainer_is_the_bottleneck_is_told_so_first(areal, quickstart):
     many = ["rollout.num_workers=2", "trainer.micro_batch_tokens=160"]  # one answer at a time: a slow trainer
-    first = diagnosed(areal("train", quickstart, *SMALL, *many, "groups_per_step=24", "num_steps=12", "name=many"))[0]
+    first = diagnosed(areal("train", quickstart, *SMALL, *many, "groups_per_step=24", "num_steps=20", "name=many"))[0]
     assert "the trainer is the bottleneck, there are too many rollout workers" in first.title
     assert "held back by the staleness bound (2)" in first.title
     assert "higher max_staleness would only make samples older" in first.advice

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.e2e
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
 
 LEARNING = ["num_steps=30", "eval.every_steps=0", "data.eval.limit=200", "metrics.report=false", "trainer.ranks=2"]
-"""The quickstart, shortened, and half of its groups a step."""
-RATE = ["trainer.optimizer.schedule=constant", "trainer.optimizer.lr=1.5e-4", "groups_per_step=24"]
-"""Cosine over 30 steps would slow it, so the rate stays."""
+"""The quickstart, shortened; cosine over 30 steps would slow it, so the rate stays. With half of the groups a step it
+reached 0.71 to 0.96 over six seeds: too near to what is asked."""
+RATE = ["trainer.optimizer.schedule=constant"]
 
 
 @pytest.mark.parametrize(
