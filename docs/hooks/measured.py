@@ -377,6 +377,22 @@ def checkpoint(result: Result) -> str:
     return f"{_table(('one checkpoint at every step', 'share of a step'), rows)}\n\n{words}"
 
 
+def packing(result: Result) -> str:
+    """Packed against padded, the ways to fill micro-batches, and how even ranks are."""
+    rows = [
+        (row["set"], f"{row['ratio']:.2f}x", *(f"{row['forms'][form]['tokens_per_s']:,.0f}" for form in _PACKERS),
+         f"{row['budget_used_least']:.1%}", f"{row['imbalance_most']:.2%}")
+        for row in result["rows"]
+    ]  # fmt: skip
+    head = (
+        "lengths", "packed / padded", "Algorithm 1, tokens/s", "first fit, tokens/s", "fixed count, tokens/s",
+        "budget used, least", "ranks differ, most",
+    )  # fmt: skip
+    return _table(head, rows)
+
+
+_PACKERS = ("algorithm_1", "first_fit", "fixed_count")
+
 TABLES: dict[str, Callable[[Result], str]] = {
     "async_vs_sync": async_vs_sync,
     "checkpoint": checkpoint,
@@ -387,6 +403,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "interruption": interruption,
     "logprob_memory": logprob_memory,
     "modes": modes,
+    "packing": packing,
     "peer_trl": peer_trl,
     "quickstart": quickstart,
     "reward": reward,
