@@ -134,6 +134,11 @@ def advise(config: RunConfig, num_rows: int | None = None) -> list[str]:
             f" groups_per_step asks for {config.num_groups}: the run ends after about"
             f" {draws // config.groups_per_step} steps"
         )
+    if config.is_colocated and config.rollout.engine.kind == "sglang" and config.rollout.engine.device == "cpu":
+        advice.append(
+            "placement: SGLang frees nothing on a CPU: its servers keep their memory in the trainer's turns, and all"
+            " else goes as on GPUs"
+        )
     if config.data.eval is None:
         advice.append("data.eval: there is none, so the summary has no accuracy")
     return advice

@@ -135,6 +135,22 @@ def _mismatch(key: str, size: int, unit: str, each: int, num_workers: int) -> Pr
     )
 
 
+def _servers_in_turns(config: RunConfig) -> Iterator[Problem]:
+    sglang = config.rollout.engine.sglang
+    if sglang.attach:
+        yield Problem(
+            ("rollout.engine.sglang.attach", "placement"),
+            "a server that others keep alive may come up again, and take memory, while the trainer works",
+            "leave it out: servers are launched then, or placement: disaggregated",
+        )
+    if sglang.release_idle_s is not None:
+        yield Problem(
+            ("rollout.engine.sglang.release_idle_s", "placement"),
+            "the turns say already when memory is given back",
+            "leave it out",
+        )
+
+
 def placement_problems(config: RunConfig) -> Iterator[Problem]:
     """What cannot go together with engines and trainer on the same devices."""
     if not config.is_colocated:
@@ -151,11 +167,7 @@ def placement_problems(config: RunConfig) -> Iterator[Problem]:
             ("placement", "emulation"), "emulated devices have no memory to release", "placement: disaggregated"
         )
     if engine.kind == "sglang":
-        yield Problem(
-            ("placement", "rollout.engine.kind"),
-            "only the embedded engine gives all its memory back here",
-            "rollout.engine.kind: embedded",
-        )
+        yield from _servers_in_turns(config)
     if trainer.backend not in ("torch", "fsdp") or (trainer.backend == "fsdp" and not trainer.fsdp.cpu_offload):
         yield Problem(
             ("trainer.backend", "placement"),

@@ -127,6 +127,7 @@ def make_sglang(
         attach=attach[index] if attach else None,
         tracer=tracer,
         report=incidents.add,
+        starts_empty=spec.is_colocated,
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from areal_like.errors import DeadlineExceeded, EngineError, TransferBroken, WeightError
+from areal_like.errors import DeadlineExceeded, EngineError, TransferBroken, UserError, WeightError
 from areal_like.messages import (
     AnnounceVersion,
     MemoryReleased,
@@ -270,7 +270,7 @@ class VersionLoader:
                 self._receiver.forget()
             await self._failed(target, str(error))
             return
-        except EngineError:
+        except (EngineError, UserError):  # the latter: of a server that comes up with its first version
             raise
         except Exception as error:  # whatever else an engine raises, it is broken: the process restarts
             raise EngineError(f"loading version {target.version}: {type(error).__name__}: {error}") from error

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from valid_config import make
 
-from controller.derived import derive
+from controller.derived import advise, derive
 from controller.pool_sizes import fit_problem, gpus_of_run, pool_sizes
 from controller.validate import cross_check
 
@@ -65,7 +65,16 @@ def test_what_does_not_fit_is_said_in_one_sentence_with_what_would() -> None:
         ({**COLOCATED, "trainer__weights": {"swap": "rolling"}}, "trainer.weights.swap", "same time"),
         ({**COLOCATED, "trainer__device": "cuda"}, "placement", "share no device"),
         ({**COLOCATED, "trainer__backend": "fsdp"}, "trainer.backend", "cpu_offload"),
-        ({**COLOCATED, "rollout__engine": {"kind": "sglang"}}, "placement", "embedded"),
+        (
+            {**COLOCATED, "rollout__engine": {"kind": "sglang", "sglang": {"attach": ["http://127.0.0.1:30000"]}}},
+            "rollout.engine.sglang.attach",
+            "may come up again",
+        ),
+        (
+            {**COLOCATED, **SGLANG, "rollout__engine": {**SGLANG["rollout__engine"], "sglang": {"release_idle_s": 5}}},
+            "rollout.engine.sglang.release_idle_s",
+            "the turns say already",
+        ),
     ],
 )
 def test_a_size_or_placement_that_cannot_be_is_refused(changes: dict[str, Any], key: str, words: str) -> None:
@@ -73,6 +82,17 @@ def test_a_size_or_placement_that_cannot_be_is_refused(changes: dict[str, Any], 
     assert problem.keys[0] == key
     assert words in str(problem)
     assert problem.remedy
+
+
+def test_sglang_may_share_devices_in_turns_and_on_a_cpu_it_is_said_to_keep_its_memory() -> None:
+    on_gpus = make(**COLOCATED, **SGLANG)
+    assert cross_check(on_gpus) == []
+    assert gpus_of_run(on_gpus) == 2
+    on_a_cpu = make(**COLOCATED, rollout__engine={"kind": "sglang"})
+    assert cross_check(on_a_cpu) == []
+    words = "placement: SGLang frees nothing on a CPU"
+    assert any(advice.startswith(words) for advice in advise(on_a_cpu))
+    assert not any(advice.startswith(words) for advice in advise(on_gpus))
 
 
 def test_the_pools_are_among_the_derived_numbers() -> None:

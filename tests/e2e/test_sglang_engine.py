@@ -242,3 +242,35 @@ def test_an_idle_server_gives_memory_back_and_goes_on_where_it_was(world: World)
         assert (await world.engine._keeper.ready()) is live
 
     world.run(body)
+
+
+def test_memory_is_given_up_in_the_middle_of_answers_and_the_next_version_brings_all_back(world: World) -> None:
+    """What `placement: colocated` asks at each step, here with stragglers: the server asserts that there are none."""
+
+    async def body() -> None:
+        live = await world.engine._keeper.ready()
+        await world.slow(SLOW_S)
+        requests = [ask(n, max_new_tokens=140) for n in range(190, 190 + SLOTS + 4)]  # more than it takes at once
+        tasks = [asyncio.ensure_future(world.engine.generate(request)) for request in requests]
+        await until(lambda: sum(len(segment) > 4 for segment in world.engine.progress().values()) >= SLOTS)
+        await world.engine.release_memory()
+        assert world.engine.version == -1
+        outcomes = await asyncio.gather(*tasks)
+        assert {outcome.end_reason for outcome in outcomes} == {"cancelled"}
+        assert sum(len(outcome.segment) > 4 for outcome in outcomes) >= SLOTS
+        for request, outcome in zip(requests, outcomes, strict=True):
+            assert not len(outcome.segment) or world.error_nats(request, outcome.segment) <= TOLERANCE_NATS
+        await world.slow(None)
+        for version in (8, 9):
+            early = asyncio.ensure_future(world.engine.generate(request := ask(210 + version)))
+            (state,) = (await live.client.server_info())["internal_states"]
+            assert state["memory_usage"].keys() >= {"weight", "kvcache"}, "what a release frees is read from there"
+            await world.load(version)
+            segment = (await early).segment
+            assert set(segment.versions_R.tolist()) == {version}
+            assert world.error_nats(request, segment) <= TOLERANCE_NATS
+            await world.engine.release_memory()
+        await world.load(10)
+        assert (await world.engine._keeper.ready()) is live
+
+    world.run(body)

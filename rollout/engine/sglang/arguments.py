@@ -45,6 +45,8 @@ class Launch:
     interruption: Interruption
     extra: tuple[str, ...]
     """Command-line words of `rollout.engine.sglang.arguments`."""
+    in_turns: bool = False
+    """It shares its GPUs, and gives all its memory back while others use them."""
 
     @property
     def is_cpu(self) -> bool:
@@ -97,12 +99,13 @@ class Launch:
 
     def _option_flags(self) -> list[str]:
         sglang = self.settings.sglang
+        frees = (self.in_turns or sglang.release_idle_s is not None) and not self.is_cpu
+        # A new version brings all that a plain model has, but not what quantising has made for itself.
+        needs_backup = (self.in_turns and sglang.is_rounded) or (not self.in_turns and sglang.release == "all")
         chosen = {
             "enable-deterministic-inference": sglang.deterministic,
-            "enable-memory-saver": sglang.release_idle_s is not None and not self.is_cpu,
-            "enable-weights-cpu-backup": sglang.release_idle_s is not None
-            and sglang.release == "all"
-            and not self.is_cpu,
+            "enable-memory-saver": frees,
+            "enable-weights-cpu-backup": frees and needs_backup,
             "enable-return-routed-experts": sglang.routed_experts,
         }
         return [flag for flag, is_chosen in chosen.items() if is_chosen]
@@ -137,10 +140,11 @@ def plan_launch(
     context: int,
     num_threads: int,
     interruption: Interruption,
+    in_turns: bool = False,
 ) -> Launch:
     """Check the user's further arguments against that version's list. Raises UserError."""
     extra = extra_words(settings, table, interruption)
-    return Launch(python, settings, dtype, context, num_threads, interruption, tuple(extra))
+    return Launch(python, settings, dtype, context, num_threads, interruption, tuple(extra), in_turns)
 
 
 def extra_words(settings: EngineSettings, table: Mapping[str, Argument], interruption: Interruption) -> list[str]:

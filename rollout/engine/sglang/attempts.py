@@ -140,8 +140,8 @@ class Attempts:
 
     async def _attempt(self, running: _Running) -> EndReason | None:
         """One request to the server, from the tokens so far. How the answer ended, or None: it must go on."""
-        live = await self._admitted()
-        if running.is_void:
+        live = await self._admitted(running)
+        if live is None or running.is_void:
             return "cancelled"
         answer, before = running.answer, len(running.answer)
         self._num_tickets += 1
@@ -175,10 +175,15 @@ class Attempts:
             self._streams(running, False)
         return await self._end_of(running, finish, before)
 
-    async def _admitted(self) -> Live:
-        """A server, at a moment when the gate is open: no await may follow before the request is made."""
+    async def _admitted(self, running: _Running) -> Live | None:
+        """A server, at a moment when the gate is open: no await may follow before the request is made. None: too late,
+        the request has been ended.
+        """
         while True:
-            await self.gate.wait()
+            if not running.is_void:
+                await self.gate.wait()
+            if running.is_void:
+                return None
             live = await self._keeper.ready()
             if self.gate.is_set() and self._keeper.live is live:
                 return live
@@ -262,6 +267,8 @@ class Attempts:
         return "cancelled" if running.is_void else None
 
     async def _after_break(self, running: _Running, live: Live, before: int, words: str) -> None:
+        if running.is_void:
+            return  # it ends, and what became of the server is no matter to it
         await self._count_barren(running, before, words)
         await self._keeper.settle(live.epoch, words)
 
@@ -303,6 +310,15 @@ class Attempts:
                 running.is_void = True
                 if running.is_streaming:
                     self._spawn_abort(client, running.ticket)
+
+    def end_all(self) -> None:
+        """Every request ends as `cancelled` with the tokens it has: those at the gate, which is shut, now, and those on
+        the server once it says a word or is paused with `abort`.
+        """
+        for running in self._running.values():
+            running.is_void = True
+        self.gate.set()  # whoever waits there looks up
+        self.gate.clear()
 
 
 def _is_overtaken(event: StreamEvent, expected: int) -> bool:

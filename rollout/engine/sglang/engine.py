@@ -41,10 +41,11 @@ from rollout.engine.sglang.attempts import Attempts
 from rollout.engine.sglang.client import PauseMode, ServerGone, ServerRefused, SGLangClient
 from rollout.engine.sglang.environment import argument_table, check_version, find_python
 from rollout.engine.sglang.keeper import Home, ServerKeeper
-from rollout.engine.sglang.layout import EXPERT_FAMILIES, FAMILIES, compare, server_checksums
+from rollout.engine.sglang.layout import FAMILIES, check_experts, compare, server_checksums
 from rollout.engine.sglang.meter import Meter
 from rollout.engine.sglang.sleep import ALL, Sleeper
 from rollout.engine.sglang.staging import StagedVersion, Stager
+from rollout.engine.sglang.turns import Turns
 from rollout.engine.shape import read_config
 
 log = logging.getLogger(__name__)
@@ -75,10 +76,13 @@ class SGLangEngine:
         attach: str | None = None,
         tracer: Tracer | None = None,
         report: Callable[[str], None] = log.warning,
+        starts_empty: bool = False,
     ) -> None:
         """`interruption` is the one loads will come with: the scheduler depends on it. `attach`: a server's address.
-        `report`: is told, in a sentence each, what broke and was mended here.
+        `report`: is told, in a sentence each, what broke and was mended here. `starts_empty`: the device is shared in
+        turns; the server comes up with the first version.
         """
+        self._starts_empty = starts_empty
         self._model_dir, self._settings, self._tracer = model_dir, settings, tracer
         self._dtype, self._num_threads, self._interruption = settings.dtype or dtype, num_threads, interruption
         self._where, self._attach, self._report = whereabouts, attach, report
@@ -92,6 +96,7 @@ class SGLangEngine:
         self._attempts: Attempts | None = None
         self._num_swaps = self._num_proven = 0
         self._is_head_tied = False
+        self._turns: Turns | None = None
         self._sleeper: Sleeper | None = None
         self._sleep_task: asyncio.Task[None] | None = None
         self._is_paused = False
@@ -130,7 +135,7 @@ class SGLangEngine:
                 where="rollout.engine.sglang.checksums",
                 remedy=f"leave it out (known: {', '.join(FAMILIES)})",
             )
-        _check_experts(config)
+        check_experts(config)
         launch = None if self._attach else await asyncio.to_thread(self._plan)
         if self._attach:
             await check_attached(self._attach, self._settings, self._interruption, self._model_dir, self._context)
@@ -156,9 +161,13 @@ class SGLangEngine:
             is_seeded=self._settings.sglang.deterministic,
             experts_shape=_experts_shape(config) if self._settings.sglang.routed_experts else None,
         )
-        started_s = time.monotonic()
-        await self._keeper.start()
-        log.info("the SGLang server is ready after %.1f s", time.monotonic() - started_s)
+        num_gpus = self._settings.sglang.tp_size
+        is_cpu = self._settings.device == "cpu"
+        self._turns = Turns(self._keeper, self._attempts, is_cpu=is_cpu, num_gpus=num_gpus)
+        if self._starts_empty:
+            self._attempts.gate.clear()
+            return
+        await self._turns.take()
         self._start_sleeper(self._keeper, self._attempts)
 
     def _start_sleeper(self, keeper: ServerKeeper, attempts: Attempts) -> None:
@@ -182,6 +191,7 @@ class SGLangEngine:
             context=self._context,
             num_threads=self._num_threads,
             interruption=self._interruption,
+            in_turns=self._starts_empty,
         )
 
     async def close(self) -> None:
@@ -214,7 +224,7 @@ class SGLangEngine:
 
     async def generate(self, request: GenerationRequest) -> GenerationOutcome:
         """See the port. Raises UserError (the request cannot fit), EngineError (no server any more)."""
-        _, attempts = self._started()
+        _, attempts, _ = self._started()
         return await attempts.generate(request)
 
     def progress(self) -> Mapping[int, Segment]:
@@ -225,22 +235,24 @@ class SGLangEngine:
 
     async def pause(self) -> None:
         """Stop at the next token boundary."""
-        keeper, attempts = self._started()
+        keeper, attempts, turns = self._started()
         async with self._load_lock:
             await self._wake()
             self._is_paused = True
             attempts.gate.clear()
             self._meter.pauses(True)
-            await (await keeper.ready()).client.pause("in_place")
+            if turns.has_memory:
+                await (await keeper.ready()).client.pause("in_place")
 
     async def resume(self) -> None:
         """Go on."""
-        keeper, attempts = self._started()
+        keeper, attempts, turns = self._started()
         async with self._load_lock:
             self._is_paused = False
-            await (await keeper.ready()).client.resume()
+            if turns.has_memory:
+                await (await keeper.ready()).client.resume()
+                attempts.gate.set()
             self._meter.pauses(False)
-            attempts.gate.set()
 
     # ------------------------------------------------------------------ versions
 
@@ -259,8 +271,16 @@ class SGLangEngine:
         raise EngineError("an SGLang server is given its weights as files")
 
     async def release_memory(self) -> int:
-        """Never called: validate refuses `placement: colocated` with this engine."""
-        raise EngineError("an SGLang server keeps its memory")
+        """See the port. Waits for loads asked for before. Raises EngineError (no server any more)."""
+        keeper, attempts, turns = self._started()
+        async with self._load_lock:
+            await self._wake()
+            num_bytes = await turns.leave()
+            keeper.home, attempts.version = Home(self._model_dir, -1), -1
+            if self._current is not None:
+                self._thread.submit(self._stager.drop, self._current)
+                self._current = None
+        return num_bytes
 
     async def _load(self, manifest_path: Path, interruption: Interruption) -> LoadReport:
         async with self._load_lock:
@@ -268,11 +288,12 @@ class SGLangEngine:
             staged = await asyncio.get_running_loop().run_in_executor(self._thread, self._stager.stage, manifest_path)
             stage_s = time.monotonic() - start_s
             self._trace("stage", trace_s, "stager", version=staged.version)
-            _, attempts = self._started()
+            _, attempts, turns = self._started()
             attempts.gate.clear()
             try:
+                was_away = await turns.take()
                 await self._wake()
-                if interruption == "drain":
+                if interruption == "drain" and not was_away:
                     while attempts.num_streaming:  # a server that hangs meanwhile is replaced, which ends them too
                         await attempts.idle.wait()
                 pause_s = await self._swap(staged, interruption)
@@ -280,7 +301,7 @@ class SGLangEngine:
                 self._stager.drop(staged)
                 raise
             finally:
-                if not self._is_paused:
+                if not self._is_paused and turns.has_memory:
                     attempts.gate.set()
         return LoadReport(version=staged.version, stage_s=stage_s, pause_s=pause_s)
 
@@ -293,7 +314,7 @@ class SGLangEngine:
         """Replace the weights at a token boundary; the pause in seconds. A server that dies meanwhile is replaced, and
         the swap is made on its successor. Raises WeightError: the old version stays in use.
         """
-        keeper, attempts = self._started()
+        keeper, attempts, _ = self._started()
         num_running = attempts.num_streaming
         while True:
             live = await keeper.ready()
@@ -327,7 +348,7 @@ class SGLangEngine:
         if staged.checksums is not None:
             compare(await client.checksums(), staged.checksums)
             self._num_proven += 1
-        keeper, attempts = self._started()
+        keeper, attempts, _ = self._started()
         keeper.home = Home(staged.folder, staged.version)
         old, self._current, attempts.version = self._current, staged, staged.version
         self._num_swaps += 1
@@ -342,10 +363,10 @@ class SGLangEngine:
     def _checksums(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
         return server_checksums(tensors, DTYPES[self._dtype], is_head_tied=self._is_head_tied)
 
-    def _started(self) -> tuple[ServerKeeper, Attempts]:
-        if self._keeper is None or self._attempts is None:
+    def _started(self) -> tuple[ServerKeeper, Attempts, Turns]:
+        if self._keeper is None or self._attempts is None or self._turns is None:
             raise EngineError("the engine was not started")
-        return self._keeper, self._attempts
+        return self._keeper, self._attempts, self._turns
 
     def _now_s(self) -> float:
         return self._tracer.now_s() if self._tracer else 0.0
@@ -353,18 +374,6 @@ class SGLangEngine:
     def _trace(self, name: str, start_s: float, lane: str, **args: object) -> None:
         if self._tracer:
             self._tracer.complete(name, start_s, self._tracer.now_s(), lane, **args)
-
-
-def _check_experts(config: PreTrainedConfig) -> None:
-    """Raises UserError for a mixture of experts whose tensors we could not name for SGLang."""
-    text = config.get_text_config()
-    has_experts = any(getattr(text, key, None) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
-    if has_experts and config.model_type not in EXPERT_FAMILIES:
-        raise UserError(
-            f"how SGLang's loader names the experts of a {config.model_type} is not known here",
-            where="rollout.engine.kind",
-            remedy=f"embedded, or a mixture of experts of type {' or '.join(EXPERT_FAMILIES)}",
-        )
 
 
 def _experts_shape(config: PreTrainedConfig) -> tuple[int, int]:

@@ -12,6 +12,9 @@ Signs of death, any of which ends the server's whole family:
 
 The watch is a task; nobody waits for a server without its answer: `ready` and `settle` return, or raise its last error.
 A server attached to is watched by probes alone and never ended; when it is back, it is given the version in use again.
+
+Where a server shares its device, its memory is somebody else's at times. From `rest` on a server that ends has no
+successor, which would take that memory; `rouse` brings one up.
 """
 
 from __future__ import annotations
@@ -100,6 +103,9 @@ class ServerKeeper:
         self._task: asyncio.Task[None] | None = None
         self._error: EngineError | None = None
         self._condemned = ""
+        self._rests = False
+        self._fallen = ""
+        """Why the server that rested is gone, once it is."""
         self.num_restarts = 0
         self.last_reason = ""
 
@@ -166,6 +172,25 @@ class ServerKeeper:
                 await self._changed.wait_for(lambda: self._error is not None or self._epoch > epoch)
         return await self.ready()
 
+    def rest(self) -> None:
+        """From now on a server that ends has no successor. To be called while one is ready; nobody may ask for it."""
+        self._rests, self._fallen = True, ""
+
+    async def lay_down(self, epoch: int, reason: str) -> None:
+        """End the server of `epoch`, which rests: whatever it holds is free then."""
+        assert self._rests, "a server at work has a successor at once"
+        if self._live is not None and self._live.epoch == epoch:
+            self._condemned = reason
+            self._wake.set()
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._error is not None or bool(self._fallen))
+
+    async def rouse(self) -> Live:
+        """The server that rested, or a successor if it has ended. Raises EngineError when there will be none."""
+        self._rests = False
+        self._wake.set()
+        return await self.ready()
+
     # ------------------------------------------------------------ the watch
 
     async def _watch(self) -> None:
@@ -176,12 +201,7 @@ class ServerKeeper:
                     async with asyncio.timeout(WATCH_S):
                         await self._wake.wait()
                 self._wake.clear()
-                reason, is_forgiven = self._condemned or await self._reason_to_end(), bool(self._condemned)
-                if reason:
-                    await self._renew(reason, is_forgiven=is_forgiven)
-                elif not self._doubt:
-                    self._num_checks += 1
-                    await self._tell()
+                await self._look()
         except EngineError as error:
             self._error = error
         except Exception as error:
@@ -189,6 +209,23 @@ class ServerKeeper:
             self._error = EngineError(f"the watch over the SGLang server failed: {type(error).__name__}: {error}")
         await self._take_down()
         await self._tell()
+
+    async def _look(self) -> None:
+        if self._live is None:  # it ended at rest
+            if not self._rests:
+                await self._renew(self._fallen, is_forgiven=False)
+            return
+        reason, is_forgiven = self._condemned or await self._reason_to_end(), bool(self._condemned)
+        if reason and self._rests:
+            log.warning("SGLang server: %s; another one comes with the next version", reason)
+            await self._take_down()
+            self._fallen, self._doubt = reason, ""
+            await self._tell()
+        elif reason:
+            await self._renew(reason, is_forgiven=is_forgiven)
+        elif not self._doubt:
+            self._num_checks += 1
+            await self._tell()
 
     async def _reason_to_end(self) -> str:
         """Which sign of death there is; empty for none. Probes when it is time, or when there is doubt."""
@@ -223,6 +260,8 @@ class ServerKeeper:
             self.last_reason = reason
             wait_s = 0.0 if is_forgiven else self._spend(reason)
             words = f"SGLang server: {reason}; starting another with version {self.home.version}"
+            if self.home.version < 0:  # the next one is about to be loaded
+                words = f"SGLang server: {reason}; starting another"
             if not is_forgiven:
                 words += f" (restart {len(self._restarts_s)} of {self._settings.max_restarts} allowed)"
             log.warning(words)

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers import PreTrainedConfig
 
-from areal_like.errors import WeightError
+from areal_like.errors import UserError, WeightError
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 """Model types whose tensors lie as described here."""
@@ -42,6 +43,18 @@ _STACKED = re.compile(r"\.experts\.(gate_up_proj|down_proj)$")
 _VOCAB = re.compile(r"(^|\.)(embed_tokens|lm_head)\.weight$")
 _DERIVED = re.compile(r"cos_sin_cache|inv_freq")
 """Tensors of the server that no version brings: made from the config alone."""
+
+
+def check_experts(config: PreTrainedConfig) -> None:
+    """Raises UserError for a mixture of experts whose tensors we could not name for SGLang."""
+    text = config.get_text_config()
+    has_experts = any(getattr(text, key, None) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+    if has_experts and config.model_type not in EXPERT_FAMILIES:
+        raise UserError(
+            f"how SGLang's loader names the experts of a {config.model_type} is not known here",
+            where="rollout.engine.kind",
+            remedy=f"embedded, or a mixture of experts of type {' or '.join(EXPERT_FAMILIES)}",
+        )
 
 
 def as_checkpoint(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -76,7 +76,14 @@ class FakeWorld:
         data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return self.store.publish(version, "l0", {"weight": TensorBytes("float32", (2, 2), data)})
 
-    def make(self, *, attach: str | None = None, interruption: Any = "recompute", **sglang: Any) -> SGLangEngine:
+    def make(
+        self,
+        *,
+        attach: str | None = None,
+        interruption: Any = "recompute",
+        starts_empty: bool = False,
+        **sglang: Any,
+    ) -> SGLangEngine:
         environment = {"FAKE_MARKS": str(self.marks), **{k: v for k, v in os.environ.items() if k.startswith("FAKE_")}}
         settings = {"control_timeout_s": 5.0, "environment": environment, **sglang}
         return SGLangEngine(
@@ -90,6 +97,7 @@ class FakeWorld:
             whereabouts=Whereabouts("w", self.root / "logs" / "w.log", 1, port=sglang.get("port")),
             attach=attach,
             report=self.reports.append,
+            starts_empty=starts_empty,
         )
 
     @asynccontextmanager

@@ -95,7 +95,13 @@ class Server:
         return web.Response()
 
     async def pause(self, request):
-        self.calls.append(["pause", (await request.json())["mode"]])
+        mode = (await request.json())["mode"]
+        self.calls.append(["pause", mode])
+        if mode == "abort":
+            for mine in self.requests.values():
+                mine["is_aborted"] = True
+            while self.requests:  # noqa: ASYNC110 - as the server does
+                await asyncio.sleep(TICK_S)
         self.is_paused = True
         return web.json_response({"status": "ok"})
 
@@ -121,6 +127,9 @@ class Server:
         tags = (await request.json())["tags"]
         self.calls.append(["release", tags])
         assert not self.requests, "memory is given back while somebody generates"
+        if "FAKE_KEEP_MEMORY" in os.environ and not self.marked("kept memory"):
+            return web.json_response({"error": "busy"}, status=400)
+        assert not self.asleep, "the memory was given back before"
         self.asleep = True
         return web.json_response({})
 
@@ -128,6 +137,7 @@ class Server:
         self.calls.append(["take back", (await request.json())["tags"]])
         if "FAKE_KEEP_SLEEPING" in os.environ and not self.marked("kept sleeping"):
             return web.json_response({"error": "no memory"}, status=400)
+        assert self.asleep, "it has its memory"
         self.asleep = False
         return web.json_response({})
 
@@ -177,7 +187,7 @@ def main():
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--mem-fraction-static", type=float)
     for name in ("skip-tokenizer-init", "incremental-streaming-output", "skip-server-warmup",
-                 "disable-overlap-schedule"):  # fmt: skip
+                 "disable-overlap-schedule", "enable-memory-saver"):  # fmt: skip
         parser.add_argument(f"--{name}", action="store_true")
     arguments = parser.parse_args()
     words = os.environ.get("FAKE_DIE_AT_START")

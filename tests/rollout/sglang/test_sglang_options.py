@@ -15,9 +15,9 @@ from rollout.engine.sglang.arguments import Launch, extra_words
 from rollout.engine.sglang.environment import Argument
 
 
-def launch(*, device: str = "cuda", **sglang) -> Launch:
+def launch(*, device: str = "cuda", in_turns: bool = False, **sglang) -> Launch:
     settings = EngineSettings(kind="sglang", device=device, sglang=SGLangSettings(**sglang))
-    return Launch(Path("python"), settings, "bfloat16", 100, 1, "recompute", ())
+    return Launch(Path("python"), settings, "bfloat16", 100, 1, "recompute", (), in_turns)
 
 
 def words(version: int = 3, **options) -> str:
@@ -50,6 +50,10 @@ def test_each_switch_is_one_flag_and_none_is_set_by_default():
     assert "--enable-weights-cpu-backup " not in words(release_idle_s=1.0)
     assert "--enable-weights-cpu-backup " in words(release_idle_s=1.0, release="all")
     assert "--enable-memory-saver" not in words(device="cpu", release_idle_s=1.0), "a CPU has none"
+    assert "--enable-memory-saver " in words(in_turns=True)
+    assert "--enable-weights-cpu-backup " not in words(in_turns=True), "the next version replaces them"
+    assert "--enable-weights-cpu-backup " in words(in_turns=True, quantization="fp8"), "but not their scales"
+    assert "--enable-memory-saver" not in words(device="cpu", in_turns=True)
     assert "--enable-" not in words()
 
 

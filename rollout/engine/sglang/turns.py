@@ -1,0 +1,100 @@
+"""A server's turns on a device that it shares with the trainer (`placement: colocated`).
+
+Owns: whether the server may hold memory now, and how it gives it up and takes it again. Refuses: whose turn it is
+(controller/alternation.py), what is loaded afterwards (engine.py), short naps inside a turn of the engines (sleep.py).
+
+    no server --take--> a server with memory, a version is loaded --leave--> the same server without it --take--> ...
+                                                                  `-leave--> no server: it kept its memory, or died
+
+The first server comes up with the first version and not with the worker: only then has the trainer, which sets itself
+up on the device as well, left it. For the same reason a server that dies in the trainer's turn has no successor before
+the engines' next one. Weights are not kept in host memory, but where they are quantised: the next version replaces them
+all, and brings nothing that quantising has made.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rollout.engine.sglang.attempts import Attempts
+from rollout.engine.sglang.client import ServerGone, ServerRefused, SGLangClient
+from rollout.engine.sglang.keeper import ServerKeeper
+from rollout.engine.sglang.sleep import ALL
+
+log = logging.getLogger(__name__)
+
+
+class Turns:
+    """Of one engine; all methods under the lock that its loads and pauses take."""
+
+    def __init__(self, keeper: ServerKeeper, attempts: Attempts, *, is_cpu: bool, num_gpus: int) -> None:
+        """`keeper`: not started. `num_gpus`: of the server."""
+        self._keeper, self._attempts, self._is_cpu, self._num_gpus = keeper, attempts, is_cpu, num_gpus
+        self._is_started = False
+        self._epoch: int | None = None
+        """Of the server that has given its memory up."""
+        self.has_memory = False
+        """Generation is possible as far as memory goes."""
+
+    async def take(self) -> bool:
+        """Have a server with memory, whatever is in it. Whether there was none before; the gate stays as it is.
+
+        Raises UserError (a first server that a mistake keeps from starting), EngineError.
+        """
+        if self.has_memory:
+            return False
+        if not self._is_started:
+            started_s = time.monotonic()
+            await self._keeper.start()
+            log.info("the SGLang server is ready after %.1f s", time.monotonic() - started_s)
+            self._is_started = True
+        else:
+            await self._take_again()
+        self.has_memory = True
+        return True
+
+    async def _take_again(self) -> None:
+        live, epoch = self._keeper.live, self._epoch
+        self._epoch = None
+        if live is not None and live.epoch == epoch:
+            try:
+                await live.client.resume_memory(ALL)
+            except (ServerGone, ServerRefused) as error:
+                await self._keeper.lay_down(live.epoch, f"it did not take its memory again ({error})")
+        await self._keeper.rouse()
+
+    async def leave(self) -> int:
+        """Give the memory up; the bytes. A server that does not is ended: it holds none then either.
+
+        Running answers end as `cancelled`. Raises EngineError: there is no server any more.
+        """
+        self._attempts.gate.clear()
+        if not self.has_memory:
+            return 0
+        self._attempts.end_all()
+        live = await self._keeper.ready()
+        self._keeper.rest()
+        self.has_memory = False
+        num_bytes = 0
+        try:
+            num_bytes = 0 if self._is_cpu else await self._held_bytes(live.client)
+            await live.client.pause("abort")  # it asserts to be idle when it releases; this waits until it is
+            await live.client.release_memory(ALL)
+            self._epoch = live.epoch
+        except (ServerGone, ServerRefused) as error:
+            await self._keeper.lay_down(live.epoch, f"it did not give its memory back ({error})")
+        return num_bytes
+
+    async def _held_bytes(self, client: SGLangClient) -> int:
+        return held_bytes(await client.server_info()) * self._num_gpus
+
+
+def held_bytes(server_info: Mapping[str, Any]) -> int:
+    """Weights and cache on one of its GPUs, as it counts them itself (thousandths of 2^30 bytes); 0: it says none."""
+    for state in server_info.get("internal_states", ()):
+        usage = state.get("memory_usage", {})
+        return int(sum(max(0.0, float(usage.get(name, 0.0))) for name in ("weight", "kvcache")) * 2**30)
+    return 0
