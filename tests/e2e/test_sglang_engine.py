@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gradient_oracle import Drawn, judge, rounded_to_five_levels
 from sglang_world import (
     CONFIG,
     CONTEXT,
@@ -31,6 +32,9 @@ from sglang_world import (
 from transformers import AutoConfig
 
 from areal_like.errors import UserError, WeightError
+from rollout.config import EngineSettings
+from rollout.engine.embedded import EmbeddedEngine
+from rollout.engine.port import Engine
 from rollout.engine.sglang.attach import check_attached
 from rollout.engine.sglang.layout import compare, server_checksums
 from rollout.engine.sglang.sleep import Sleeper
@@ -270,7 +274,51 @@ def test_memory_is_given_up_in_the_middle_of_answers_and_the_next_version_brings
             assert set(segment.versions_R.tolist()) == {version}
             assert world.error_nats(request, segment) <= TOLERANCE_NATS
             await world.engine.release_memory()
-        await world.load(10)
         assert (await world.engine._keeper.ready()) is live
 
     world.run(body)
+
+
+ROUNDED_VERSION, NUM_PROMPTS, NUM_ANSWERS = 11, 8, 1280
+
+
+@pytest.mark.parametrize("kind", ["sglang", "embedded"])
+def test_the_correction_weight_mends_the_gradient_of_an_engine_with_rounded_weights(world: World, kind: str) -> None:
+    """The engine computes with a copy of five levels of the trainer's weights, and says so in its log-probs."""
+    trainer = world.models[7]
+    world.models[ROUNDED_VERSION] = engine_model = rounded_to_five_levels(trainer)
+    manifest = world.publish(ROUNDED_VERSION)
+    requests = [
+        ask(1000 + n, 1, sampling={"temperature": 1.0}, prompt_seed=n % NUM_PROMPTS) for n in range(NUM_ANSWERS)
+    ]
+
+    async def answers(engine: Engine) -> list[Drawn]:
+        await engine.load_version(manifest, "recompute")
+        outcomes = await asyncio.gather(*map(engine.generate, requests))
+        return [
+            Drawn(n % NUM_PROMPTS, int(one.segment.tokens_R[0]), float(one.segment.logprobs_R[0]))
+            for n, one in enumerate(outcomes)
+        ]
+
+    async def body() -> list[Drawn]:
+        if kind == "sglang":
+            return await answers(world.engine)
+        settings = EngineSettings(num_slots=64, max_context=CONTEXT)
+        engine = EmbeddedEngine(world.model_dir, settings, dtype="float32", num_threads=1)
+        await engine.start()
+        try:
+            return await answers(engine)
+        finally:
+            await engine.close()
+
+    drawn = world.run(body)
+    prompts = [request.prompt_P for request in requests[:NUM_PROMPTS]]
+    for one in drawn[:NUM_PROMPTS]:  # the log-probs are those of the rounded weights, honestly
+        tokens = np.append(prompts[one.prompt], one.token)
+        said = world.logprobs(ROUNDED_VERSION, tokens, len(tokens) - 1, 1.0)
+        assert abs(said[0] - one.recorded) <= TOLERANCE_NATS
+    verdict = judge(trainer, engine_model, prompts, drawn)
+    assert verdict.gap_nats > 0.1, "this engine is the trainer's policy: there is nothing to mend"
+    assert abs(verdict.z_unweighted) > 8.0, "without the weight the estimate should be far off"
+    assert abs(verdict.z_weighted) < 4.0
+    assert verdict.loss_error < 1e-3, "the trainer's loss has another gradient than its formula"

@@ -161,8 +161,11 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
     # words in the log; what they mean ({0} is what was found); how to mend it
     (r"error: (unrecognized arguments: .+|argument .+)", "SGLang refuses its command line: {0}",
      "mend rollout.engine.sglang.arguments"),
-    (r"(Model architectures? .+ (?:are|is) not supported[^.\n]*)", "SGLang cannot load this model here: {0}",
+    (r"(Model architectures? .+ (?:are|is) not supported[^.\n]*"
+     r"|Cannot find model module\. '[^'\n]+' is not a registered model)", "SGLang cannot load this model here: {0}",
      "rollout.engine.kind: embedded, or an environment with the kernels this model needs"),
+    (r"(\S+ with minimum required version \S+ is not installed)", "SGLang's environment lacks a package: {0}",
+     "install it there, or leave out the option that needs it"),
     (r"((?:torch\.)?(?:cuda\.)?OutOfMemoryError[^\n]*|Not enough memory[^\n]*|DefaultCPUAllocator: can't allocate[^\n]*"
      r"|MemoryError[^\n]*|Cannot allocate memory[^\n]*)", "no memory for the SGLang server: {0}",
      "lower rollout.engine.num_slots or max_context, or change rollout.engine.sglang.memory_fraction"),

@@ -94,6 +94,28 @@ def test_the_list_of_arguments_is_that_of_the_environment_and_asked_once(fake_wo
             UserError,
             "refuses its arguments: ValueError: only triton, not torch_native",
         ),
+        (  # as 0.5.23 said it
+            '  File "/env/sglang/srt/arg_groups/resolution_hooks.py", line 139, in run_hook\n'
+            '  File "/env/sglang/srt/arg_groups/overrides.py", line 1119, in _deterministic_attention_backend\n'
+            "ValueError: Currently only ['ascend', 'fa3', 'fa4', 'flashinfer', 'intel_xpu', 'triton'] attention"
+            " backends are supported for deterministic inference, but you explicitly specified 'torch_native'.\n",
+            UserError,
+            r"refuses its arguments: ValueError: Currently only \['ascend', .* for deterministic inference",
+        ),
+        (  # as 0.5.23 said it
+            '  File "/env/sglang/srt/model_loader/utils.py", line 155, in resolve_transformers_arch\n'
+            "ValueError: Cannot find model module. 'NobodyForCausalLM' is not a registered model in the Transformers"
+            " library (only relevant if the model is meant to be in Transformers) and 'AutoModel' is not present in the"
+            " model config's 'auto_map' (relevant if the model is custom).\n\n"
+            "[2026-11-21 13:51:53] Received sigquit from a child process. It usually means the child failed.\n",
+            UserError,
+            "cannot load this model here: .*'NobodyForCausalLM' is not a registered model ->",
+        ),
+        (
+            "Exception: some_kernels with minimum required version 0.6.1 is not installed. Please install it.",
+            UserError,
+            "lacks a package: some_kernels with minimum required version 0.6.1 is not installed",
+        ),
         ("starting\nKeyError: 'surprise'\nbye\n", EngineError, "status 1 before it was ready: KeyError: 'surprise'"),
     ],
 )
