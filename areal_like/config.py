@@ -181,6 +181,8 @@ class ProcessSpec(StartSpec):
     lineage: str = "l0"
     resume_from: str | None = None
     """Trainer: checkpoint folder to continue from."""
+    is_device_taken: bool = False
+    """Trainer that starts again: engines may hold their weights on the devices it shares with them."""
     rank: int = 0
     """Trainer: place among its ranks; rank 0 talks to the controller, the others follow it."""
     num_ranks: int = 1

@@ -25,10 +25,11 @@ def can_listen(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def quiet_port() -> int:
-    """A port of this machine that nobody listens on, outside the range the kernel takes for outgoing connections.
+def quiet_port(host: str = "127.0.0.1") -> int:
+    """A port of this machine's address `host` that nobody listens on.
 
-    A server that binds it later, or again after a restart, then finds it free although connections come and go.
+    It lies outside the range the kernel takes for outgoing connections: a server that binds it later, or again after a
+    restart, then finds it free although connections come and go.
     """
     try:
         lowest = int(_PORT_RANGE.read_text().split()[0])
@@ -38,7 +39,7 @@ def quiet_port() -> int:
     for port in [*candidates, 0]:
         with socket.socket() as probe:
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind((host, port))
             except OSError:
                 continue
             return int(probe.getsockname()[1])

@@ -100,6 +100,14 @@ class NoProcesses:
         """None of them."""
         return False
 
+    def is_pool_unplaced(self) -> bool:
+        """Places are not their business."""
+        return False
+
+    def take_news(self) -> list[str]:
+        """Nothing to tell."""
+        return []
+
     def is_running(self, name: str) -> bool:
         """All of them."""
         return True

@@ -8,6 +8,8 @@ Map of the loops (all in one TaskGroup, all end with `_over`):
   _receive   waits for the hub (at most RECEIVE_S); its waker is any process of the run. Handles messages in bursts: one
              ledger transaction for the burst, then the sends (an acknowledgement never precedes its commit, law 4).
   _tick      every TICK_S: a stop asked for, processes (supervisor), deadlines (coordinator Tick), watchdog, display.
+  (restart)  one task for each loss of the trainer, started by _tick, which goes on: waits for its ranks to be gone and
+             for a thread that reads checkpoints, both with deadlines of their own; then tells the coordinator.
 Whoever sees the end sets `_over`: the coordinator's EndRun, a fatal error, a second signal.
 
 After a refused write the coordinator knows more than the ledger: from then on nothing is handled any more, or a resumed
@@ -128,6 +130,8 @@ class Server:
         self._last_step: int | None = None
         """Told to the trainer with NoMoreBatches."""
         self._saved_version = -1
+        self._restart: asyncio.Task[None] | None = None
+        """Of the trainer: under way, or over."""
         self._death: OperationError | None = None
         """The last process that is gone for good."""
         self._diverged: set[str] = set()
@@ -146,10 +150,10 @@ class Server:
         """Serve until the run is over. `first_events` bring the coordinator to life (RunStarted, ...)."""
         try:
             self._handle([Told(event) for event in first_events])
-            async with asyncio.TaskGroup() as group:
-                loops = [group.create_task(self._receive()), group.create_task(self._tick())]
+            async with asyncio.TaskGroup() as self._group:
+                loops = [self._group.create_task(self._receive()), self._group.create_task(self._tick())]
                 await self._over.wait()  # _tick's watchdog is the deadline
-                for loop in loops:
+                for loop in [*loops, self._restart] if self._restart else loops:
                     loop.cancel()
         except* (UserError, OperationError, OSError) as errors:
             self._outcome = Outcome.of(first_cause(errors))
@@ -407,13 +411,15 @@ class Server:
             if self._outcome is not None:
                 return
             for loss in await self._supervisor.tick(now_s):
-                await self._on_loss(loss)
+                self._on_loss(loss)
+            for words in self._supervisor.take_news():
+                self._display.note(words, "warning")
             self._handle([*self._crew.tick(now_s), Told(p.Tick())])
             self._monitor.tick()
             self._watch(now_s)
             await asyncio.sleep(TICK_S)
 
-    async def _on_loss(self, loss: Loss) -> None:
+    def _on_loss(self, loss: Loss) -> None:
         note = f"{loss.name}: {loss.reason}"
         if loss.role == "trainer" and self._is_trainer_done():
             log.warning("%s, after its work was done", note)
@@ -427,7 +433,7 @@ class Server:
             self._display.note(note + ("; it stays away" if loss.is_permanent else "; starting it again"), "warning")
             self._handle([Told(p.WorkerLost(worker=loss.name, reason=loss.reason, is_permanent=loss.is_permanent))])
         elif loss.role == "trainer" and not loss.is_permanent:
-            await self._restart_trainer(loss)
+            self._restart = self._group.create_task(self._restart_trainer(loss))
         elif not loss.is_permanent:
             self._display.note(note + "; starting it again", "warning")
         elif loss.role == "reward" and self._supervisor.watches_role("reward"):
@@ -454,6 +460,8 @@ class Server:
 
     def _watch(self, now_s: float) -> None:
         counted = self._tally.total("rollout", "tokens") + self._tally.total("trainer", "micro_batches")
-        progress = (self._coordinator.progress, counted, self._supervisor.restarts)
+        is_restarting = self._restart is not None and not self._restart.done()
+        has_own_deadline = is_restarting or self._supervisor.is_pool_unplaced()
+        progress = (self._coordinator.progress, counted, self._supervisor.restarts, now_s if has_own_deadline else 0.0)
         if warning := self._watchdog.look(now_s, progress, self._coordinator.waits()):
             self._display.note(warning, "warning")

@@ -227,6 +227,7 @@ class Stretch:
             supervisor = Supervisor(
                 launcher, hub,
                 startup_timeout_s=config.launch.startup_timeout_s, silence_s=config.launch.silence_s,
+                node_wait_s=config.launch.ray.node_wait_s,
             )  # fmt: skip
             enlist = functools.partial(
                 self._enlist, supervisor, addresses, run_id=run_id, model_dir=prepared.model_dir, lineage=lineage
@@ -424,7 +425,9 @@ class Stretch:
 
 
 def _meeting_place() -> str:
-    """Where the trainer's ranks find each other; another one each time they start."""
+    """Where the trainer's ranks find each other; another one each time they start. On a cluster the first one's seat
+    finds a port of its own node instead.
+    """
     return f"tcp://127.0.0.1:{quiet_port()}"
 
 

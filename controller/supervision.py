@@ -11,7 +11,9 @@ process said just before is read first.
 
 The trainer's ranks but the first have no line to the controller: they are known by their process alone and leave when
 rank 0 does. When one dies, ranks that merely say that they lost it are judged after it, and all of them start again
-together, within one budget, once `renew` has said from where.
+together, within one budget, once `renew` has said from where and none of the old ones is left.
+
+A process on its way to a cluster's node is not judged by the time of a start before it has its place (place_waits.py).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from areal_like.errors import OperationError, ProcessDied, UserError
 from areal_like.process import describe_status
 from controller.launch.launcher import Exit, Launcher, tail_of
 from controller.launch.local import child_environment
+from controller.place_waits import PlaceWaits
 from controller.telemetry.pulse import ProcessNow
 from controller.wiring import MODULES, Role
 
@@ -86,9 +89,12 @@ class Ward:
 class Supervisor:
     """The processes of one run, by name."""
 
-    def __init__(self, launcher: Launcher, hub: Hub, *, startup_timeout_s: float, silence_s: float) -> None:
+    def __init__(
+        self, launcher: Launcher, hub: Hub, *, startup_timeout_s: float, silence_s: float, node_wait_s: float
+    ) -> None:
         self._launcher, self._hub = launcher, hub
         self._startup_timeout_s, self._silence_s = startup_timeout_s, silence_s
+        self._place_waits = PlaceWaits(node_wait_s)
         self._wards: dict[str, Ward] = {}
         self._exits: list[tuple[float, Exit]] = []
         """Seen at, not judged yet."""
@@ -109,6 +115,7 @@ class Supervisor:
     def release(self, name: str) -> None:
         """The process has done its work, or was told to end: its exit is no surprise and it is not started again."""
         self._launcher.expect_end(name)
+        self._place_waits.forget(name)
         ward = self._wards.pop(name, None)
         if ward is not None and ward.spec.num_ranks > 1 and ward.spec.rank == 0:
             for follower in [other for other, one in self._wards.items() if one.spec.rank]:
@@ -154,6 +161,20 @@ class Supervisor:
         """The process lives."""
         return self._launcher.is_running(name)
 
+    def living(self, role: Role) -> list[str]:
+        """Those of this role whose process has not ended yet, also where it was killed."""
+        return [name for name in self.names_of(role) if self._launcher.is_running(name)]
+
+    def is_pool_unplaced(self) -> bool:
+        """The trainer, or every rollout worker or reward service, waits for places on the cluster."""
+        waiting = set(self._place_waits.names)
+        pools = [set(self.names_of(role)) for role in ("rollout", "reward")]
+        return bool(waiting & set(self.names_of("trainer"))) or any(pool and pool <= waiting for pool in pools)
+
+    def take_news(self) -> list[str]:
+        """Words on processes that wait for a place, since the last call."""
+        return self._place_waits.take_news()
+
     async def tick(self, now_s: float) -> list[Loss]:
         """Start what is due, and look at who ended or fell silent.
 
@@ -166,15 +187,16 @@ class Supervisor:
         losses = [loss for end in due if (loss := self._on_exit(end, now_s)) is not None]
         losses.extend(self._on_silence(self._hub.silent(self._silence_s), now_s))
         losses.extend(self._end_condemned(now_s))
+        is_old_group_here = any(self._lingers(name) for name in self.names_of("trainer"))
         for name, ward in list(self._wards.items()):
             is_due = ward.start_due_s is not None and ward.start_due_s <= now_s and not ward.is_held
-            if is_due and not self._lingers(name):
+            if is_due and not (is_old_group_here if ward.spec.role == "trainer" else self._lingers(name)):
                 await self._start(ward, now_s)
             elif ward.leaves_by_s is not None and now_s > ward.leaves_by_s and not self._has_ended(name):
                 self._launcher.kill(name)
                 losses.append(self._lose(ward, f"did not leave within {LEAVE_S:g} s", now_s))
-            elif ward.start_due_s is None and not ward.has_reported:
-                losses.extend(self._late_starter(ward, now_s))
+            elif ward.start_due_s is None:
+                losses.extend(self._on_the_way(ward, now_s))
         return losses
 
     def _lingers(self, name: str) -> bool:
@@ -224,6 +246,17 @@ class Supervisor:
                 losses.append(self._lose(ward, reason, now_s))
         return losses
 
+    def _on_the_way(self, ward: Ward, now_s: float) -> list[Loss]:
+        """It waits for its place, or it has one and is to report."""
+        name = ward.spec.name
+        awaited = self._launcher.awaits(name)
+        if why := self._place_waits.look(name, awaited, now_s):
+            self._launcher.kill(name)
+            return [self._lose(ward, why, now_s, is_hopeless=True)]
+        if awaited:
+            ward.started_s = now_s
+        return [] if ward.has_reported else self._late_starter(ward, now_s)
+
     def _late_starter(self, ward: Ward, now_s: float) -> list[Loss]:
         if now_s - ward.started_s <= self._startup_timeout_s or self._has_ended(ward.spec.name):
             return []
@@ -234,16 +267,20 @@ class Supervisor:
         """Its exit was seen and is judged in a moment."""
         return any(end.name == name and not end.expected for _, end in self._exits)
 
-    def _lose(self, ward: Ward, reason: str, now_s: float, returncode: int | None = None) -> Loss:
+    def _lose(
+        self, ward: Ward, reason: str, now_s: float, returncode: int | None = None, *, is_hopeless: bool = False
+    ) -> Loss:
         is_trainer = ward.spec.role == "trainer"
-        is_hopeless = ward.leaves_by_s is not None or (is_trainer and returncode == DIVERGED)
+        is_hopeless |= ward.leaves_by_s is not None or (is_trainer and returncode == DIVERGED)
         is_permanent = is_hopeless or ward.restarts >= ward.max_restarts
+        self._place_waits.forget(ward.spec.name)
         if is_permanent:
             del self._wards[ward.spec.name]
         else:
             self.restarts += 1
             for one in [self._wards[name] for name in self.names_of("trainer")] if is_trainer else [ward]:
                 self._launcher.kill(one.spec.name)
+                self._place_waits.forget(one.spec.name)
                 one.start_due_s = now_s + BACKOFF_S[min(one.restarts, len(BACKOFF_S) - 1)]
                 one.has_reported, one.is_held = False, is_trainer
                 one.restarts += 1
@@ -277,6 +314,8 @@ class Supervisor:
             info = self._hub.peers.get(name)
             if ward.start_due_s is not None:
                 found[name] = f"restarting ({ward.restarts} of {ward.max_restarts})" if ward.restarts else "starting"
+            elif awaited := self._launcher.awaits(name):
+                found[name] = f"waits for {awaited}"
             elif ward.spec.rank:
                 found[name] = "following"
             elif info is None or info.heartbeat is None:

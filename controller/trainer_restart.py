@@ -4,22 +4,34 @@ Owns: the choice of the checkpoint (also for `resume`), the lineage's name. Refu
 is a budget left (supervision.py), replaying batches (coordinator.py).
 
 The disk says what checkpoints there are: a crash may have come between a checkpoint and its report, and runs are moved.
+It is looked at once every rank is gone, or one might still complete what was passed over. A thread reads every byte of
+the checkpoint; the run goes on meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from areal_like.errors import DeadlineExceeded
 from controller import protocol as p
 from controller.ledger import Ledger
 from controller.supervision import Loss, Supervisor
-from controller.wiring import checkpoint_problem, checkpoints_on_disk
+from controller.wiring import checkpoint_problem, checkpoints_on_disk, mend_checkpoints
 
 log = logging.getLogger(__name__)
+
+GONE_S = 30.0
+"""From the kill of all ranks to their end."""
+GONE_POLL_S = 0.05
+READ_S = 1800.0
+"""To find the newest checkpoint that is whole: every byte of it is read."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +46,9 @@ class Found:
 def find_checkpoint(run_dir: Path, *, num_batches: int, ledger_seq: int) -> Found:
     """The newest that is whole on disk and that the ledger knows: it holds `num_batches` steps in `ledger_seq` facts.
 
-    Reads every byte of it.
+    Reads every byte of it. No trainer of the run may live: what one left half done when it was killed is undone first.
     """
+    mend_checkpoints(run_dir)
     left_out: list[str] = []
     for version, path in reversed(checkpoints_on_disk(run_dir)):
         is_known = version <= num_batches
@@ -65,17 +78,24 @@ class TrainerRestart:
     async def begin(self, loss: Loss) -> tuple[p.TrainerRestarted, list[str]]:
         """Prepare the trainer's next life: its processes start when they may, the coordinator takes the event.
 
-        Also returns words on checkpoints that cannot be used. Raises LedgerError.
+        Also returns words on checkpoints that cannot be used. The caller lets the coordinator take the event before
+        anything else happens: it holds the batches that are recorded now. Raises LedgerError, DeadlineExceeded.
         """
-        num_batches = len(self._ledger.batches_after(0))
-        found = await asyncio.to_thread(
-            find_checkpoint, self._run_dir, num_batches=num_batches, ledger_seq=self._ledger.seq
-        )
+        await self._until_all_are_gone()
+        num_batches, ledger_seq = len(self._ledger.batches_after(0)), self._ledger.seq
+        try:
+            async with asyncio.timeout(READ_S):
+                found = await _beside(
+                    lambda: find_checkpoint(self._run_dir, num_batches=num_batches, ledger_seq=ledger_seq)
+                )
+        except TimeoutError as error:
+            raise DeadlineExceeded("the newest whole checkpoint", "the run folder's disk", READ_S) from error
         lineage = f"l{self._num_lineages}"
         self._num_lineages += 1
         changes = {
             "lineage": lineage,
             "resume_from": str(found.path) if found.path is not None else None,
+            "is_device_taken": True,
             "ranks_address": self._new_address(),
         }
         self._supervisor.renew(lambda spec: spec.model_copy(update=changes))
@@ -87,3 +107,27 @@ class TrainerRestart:
             batches=self._ledger.batches_after(found.version),
         )
         return event, found.left_out
+
+    async def _until_all_are_gone(self) -> None:
+        """Every rank was killed by now. One that the kernel holds on to delays its successor (supervision), not us."""
+        due_s = time.monotonic() + GONE_S
+        while names := self._supervisor.living("trainer"):
+            if time.monotonic() > due_s:
+                log.warning("killed %g s ago and not gone: %s", GONE_S, ", ".join(names))
+                return
+            await asyncio.sleep(GONE_POLL_S)
+
+
+async def _beside(work: Callable[[], Found]) -> Found:
+    """As asyncio.to_thread, in a thread that nobody waits for: a run that is to end now does not read to the end."""
+    found: Future[Found] = Future()
+
+    def live() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:  # the fault boundary of this thread: the caller raises it
+            found.set_exception(error)
+
+    found.set_running_or_notify_cancel()
+    threading.Thread(target=live, name="checkpoints", daemon=True).start()
+    return await asyncio.wrap_future(found)

@@ -24,7 +24,7 @@ from rollout.engine.sglang.arguments import extra_words
 from rollout.engine.sglang.environment import argument_table, check_version, find_python
 from services.reward.score_file import Order, Standing, score_file
 from trainer import convert
-from trainer.checkpoint import MANIFEST, STATE, all_checkpoints, read_state, verify
+from trainer.checkpoint import MANIFEST, STATE, all_checkpoints, mend, read_state, verify
 from trainer.prepare_spec import PrepareSpec
 
 Role = Literal["rollout", "trainer", "reward"]
@@ -244,6 +244,11 @@ def prepare_spec(
 def checkpoints_on_disk(run_dir: Path) -> list[tuple[int, Path]]:
     """(version, folder) of the checkpoints of a run, oldest first; unverified."""
     return all_checkpoints(run_dir)
+
+
+def mend_checkpoints(run_dir: Path) -> None:
+    """Undo what a trainer that was killed while it saved left half done; none of the run's may live."""
+    mend(run_dir)
 
 
 def is_checkpoint(folder: Path) -> bool:

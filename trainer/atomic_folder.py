@@ -59,11 +59,18 @@ def atomic_folder(target: Path, *, replaces: bool = True) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def sweep(parent: Path) -> None:
-    """Remove what dead writers left in `parent`; put back a target that was being replaced and is now missing."""
+def sweep(parent: Path, *, are_writers_gone: bool = False) -> None:
+    """Remove what dead writers left in `parent`; put back a target that was being replaced and is now missing.
+
+    are_writers_gone: the caller knows that all of them are. Otherwise a process id that lives spares its leftovers,
+    even if it is another process by now or the writer sat on another machine.
+    """
     for leftover in sorted(parent.glob(".*")):
         match = _LEFTOVER.fullmatch(leftover.name)
-        if match is None or (int(match["pid"]) != os.getpid() and _is_alive(int(match["pid"]))):
+        if match is None:
+            continue
+        pid = int(match["pid"])
+        if not are_writers_gone and pid != os.getpid() and _is_alive(pid):
             continue
         target = parent / match["name"]
         if match["kind"] == "replaced" and not target.exists():

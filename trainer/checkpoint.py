@@ -23,7 +23,7 @@ import msgspec
 
 from areal_like.errors import WeightError
 from areal_like.messages import RunPosition
-from trainer.atomic_folder import atomic_folder, remove_folder
+from trainer.atomic_folder import atomic_folder, remove_folder, sweep
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,17 @@ def all_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
         if match and (folder / MANIFEST).is_file():
             found.append((int(match[1]), folder))
     return sorted(found)
+
+
+def mend(run_dir: Path) -> None:
+    """Put back a checkpoint whose replacement was cut off, and remove what killed writers left.
+
+    Only while no trainer of the run lives. A folder that may not be written stays as it is: `save` will say so.
+    """
+    try:
+        sweep(run_dir / "checkpoints", are_writers_gone=True)
+    except OSError as error:
+        log.warning("%s could not be tidied up: %s", run_dir / "checkpoints", error)
 
 
 def latest(run_dir: Path) -> Path | None:

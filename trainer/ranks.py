@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 
 from areal_like.config import ProcessSpec
-from areal_like.errors import OperationError, UserError
+from areal_like.errors import OperationError
 from areal_like.messages import Batch, BatchSample
 from areal_like.process import report_end
 from areal_like.wire import decode, encode
@@ -49,6 +49,10 @@ _LOST = re.compile(
 
 class RankLost(OperationError):
     """Another rank of the trainer is gone, or hangs: this one cannot go on. Its own log has the reason."""
+
+
+class MeetingPlaceTaken(OperationError):
+    """Rank 0 cannot listen where the ranks were to meet. A trainer that starts again is given another place."""
 
 
 class Order(enum.IntEnum):
@@ -250,9 +254,8 @@ def _store(spec: ProcessSpec, timeout: datetime.timedelta) -> dist.Store:
     try:
         listener.bind((host, int(port)))
     except OSError as error:
-        raise UserError(
-            f"{host}:{port} cannot be bound ({error.strerror})", where="trainer.ranks", remedy="start again"
-        ) from error
+        listener.close()
+        raise MeetingPlaceTaken(f"the ranks cannot meet at {host}:{port}: {error.strerror}") from error
     listener.listen(LISTEN_BACKLOG)
     return dist.TCPStore(
         host, int(port), spec.num_ranks, is_master=True, timeout=timeout, wait_for_workers=False,

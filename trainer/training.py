@@ -140,7 +140,8 @@ class Training:
         """Model, backend and step; what was chosen, and why, goes into trainer.json."""
         spec = self.spec
         device = own_device(self.settings.device, spec)
-        model = load_causal_lm(self._source, device=str(device) if spec.num_ranks == 1 else "cpu")
+        is_taken = spec.is_colocated and spec.is_device_taken  # all goes there when it is our turn
+        model = load_causal_lm(self._source, device="cpu" if is_taken or spec.num_ranks > 1 else str(device))
         num_trained = num_parameters(model)
         choice = choose_backend(self.settings, num_trained, device)
         self.settings = choice.settings
@@ -152,7 +153,7 @@ class Training:
         self.policy = make_backend(choice.name, model, setup)
         reference = None
         if self.settings.loss.kl_coef > 0:
-            reference = load_causal_lm(Path(spec.model.path or ""), device=str(device))
+            reference = load_causal_lm(Path(spec.model.path or ""), device="cpu" if is_taken else str(device))
         self._step = TrainStep(
             self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, tracer=self._spans,
             before_update=self._copy.fence,

@@ -43,6 +43,10 @@ class Spawned(Protocol):
     def cpu_s(self) -> float | None:
         """Processor time it has spent; None when that cannot be known."""
 
+    @property
+    def awaited(self) -> str:
+        """What it waits for before it can be started at all, in words; empty: nothing any more."""
+
     def terminate(self) -> None:
         """SIGTERM."""
 
@@ -131,6 +135,11 @@ class Launcher(ABC):
         """Process id, or None when no such process runs or it is not known yet."""
         child = self._children.get(name)
         return (child.process.pid or None) if child else None
+
+    def awaits(self, name: str) -> str:
+        """What the process waits for before it can be started at all; empty: nothing, or there is no such process."""
+        child = self._children.get(name)
+        return child.process.awaited if child and child.process.returncode is None else ""
 
     def cpu_s_of(self, name: str) -> float | None:
         """Processor time the process has spent; None when that cannot be known."""

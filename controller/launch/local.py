@@ -68,6 +68,11 @@ class LocalProcess:
             return None
         return float(times.user + times.system)
 
+    @property
+    def awaited(self) -> str:
+        """Nothing: it was started at once."""
+        return ""
+
     def terminate(self) -> None:
         """SIGTERM to it alone."""
         with contextlib.suppress(ProcessLookupError):

@@ -131,6 +131,15 @@ class NoProcesses:
     def names_of(self, role: str) -> list[str]:
         return [name for name in self.members if name.startswith(role) and name not in self.gone]
 
+    def living(self, role: str) -> list[str]:
+        return []
+
+    def is_pool_unplaced(self) -> bool:
+        return False
+
+    def take_news(self) -> list[str]:
+        return []
+
     def is_running(self, name: str) -> bool:
         return name not in self.gone
 

@@ -15,8 +15,8 @@ from small_run import bounded, until
 from areal_like.shadow import USER_PATH
 from controller.launch.cluster import launcher as launcher_module
 from controller.launch.cluster import seat_process
-from controller.launch.cluster.launcher import RayLauncher
-from controller.launch.cluster.seat import News, Order, Seated
+from controller.launch.cluster.launcher import Meeting, RayLauncher
+from controller.launch.cluster.seat import News, Order, Place, Seated
 from controller.launch.cluster.seat_process import SeatProcess
 from controller.launch.launcher import Child, tail_of
 from controller.overrides import load_config
@@ -58,8 +58,12 @@ class FakeSeat:
 
     def __init__(self, *log: bytes | Exception, returncode: int | None = 0) -> None:
         self.pieces, self.returncode = list(log), returncode
-        self.start, self.news, self.close = Method(self._start), Method(self._news), Method(self._close)
+        self.place, self.start = Method(self._place), Method(self._start)
+        self.news, self.close = Method(self._news), Method(self._close)
         self.signal = Method(lambda *_: None)
+
+    async def _place(self) -> Place:
+        return Place("n2", "10.0.0.2", 5001)
 
     async def _start(self, order: Order) -> Seated:
         return Seated(4711, "n2", "10.0.0.2")
@@ -89,11 +93,12 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 
 def process_in(seat: Any, log_path: Path, *, is_alive: bool = True) -> SeatProcess:
-    async def order() -> Order:
+    async def order(place: Place) -> Order:
+        assert place.node_id == "n2"
         return Order(("-c", "pass"), "{}", 1, "/")
 
     cluster: Any = SimpleNamespace(is_alive=lambda node_id: is_alive)
-    return SeatProcess(seat, order, log_path, cluster, lambda seated: None)
+    return SeatProcess(seat, order, log_path, cluster, lambda seated: None, needs="CPU 1")
 
 
 def test_log_comes_home_in_order_and_the_seat_is_left_before_the_end_is_told(tmp_path, ray):
@@ -142,14 +147,14 @@ def test_process_on_its_way_is_stopped_without_waiting_for_its_place(tmp_path, r
     async def test():
         seat = FakeSeat()
 
-        async def never(order: Order) -> Seated:
+        async def never() -> Place:
             await asyncio.sleep(60)
             raise AssertionError
 
-        seat.start = Method(never)
+        seat.place = Method(never)
         process = process_in(seat, tmp_path / "x.log")
         await asyncio.sleep(0)
-        assert process.pid == 0
+        assert (process.pid, process.awaited) == (0, "room on a node (CPU 1)")
         process.terminate()
         await process.wait()
         assert ray.killed == [seat]
@@ -217,17 +222,47 @@ def test_reward_service_on_another_node_is_found_there_by_workers_that_start_and
     bounded(test())
 
 
-def test_ranks_meet_where_the_first_one_sits_now(tmp_path):
+def test_ranks_meet_on_the_first_ones_node_at_a_port_that_is_free_there_and_none_starts_before_all_have_places(
+    tmp_path,
+):
     async def test():
-        launcher, spec = launcher_in(tmp_path), {"role": "trainer", "rank": 1, "ranks_address": "tcp://127.0.0.1:5000"}
-        assert launcher._leader_for("trainer") is None, "it waits for nobody"
-        leader = launcher._leader_for("trainer-1")
-        assert leader is not None
-        assert leader is launcher._leader_for("trainer-2")
-        leader.set_result(Seated(1, "n3", "10.0.0.3"))
-        told = json.loads(launcher._order((), spec, ENVIRONMENT, await leader).spec)
-        assert told["ranks_address"] == "tcp://10.0.0.3:5000"
-        launcher._leader_for("trainer")
-        assert launcher._leader_for("trainer-1") is not leader, "after a restart they wait for its new seat"
+        config = load_config(
+            "quickstart", ["launch.kind=ray", f"runs_dir={tmp_path}", "trainer.backend=fsdp", "trainer.ranks=2"]
+        ).config
+        launcher = RayLauncher(config, tmp_path, tmp_path, "r1")
+        first = launcher._meeting_of("trainer")
+        assert first is not None
+        assert launcher._meeting_of("trainer-1") is first
+        assert launcher._meeting_of("rollout-0") is launcher._meeting_of("prepare") is None
+        one = asyncio.create_task(first.address("trainer-1", Place("n2", "10.0.0.2", 7000)))
+        await asyncio.sleep(0)
+        assert not one.done(), "the first rank has no place yet"
+        zero = await first.address("trainer", Place("n3", "10.0.0.3", 5000))
+        assert await one == zero == "tcp://10.0.0.3:5000"
+        told = launcher._order((), {"rank": 1, "ranks_address": "tcp://127.0.0.1:1"}, ENVIRONMENT, zero)
+        assert json.loads(told.spec)["ranks_address"] == zero
+        assert launcher._meeting_of("trainer") is not first, "after a restart they meet anew"
+
+    bounded(test())
+
+
+def test_rank_with_a_place_says_that_it_waits_for_the_others_and_then_nothing(tmp_path, ray):
+    async def test():
+        meeting = Meeting(("trainer", "trainer-1"))
+
+        async def order(place: Place) -> Order:
+            return Order(("-c", await meeting.address("trainer", place)), "{}", 1, "/")
+
+        seat = FakeSeat(returncode=None)
+        cluster: Any = SimpleNamespace(is_alive=lambda node_id: True)
+        process = SeatProcess(seat, order, tmp_path / "x.log", cluster, lambda seated: None, needs="CPU 1")
+        await until(lambda: process.awaited == "the places of the trainer's other ranks")
+        assert not seat.start.calls
+        await meeting.address("trainer-1", Place("n3", "10.0.0.3", 1))
+        await until(lambda: process.pid == 4711)
+        assert process.awaited == ""
+        assert seat.start.calls[0][0].argv == ("-c", "tcp://10.0.0.2:5001")
+        process.kill()
+        await process.wait()
 
     bounded(test())

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from areal_like.ports import can_listen
 from controller.launch.cluster.seat import SPEC_PLACE, News, Order, Seat, with_host
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -85,18 +86,22 @@ def test_log_and_end_of_the_child_are_told_in_order_and_the_end_only_after_the_w
 
 def test_spec_is_made_for_this_node(seat: Seat):
     spec = {"run_id": "r", "parent_pid": 1, "bind_address": "tcp://10.9.9.9:4000", "curve_dir": "/elsewhere"}
-    spec |= {"rank": 0, "ranks_address": "tcp://10.9.9.9:5000"}
     seat.start(order(SHOW_SPEC, spec, keys={"curve_dir": {"client.secret": b"s3cret"}}))
     found = spec_of(seat)
     assert found["parent_pid"] == os.getpid()
     assert found["bind_address"] == "tcp://127.0.0.1:4000"
-    assert found["ranks_address"] == "tcp://127.0.0.1:5000"
     folder = Path(found["curve_dir"])
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "client.secret").stat().st_mode) == 0o600
     assert (folder / "client.secret").read_bytes() == b"s3cret"
     seat.close()
     assert not folder.exists(), "keys do not stay on the node"
+
+
+def test_place_is_told_before_anything_starts_with_a_port_that_is_free_at_its_own_address(seat: Seat):
+    found = seat.place()
+    assert found[:2] == ("node-1", "127.0.0.1")
+    assert can_listen(found.port, found.address)
 
 
 def test_keys_appear_neither_in_the_environment_nor_in_the_words_of_an_order(seat: Seat):

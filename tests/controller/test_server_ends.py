@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import errno
 import sqlite3
-from typing import Literal
+import threading
+from typing import Any, Literal
 
 import pytest
 from small_run import Trainer, Worker, assert_whole, beside, bounded, segment, small_run, until
@@ -14,9 +15,11 @@ from small_run import Trainer, Worker, assert_whole, beside, bounded, segment, s
 from areal_like import messages as m
 from areal_like.errors import DeadlineExceeded, LedgerError, OperationError, PolicyDiverged, ProcessDied, UserError
 from controller import protocol as p
+from controller import trainer_restart
 from controller.audit import audit
 from controller.outcome import StoppedAtOnce
 from controller.supervision import DIVERGED, Loss
+from controller.trainer_restart import Found
 
 
 def test_one_stop_finishes_the_running_step_saves_and_ends_well(tmp_path):
@@ -159,6 +162,36 @@ def test_trainer_that_dies_within_its_budget_goes_on_from_its_checkpoint_in_the_
 
     bounded(test())
     assert_whole(tmp_path, 3)
+
+
+def test_other_processes_are_looked_after_while_the_checkpoint_of_a_dead_trainer_is_read(tmp_path, monkeypatch):
+    is_read = threading.Event()
+
+    def slow(*args: Any, **more: Any) -> Found:
+        assert is_read.wait(30.0)
+        return Found()
+
+    async def test():
+        monkeypatch.setattr(trainer_restart, "find_checkpoint", slow)
+        async with small_run(tmp_path) as run:
+
+            async def losses():
+                run.supervisor.losses.append(Loss("trainer", "trainer", "ended with signal SIGKILL", False, -9))
+                await until(lambda: not run.supervisor.losses)
+                run.supervisor.losses.append(Loss("reward", "reward", "out of memory", False, 1))
+                await until(lambda: "reward: out of memory; starting it again" in run.shown.getvalue())
+                assert not run.supervisor.renewed
+                is_read.set()
+                await until(lambda: "the trainer starts again from version 0" in run.shown.getvalue())
+                assert run.supervisor.renewed
+                for _ in range(2):
+                    run.server.request_stop("enough")
+
+            async with beside(losses()):
+                outcome = await run.go()
+            assert outcome.status == "stopped"
+
+    bounded(test())
 
 
 def test_trainer_that_crashes_after_its_work_is_done_spoils_nothing(tmp_path):

@@ -56,12 +56,15 @@ class TinyLauncher(LocalLauncher):
 
     def __init__(self, log_dir: Path, codes: dict[str, list[str]]) -> None:
         super().__init__(log_dir)
-        self.codes, self.starts = codes, []
+        self.codes, self.starts, self.awaited = codes, [], dict[str, str]()
 
     async def start(self, name, argv, environment):
         self.starts.append(name)
         codes = self.codes[name]
         return await super().start(name, ["-c", codes.pop(0) if len(codes) > 1 else codes[0]], environment)
+
+    def awaits(self, name):
+        return self.awaited.get(name, "")
 
 
 class Watch:
@@ -71,7 +74,7 @@ class Watch:
         self.folder, self.now_s, self.hub = folder, 0.0, HubOfWords()
         self.launcher = TinyLauncher(folder, {"one": list(codes)})
         self.supervisor = Supervisor(
-            self.launcher, self.hub, startup_timeout_s=30.0, silence_s=5.0,  # type: ignore[arg-type]
+            self.launcher, self.hub, startup_timeout_s=30.0, silence_s=5.0, node_wait_s=100.0,  # type: ignore[arg-type]
         )  # fmt: skip
         spec: Any = Spec("one", role)
         self.supervisor.add(spec, folder / "one.json", max_restarts, 0.0)
@@ -300,7 +303,7 @@ class Group(Watch):
         self.folder, self.now_s, self.hub = folder, 0.0, HubOfWords()
         self.launcher = TinyLauncher(folder, {"trainer": zero, "trainer-1": one})
         self.supervisor = Supervisor(
-            self.launcher, self.hub, startup_timeout_s=30.0, silence_s=5.0,  # type: ignore[arg-type]
+            self.launcher, self.hub, startup_timeout_s=30.0, silence_s=5.0, node_wait_s=100.0,  # type: ignore[arg-type]
         )  # fmt: skip
         for rank, name in enumerate(("trainer", "trainer-1")):
             spec: Any = Spec(name, "trainer", rank=rank, num_ranks=2)
@@ -487,5 +490,72 @@ def test_ranks_that_follow_need_no_hello_and_leave_with_the_first(tmp_path):
         assert await watch.tick(JUDGED_S) == []
         assert not watch.supervisor.watches_role("trainer")
         watch.launcher.kill("trainer")
+
+    bounded(test())
+
+
+def test_wait_for_a_place_is_no_failed_start_and_is_said(tmp_path):
+    """startup_timeout_s is 30 s here, launch.ray.node_wait_s 100 s."""
+
+    async def test():
+        watch = Watch(tmp_path, SLEEP, max_restarts=0)
+        watch.launcher.awaited["one"] = "room on a node (CPU 1)"
+        await watch.tick()
+        assert await watch.tick(4.0) == []
+        assert watch.supervisor.take_news() == [], "a moment is no news"
+        for _ in range(9):
+            assert await watch.tick(10.0) == []
+        assert watch.supervisor.take_news() == [
+            "one waits for room on a node (CPU 1), at most 100 s (launch.ray.node_wait_s)"
+        ]
+        assert watch.supervisor.states() == {"one": "waits for room on a node (CPU 1)"}
+        assert watch.supervisor.is_pool_unplaced()
+        watch.launcher.awaited.clear()
+        assert await watch.tick(29.0) == [], "its start begins when it has its place"
+        assert watch.supervisor.take_news() == ["one has its place"]
+        assert not watch.supervisor.is_pool_unplaced()
+        (loss,) = await watch.tick(31.0)
+        assert "no sign of life within 30 s" in loss.reason
+        await watch.launcher.stop_all(5.0)
+
+    bounded(test())
+
+
+def test_place_that_never_comes_is_given_up_for_good_with_what_was_missing(tmp_path):
+    async def test():
+        watch = Watch(tmp_path, SLEEP, max_restarts=9)
+        watch.launcher.awaited["one"] = "room on a node (CPU 1)"
+        await watch.tick()
+        await watch.tick()
+        assert await watch.tick(99.0) == []
+        (loss,) = await watch.tick(2.0)
+        assert loss.is_permanent
+        assert loss.reason == "waited 100 s for room on a node (CPU 1) (launch.ray.node_wait_s)"
+        assert not watch.supervisor.watches("one")
+        assert not watch.supervisor.is_pool_unplaced()
+        await watch.launcher.stop_all(5.0)
+
+    bounded(test())
+
+
+def test_ranks_start_only_when_none_of_the_old_ones_is_left(tmp_path):
+    async def test():
+        group = Group(tmp_path, [SLEEP], ["raise SystemExit(7)", SLEEP])
+        group.launcher.kill = lambda name: None  # type: ignore[method-assign]  # the kernel holds on to it
+        await group.tick()
+        (loss,) = await group.until_over("trainer-1")
+        assert loss.name == "trainer-1"
+        assert group.supervisor.living("trainer") == ["trainer"]
+        group.supervisor.renew(lambda spec: spec)
+        for _ in range(3):
+            await group.tick(10.0)
+        assert group.launcher.starts == ["trainer", "trainer-1"]
+        del group.launcher.kill
+        group.launcher.kill("trainer")
+        await until(lambda: not group.supervisor.living("trainer"))
+        await group.tick(JUDGED_S)
+        await group.tick(JUDGED_S)
+        assert group.launcher.starts == ["trainer", "trainer-1"] * 2
+        await group.launcher.stop_all(5.0)
 
     bounded(test())

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from areal_like.errors import OperationError, PolicyDiverged, UserError, WeightError
 from areal_like.messages import BatchSample, RunPosition
+from controller.trainer_restart import find_checkpoint
 from trainer import checkpoint
 from trainer.atomic_folder import atomic_folder, sweep
 from trainer.checkpoint import CheckpointState, Retention
@@ -174,6 +175,16 @@ def test_interrupted_replacement_is_undone(tmp_path: Path) -> None:
     assert checkpoint.latest_valid(tmp_path) == folder
 
 
+def test_interrupted_replacement_is_undone_where_the_writers_process_id_is_anothers_by_now(tmp_path: Path) -> None:
+    """Or the writer sat on another machine: a trainer that starts again, and `resume`, know that none is left."""
+    folder = save(tmp_path, 20)
+    os.rename(folder, folder.parent / f".step_000020.{os.getppid()}.replaced")
+    (folder.parent / f".step_000040.{os.getppid()}.partial").mkdir()
+    assert checkpoint.latest_valid(tmp_path) is None
+    assert find_checkpoint(tmp_path, num_batches=20, ledger_seq=0).path == folder
+    assert [entry.name for entry in folder.parent.iterdir()] == ["step_000020"]
+
+
 def test_leftovers_of_the_living_stay(tmp_path: Path) -> None:
     mine = tmp_path / f".x.{os.getppid()}.partial"
     mine.mkdir()
@@ -223,8 +234,7 @@ def test_kill_at_any_touch_of_the_disk_leaves_a_valid_checkpoint(is_replaced: bo
         version = 20 if is_replaced else 40
         status = save_and_die(run_dir, version, at_call)
         assert status in (0, -signal.SIGKILL)
-        sweep(run_dir / "checkpoints")
-        found = checkpoint.latest_valid(run_dir)
+        found = find_checkpoint(run_dir, num_batches=100, ledger_seq=0).path  # what `resume` and a restart do
         assert found is not None, f"killed at touch {at_call}"
         for _, folder in checkpoint.all_checkpoints(run_dir):
             checkpoint.verify(folder)
@@ -266,8 +276,7 @@ def test_kill_while_another_thread_writes_leaves_the_previous_one_loadable(tmp_p
     environment = {**os.environ, "PYTHONPATH": str(Path(checkpoint.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
     killed = subprocess.run([sys.executable, str(script), str(spec), "0.05"], env=environment, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    sweep(run_dir / "checkpoints")
-    newest = checkpoint.latest_valid(run_dir)
+    newest = find_checkpoint(run_dir, num_batches=100, ledger_seq=0).path
     assert newest is not None
     resumed = Training(process_spec(run_dir, prepared, resume_from=str(newest), lineage="l1"))
     resumed.open()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
+from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
+from trainer import training
 from trainer.colocation import SharedDevices
 from trainer.config import OptimizerSettings
+from trainer.export import write_model
 from trainer.optimizer import PolicyOptimizer
 
 
@@ -71,3 +78,37 @@ def test_weights_and_moments_survive_the_way_to_host_memory_and_back_bit_by_bit(
 
     for plain, moved in zip(trained(is_shared=False), trained(is_shared=True), strict=True):
         assert torch.equal(plain, moved)
+
+
+@pytest.mark.parametrize(
+    ("is_taken", "asked_for"), [(True, ["cpu", "cpu"]), (False, ["cuda:0", "cuda:0"])], ids=["restart", "first_start"]
+)
+def test_a_trainer_that_starts_again_loads_into_host_memory_because_engines_may_hold_the_device(
+    is_taken: bool,
+    asked_for: list[str],
+    tmp_path: Path,
+    tiny_model: Callable[..., PreTrainedModel],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The policy and the reference model; with the first version published nothing of it has been on the device."""
+    write_model(tiny_model(), tmp_path, dtype="float32")
+    honest, asked = training.load_causal_lm, list[str]()
+
+    def load(folder: Path, *, device: str = "cpu") -> PreTrainedModel:
+        asked.append(device)
+        return honest(folder)
+
+    monkeypatch.setattr(training, "load_causal_lm", load)
+    spec = ProcessSpec(
+        role="trainer", name="trainer", run_id="t", run_dir=str(tmp_path / "run"), hub_address="", seed=1,
+        parent_pid=os.getpid(), model=ModelSettings(path=str(tmp_path)), sampling=SamplingSettings(),
+        staleness=StalenessSettings(), groups_per_step=1, group_size=1, num_steps=1, mode="sync",
+        weight_dir=str(tmp_path / "weights"), is_colocated=True, is_device_taken=is_taken,
+        settings={"device": "cuda:0", "attention": "sdpa", "loss": {"kl_coef": 0.1}},
+    )  # fmt: skip
+    trained = training.Training(spec)
+    trained.open()
+    assert asked == asked_for
+    if is_taken:
+        trained.publish()()
+        assert {parameter.device.type for parameter in trained.model.parameters()} == {"cpu"}

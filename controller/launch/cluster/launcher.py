@@ -27,7 +27,7 @@ from controller.config import RunConfig
 from controller.launch.cluster.connection import Cluster, import_ray
 from controller.launch.cluster.node_check import check_nodes
 from controller.launch.cluster.pools import Pool, place_of, pools_of
-from controller.launch.cluster.seat import SPEC_PLACE, Order, Seat, Seated, with_host
+from controller.launch.cluster.seat import SPEC_PLACE, Order, Place, Seat, Seated, with_host
 from controller.launch.cluster.seat_process import SeatProcess
 from controller.launch.cluster.seating import Node, seat, seat_lines
 from controller.launch.launcher import Exit, Launcher, Say, Spawned
@@ -58,8 +58,8 @@ class RayLauncher(Launcher):
         """What `address_for` told, with the host where that process was last seated."""
         self._told: dict[str, str] = {}
         """The same as it was told first: it stands in specs."""
-        self._leader: asyncio.Future[Seated] | None = None
-        """Where the trainer's first rank sits: the others meet it there."""
+        self._meeting = Meeting(())
+        """Of the trainer's ranks in their present life."""
 
     @property
     def host(self) -> str:
@@ -123,17 +123,15 @@ class RayLauncher(Launcher):
             )
             .remote()
         )
-        leader = self._leader_for(name)
+        meeting = self._meeting_of(name)
 
-        async def order() -> Order:
-            return self._order(words, spec, environment, await asyncio.shield(leader) if leader else None)
+        async def order(place: Place) -> Order:
+            return self._order(words, spec, environment, await meeting.address(name, place) if meeting else "")
 
         def on_seated(seated: Seated) -> None:
-            if name == "trainer" and self._leader is not None and not self._leader.done():
-                self._leader.set_result(seated)
             self._moved(name, seated)
 
-        return SeatProcess(actor, order, self.log_of(name), self._cluster, on_seated)
+        return SeatProcess(actor, order, self.log_of(name), self._cluster, on_seated, needs=pool.words)
 
     # ------------------------------------------------------------ places
 
@@ -195,26 +193,29 @@ class RayLauncher(Launcher):
 
     # ------------------------------------------------------------ what a process is told
 
-    def _leader_for(self, name: str) -> asyncio.Future[Seated] | None:
-        """What a rank waits for before it starts; the first one makes it anew for those that follow."""
-        if name == "trainer" or (name.startswith("trainer-") and self._leader is None):
-            self._leader = asyncio.get_running_loop().create_future()
-        return self._leader if name.startswith("trainer-") else None
+    def _meeting_of(self, name: str) -> Meeting | None:
+        """Where a rank asks before it starts; the first one makes it anew for those that follow."""
+        ranks = next((pool.members for pool in self._pools if pool.name == "trainer"), ())
+        if name not in ranks:
+            return None
+        if name == ranks[0]:
+            self._meeting = Meeting(ranks)
+        return self._meeting
 
     def _order(
         self,
         argv: tuple[str, ...],
         spec: dict[str, Any],
         environment: Mapping[str, str],
-        leader: Seated | None = None,
+        ranks_address: str = "",
     ) -> Order:
-        """With addresses as they are now, and the run's keys."""
+        """With addresses as they are now, and the run's keys. ranks_address: where this rank meets the others."""
         spec = dict(spec)
         now = {self._told[name]: self._addresses[name] for name in self._told}
         if "reward_addresses" in spec:
             spec["reward_addresses"] = [now.get(address, address) for address in spec["reward_addresses"]]
-        if leader is not None:
-            spec["ranks_address"] = with_host(spec["ranks_address"], leader.address)
+        if ranks_address:
+            spec["ranks_address"] = ranks_address
         weights = self._config.trainer.weights
         is_streaming = spec.get("role") == "trainer" and spec.get("rank") == 0 and weights.kind == "stream"
         return Order(
@@ -239,6 +240,26 @@ class RayLauncher(Launcher):
             for other, child in self._children.items():
                 if other.startswith("rollout-") and isinstance(child.process, SeatProcess):
                     child.process.end_with(f"RewardMoved: {name} is on node {seated.address} now")
+
+
+class Meeting:
+    """Where the trainer's ranks meet: on the first one's node, at a port that was free there just now.
+
+    None starts before all have their places, or those that did would run into the deadline of meeting the others.
+    """
+
+    def __init__(self, ranks: Sequence[str]) -> None:
+        self._ranks, self._places = ranks, dict[str, Place]()
+        self._is_complete = asyncio.Event()
+
+    async def address(self, name: str, place: Place) -> str:
+        """tcp://host:port, as soon as all ranks have told their places. Its deadline is supervision's."""
+        self._places[name] = place
+        if len(self._places) == len(self._ranks):
+            self._is_complete.set()
+        await self._is_complete.wait()
+        first = self._places[self._ranks[0]]
+        return with_host(f"tcp://host:{first.port}", first.address)
 
 
 def _take_signals_back() -> None:

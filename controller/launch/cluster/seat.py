@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from areal_like.ports import quiet_port
 from areal_like.weights import claim, default_root, sweep_dead
 
 CHUNK_BYTES = 256 << 10
@@ -63,6 +64,14 @@ class Seated(NamedTuple):
     address: str
 
 
+class Place(NamedTuple):
+    """Where a seat is, before anything was started there. port: of this address, that nobody listens on."""
+
+    node_id: str
+    address: str
+    port: int
+
+
 class News(NamedTuple):
     """New bytes of the log, and the end once all of it was told."""
 
@@ -88,10 +97,14 @@ class Seat:
         self._spawned, self._ended = threading.Event(), threading.Event()
         self._fault: OSError | None = None
 
-    def start(self, order: Order) -> Seated:
-        """Start the child. Raises OSError when the node refuses."""
+    def place(self) -> Place:
+        """Where it is. It can answer as soon as Ray has found it a node."""
         if not self._node_id:
             self._node_id, self._address = _whereabouts()
+        return Place(self._node_id, self._address, quiet_port(self._address))
+
+    def start(self, order: Order) -> Seated:
+        """Start the child; after `place`. Raises OSError when the node refuses."""
         argv = self._argv(order)
         thread = threading.Thread(target=self._live, args=(argv, order), name="child", daemon=True)
         thread.start()
@@ -137,10 +150,8 @@ class Seat:
         """The child's command line, its spec written for this node."""
         spec = json.loads(order.spec)
         spec["parent_pid"] = os.getpid()
-        own = ["bind_address", *(["ranks_address"] if spec.get("rank") == 0 else [])]
-        for key in own:
-            if spec.get(key):  # what it listens on is here
-                spec[key] = with_host(spec[key], self._address)
+        if spec.get("bind_address"):  # what it listens on is here
+            spec["bind_address"] = with_host(spec["bind_address"], self._address)
         for key, files in order.keys.items():
             spec[key] = str(_write_private(self._folder / key, files))
         if order.weight_versions:

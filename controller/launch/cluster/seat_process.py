@@ -3,9 +3,9 @@
 Owns: the conversation with one seat, the relay of its log, what is said when the seat or its node is gone. Refuses:
 which place it has (launcher.py), what an end means (supervision.py).
 
-Loop `_follow`, one task per process: waits for Ray to give the seat its place (bounded by supervision, which kills a
-process without a sign of life), then asks for news again and again, each at most NEWS_S later. Ends with the process,
-its seat or its node.
+Loop `_follow`, one task per process: waits for Ray to give the seat its place, and for its order (bounded by
+supervision, which asks what is `awaited` and gives up after launch.ray.node_wait_s), then asks for news again and
+again, each at most NEWS_S later. Ends with the process, its seat or its node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from areal_like.errors import OperationError, first_line
 from controller.launch.cluster.connection import Cluster, import_ray
-from controller.launch.cluster.seat import News, Order, Seated
+from controller.launch.cluster.seat import News, Order, Place, Seated
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ LOST = -int(signal.SIGKILL)
 """Return code of a process that went with its seat."""
 
 OnSeated = Callable[[Seated], None]
+MakeOrder = Callable[[Place], Awaitable[Order]]
 
 
 class SeatProcess:
@@ -45,14 +46,20 @@ class SeatProcess:
     def __init__(
         self,
         actor: Any,
-        order: Callable[[], Awaitable[Order]],
+        order: MakeOrder,
         log_path: Path,
         cluster: Cluster,
         on_seated: OnSeated,
+        *,
+        needs: str,
     ) -> None:
-        """`order()`: what the seat starts, as soon as it is known; `on_seated`: called once when it has started."""
+        """`order(place)`: what the seat starts there, as soon as it is known; `on_seated`: called once when it has
+        started; `needs`: what its place takes from a node, in words.
+        """
         self._actor, self._order, self._log_path, self._cluster = actor, order, log_path, cluster
         self._on_seated = on_seated
+        self._awaited = f"room on a node ({needs})"
+        self._place: Place | None = None
         self._seated: Seated | None = None
         self._returncode: int | None = None
         self._cpu_s: float | None = None
@@ -74,6 +81,11 @@ class SeatProcess:
     def cpu_s(self) -> float | None:
         """Processor time it had spent at its last news."""
         return self._cpu_s
+
+    @property
+    def awaited(self) -> str:
+        """Its place, or those of the ranks that start together with it; empty once it is being started."""
+        return self._awaited
 
     def terminate(self) -> None:
         """SIGTERM; on its way it goes at once."""
@@ -114,7 +126,12 @@ class SeatProcess:
     async def _follow(self) -> None:
         ray = import_ray()
         try:
-            self._seated = await self._actor.start.remote(await self._order())
+            self._place = await self._actor.place.remote()
+            assert self._place is not None
+            self._awaited = "the places of the trainer's other ranks"
+            order = await self._order(self._place)
+            self._awaited = ""
+            self._seated = await self._actor.start.remote(order)
             assert self._seated is not None
             self._on_seated(self._seated)
             returncode = await self._relay()
@@ -156,11 +173,11 @@ class SeatProcess:
 
     async def _lost(self, error: Exception) -> None:
         """Its seat is gone: say why in its log, where supervision looks for last words."""
-        where = f"on node {self._seated.address}" if self._seated else "before it had its seat"
+        where = f"on node {self._place.address}" if self._place else "before it had its place"
         cause = getattr(error, "cause", None)  # what a method of the seat raised
         words = f"SeatLost: Ray ended its seat {where} ({first_line(cause or error)})"
-        if self._seated is not None and not await asyncio.to_thread(self._cluster.is_alive, self._seated.node_id):
-            words = f"NodeLost: node {self._seated.address} of the Ray cluster is gone"
+        if self._place is not None and not await asyncio.to_thread(self._cluster.is_alive, self._place.node_id):
+            words = f"NodeLost: node {self._place.address} of the Ray cluster is gone"
         self._say(f"error: {words}")
         self._leave_seat()
         self._end(LOST)

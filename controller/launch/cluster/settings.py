@@ -42,6 +42,9 @@ class RaySettings(Settings):
     """The reward services; their scoring processes run beside them."""
     placement_timeout_s: float = Field(60.0, gt=0)
     """Time for Ray to set all the places aside, before the run is given up."""
+    node_wait_s: float = Field(900.0, gt=0)
+    """A process whose node died waits so long for room on another; no restart is spent on that. Then a rollout worker
+    stays away, and without its trainer the run ends, for `areal-like resume`."""
     local_dir: str | None = None
     """Folder on the controller's own disk that the ledger is written in while the run lasts; null: the folder for
     temporary files. It is no network file system: SQLite's write-ahead log does not work on one."""
