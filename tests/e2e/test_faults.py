@@ -66,11 +66,13 @@ def test_replayed_steps_repeat_the_first_time_bit_by_bit(areal, quickstart, shor
 
 
 def test_killed_trainer_starts_again_from_its_checkpoint_and_the_run_finishes(areal, quickstart, short):
-    run = areal("train", quickstart, *short, *LONGER)
+    """Weights by `stream`: the workers lose the server of their versions, and find the next one."""
+    run = areal("train", quickstart, *short, *LONGER, "trainer.weights.kind=stream")
     run.wait_for_step(6)
     kill(run.pid_of("trainer"))
     assert run.wait() == 0, run.output
     assert "the trainer starts again from version " in run.output
+    assert "quarantined" not in run.output
     assert "trainer: ended with signal SIGKILL" in run.output
     assert_whole(run, 14)
     assert (run.summary["lives"], run.summary["trainer_restarts"]) == (1, 1)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'areal-like[ray]'")
@@ -27,6 +28,8 @@ STAYS = [
     "launch.ray.rollout={cpus: 0.5, strategy: SPREAD, resources: {comes_and_goes: 1}}",
 ]  # fmt: skip
 """Trainer and rewards on the head, rollout workers on the other nodes."""
+TRAINS = "launch.ray.trainer={cpus: 0.5, resources: {trains: 1}}"
+"""The trainer on one of those too."""
 FEW = ["warm_start=null", "rollout.engine.num_slots=32", "trainer.checkpoint.every_steps=2"]
 
 
@@ -35,8 +38,8 @@ def nodes() -> Iterator[RayNodes]:
     cluster = RayNodes()
     try:
         cluster.head(num_cpus=4, resources={"stays": 8})
-        for _ in range(2):
-            cluster.add(num_cpus=1, resources={"comes_and_goes": 1})
+        for more in ({"trains": 1}, {}):
+            cluster.add(num_cpus=1, resources={"comes_and_goes": 1, **more})
         yield cluster
     finally:
         cluster.close()
@@ -52,6 +55,18 @@ def in_cluster(nodes: RayNodes, monkeypatch: pytest.MonkeyPatch) -> RayNodes:
 def losses(run):
     """What was said of each process that was lost."""
     return [row for row in run.metrics("process") if row["event"] == "lost"]
+
+
+def pid_of_seated(module: str) -> int:
+    """Process id of the only one of its kind that sits on a node of this machine."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        line = process.info["cmdline"] or []
+        is_seated = any("areal_like-seat-" in word for word in line)
+        if is_seated and "-m" in line and line[line.index("-m") + 1] == module:
+            found.append(process.info["pid"])
+    (pid,) = found
+    return pid
 
 
 def ray_job(nodes: RayNodes, *words: str, timeout_s: float = 900.0) -> subprocess.CompletedProcess[str]:
@@ -122,18 +137,29 @@ def test_stopped_job_saves_and_gives_every_place_back_within_30_s(in_cluster, ru
     assert time.monotonic() - asked_s < 30 or os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
 
 
-def test_node_that_dies_is_named_and_one_that_joins_is_used(in_cluster, areal, short):
-    run = areal("train", CLUSTER, *short[1:], *FEW, *STAYS, "num_steps=4000", "rollout.max_restarts=20")
+def test_nodes_that_die_are_named_also_the_trainers_and_one_that_joins_takes_their_processes(in_cluster, areal, short):
+    run = areal("train", CLUSTER, *short[1:], *FEW, *STAYS, TRAINS, "num_steps=4000", "rollout.max_restarts=2")
     run.wait_for_step(2)
+    os.kill(pid_of_seated("trainer"), signal.SIGKILL)
+    run.wait_until(lambda: run.output.count("the trainer starts again from version") == 1, "the trainer's next life")
+    assert losses(run)[0]["reason"] == "ended with signal SIGKILL"
     in_cluster.nodes[-1].kill_raylet()
-    run.wait_until(lambda: bool(losses(run)), "the loss")
-    lost = losses(run)[0]["name"]
-    assert "of the Ray cluster is gone" in losses(run)[0]["reason"]
-    step = max(row["step"] for row in run.metrics("step"))
+    run.wait_until(lambda: len(losses(run)) == 2, "the loss of a rollout worker")
+    assert "of the Ray cluster is gone" in losses(run)[1]["reason"]
+    run.wait_for_step(max(row["step"] for row in run.metrics("step")) + 2)
+    in_cluster.nodes[-2].kill_raylet()
+    missing = "trainer waits for room on a node (CPU 0.5, trains 1), at most 900 s (launch.ray.node_wait_s)"
+    run.wait_until(lambda: missing in run.output, "what the trainer waits for")
+    run.wait_until(lambda: len(losses(run)) == 4, "the loss of the other rollout worker")
+    assert {row["name"] for row in losses(run)} == {"trainer", "rollout-0", "rollout-1"}
+    assert all("of the Ray cluster is gone" in row["reason"] for row in losses(run)[2:])
+    step, swaps = max(row["step"] for row in run.metrics("step")), len(run.metrics("swap"))
+    in_cluster.add(num_cpus=2, resources={"comes_and_goes": 3, "trains": 1})
+    run.wait_until(
+        lambda: {row["worker"] for row in run.metrics("swap")[swaps:]} == {"rollout-0", "rollout-1"},
+        "versions in both workers",
+    )
     run.wait_for_step(step + 2)
-    swaps = len(run.metrics("swap"))
-    in_cluster.add(num_cpus=1, resources={"comes_and_goes": 2})
-    run.wait_until(lambda: lost in [row["worker"] for row in run.metrics("swap")[swaps:]], f"a version in {lost}")
     added = areal("add", str(run.folder))
     assert added.wait(120) == 0, added.output
     assert "rollout-2 has joined" in added.output
@@ -142,6 +168,7 @@ def test_node_that_dies_is_named_and_one_that_joins_is_used(in_cluster, areal, s
     summary = run.summary
     assert summary["audit"] == "clean"
     assert summary["samples_consumed"] == summary["steps"] * 12 * 4
+    assert summary["trainer_restarts"] == 2
     assert in_cluster.placement_groups() == []
 
 

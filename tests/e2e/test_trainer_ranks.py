@@ -68,19 +68,28 @@ def _has_step(run, step):
     return any(row["step"] >= step for row in run.metrics("step"))
 
 
-def test_killed_rank_takes_the_group_back_to_its_checkpoint_and_the_run_finishes(areal, quickstart, short):
+def test_killed_rank_and_then_the_killed_group_go_back_to_a_checkpoint_and_the_run_finishes(areal, quickstart, short):
     two = ["trainer.backend=fsdp", "trainer.ranks=2"]
-    run = areal("train", quickstart, *short[1:], *two, "num_steps=10", "trainer.checkpoint.every_steps=2")
+    run = areal("train", quickstart, *short[1:], *two, "num_steps=12", "trainer.checkpoint.every_steps=2")
     run.wait_for_step(5)
-    before = {name: run.pid_of("trainer", name) for name in ("/trainer.json", "/trainer-1.json")}
-    os.kill(before["/trainer-1.json"], signal.SIGKILL)
-    run.wait_until(lambda: "the trainer starts again from version" in run.output, "a restart")
-    run.wait_for_step(7)
-    assert all(run.pid_of("trainer", name) != pid for name, pid in before.items()), "both ranks are new"
+    one_life = pids_of_ranks(run)
+    os.kill(one_life[1], signal.SIGKILL)
+    run.wait_until(lambda: run.output.count("the trainer starts again from version") == 1, "a restart")
+    run.wait_for_step(8)
+    next_life = pids_of_ranks(run)
+    assert not set(one_life) & set(next_life), "both ranks are new"
+    for pid in next_life:
+        os.kill(pid, signal.SIGKILL)
+    run.wait_until(lambda: run.output.count("the trainer starts again from version") == 2, "another restart")
     assert run.wait() == 0, run.output
     assert "trainer-1: ended with signal SIGKILL" in run.output
     assert run.summary["audit"] == "clean"
-    assert (run.summary["steps"], run.summary["trainer_restarts"]) == (10, 1)
+    assert (run.summary["steps"], run.summary["trainer_restarts"]) == (12, 2), "the death of a group is one restart"
+    assert [row["step"] for row in run.metrics("step")] == list(range(1, 13)), "no step is told twice"
+
+
+def pids_of_ranks(run) -> tuple[int, int]:
+    return run.pid_of("trainer", "/trainer.json"), run.pid_of("trainer", "/trainer-1.json")
 
 
 @pytest.mark.parametrize("victim", ["trainer.json", "trainer-1.json"])

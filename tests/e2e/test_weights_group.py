@@ -11,10 +11,15 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 
-GROUP = ["trainer.weights.kind=distributed", "trainer.weights.group.gather_s=1", "rollout.num_workers=2"]
+GROUP = [
+    "trainer.weights.kind=distributed", "trainer.weights.group.gather_s=1", "rollout.num_workers=2",
+    "trainer.checkpoint.every_steps=2",
+]  # fmt: skip
 
 
-def test_versions_by_a_process_group_carry_a_run_and_a_killed_worker_does_not_hang_it(areal, quickstart, short):
+def test_versions_by_a_process_group_carry_a_run_and_neither_a_killed_worker_nor_a_killed_trainer_hangs_it(
+    areal, quickstart, short
+):
     run = areal("train", quickstart, *short, *GROUP, "num_steps=400")
     run.wait_for_step(2)
     os.kill(run.pid_of("rollout", "rollout-0"), signal.SIGKILL)  # right after a step: its version is on its way
@@ -26,14 +31,19 @@ def test_versions_by_a_process_group_carry_a_run_and_a_killed_worker_does_not_ha
     )
     log = run.folder / "logs" / "trainer.log"
     run.wait_until(lambda: len(generations(log)) >= 2, "a new group that serves both, the dead worker's successor too")
+    os.kill(run.pid_of("trainer"), signal.SIGKILL)  # the root of the group: its members wait at the other ends
+    run.wait_until(lambda: "the trainer starts again from version" in run.output, "its restart")
+    told = len(log.read_text())
+    run.wait_until(lambda: generations(log, told) != set(), "a group of the new trainer that serves both")
     os.kill(run.process.pid, signal.SIGINT)
     assert run.wait() == 0, run.output
     summary = run.summary
     assert summary["audit"] == "clean"
+    assert summary["trainer_restarts"] == 1
     assert summary["samples_consumed"] == summary["steps"] * 12 * 4
     assert "quarantined" not in run.output
 
 
-def generations(log: Path) -> set[str]:
-    """Numbers of the groups by which a version went to both workers."""
-    return set(re.findall(r"went to rollout-0, rollout-1 by \S+\.weights\.(\d+) in", log.read_text()))
+def generations(log: Path, start: int = 0) -> set[str]:
+    """Numbers of the groups by which a version went to both workers, told in the log from `start` on."""
+    return set(re.findall(r"went to rollout-0, rollout-1 by \S+\.weights\.(\d+) in", log.read_text()[start:]))
