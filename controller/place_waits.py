@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TELL_AFTER_S = 5.0
-"""Ray needs a moment for every place; a longer wait is said."""
+TELL_AFTER_S = 10.0
+"""Ray needs seconds for every place, more on a busy machine; a longer wait is said."""
 
 
 @dataclass

@@ -147,9 +147,10 @@ def test_nodes_that_die_are_named_also_the_trainers_and_one_that_joins_takes_the
     run.wait_until(lambda: len(losses(run)) == 2, "the loss of a rollout worker")
     assert "of the Ray cluster is gone" in losses(run)[1]["reason"]
     run.wait_for_step(max(row["step"] for row in run.metrics("step")) + 2)
+    said = len(run.output)
     in_cluster.nodes[-2].kill_raylet()
     missing = "trainer waits for room on a node (CPU 0.5, trains 1), at most 900 s (launch.ray.node_wait_s)"
-    run.wait_until(lambda: missing in run.output, "what the trainer waits for")
+    run.wait_until(lambda: missing in run.output[said:], "what the trainer waits for")
     run.wait_until(lambda: len(losses(run)) == 4, "the loss of the other rollout worker")
     assert {row["name"] for row in losses(run)} == {"trainer", "rollout-0", "rollout-1"}
     assert all("of the Ray cluster is gone" in row["reason"] for row in losses(run)[2:])
