@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from controller.config import RunConfig
 from controller.config_problems import Problem
 
+STREAM = "kind: stream"
 OTHERWISE = "another trainer.weights.kind"
 
 
@@ -44,13 +45,30 @@ def group_problems(config: RunConfig) -> Iterator[Problem]:
             f"interruption: recompute or keep_kv (not mode: one_step_off), or {OTHERWISE}",
         )
     if config.rollout.engine.kind == "sglang":
-        yield Problem(
-            (kind, "rollout.engine.kind"), "SGLang's servers are given their weights as files here", "kind: stream"
-        )
+        yield from _servers(config, kind)
     devices = {*config.rollout_devices, *config.trainer_devices}
     if weights.group.backend == "nccl" and "cpu" in devices:
         yield Problem(
             ("trainer.weights.group.backend", "trainer.device", "rollout.engine.device"),
             "nccl joins GPUs only, and one side is on the CPU",
             "backend: auto",
+        )
+
+
+def _servers(config: RunConfig, kind: str) -> Iterator[Problem]:
+    """SGLang's servers take part where it can be proved what they hold afterwards, and where they can be replaced."""
+    engine = config.rollout.engine
+    if engine.device != "cpu":
+        yield Problem(
+            (kind, "rollout.engine.device"),
+            "what an SGLang server holds on a GPU after a transfer cannot be proved here",
+            STREAM,
+        )
+    elif engine.sglang.tp_size > 1:
+        yield Problem((kind, "rollout.engine.sglang.tp_size"), "only servers of one rank take part", STREAM)
+    if engine.sglang.attach:
+        yield Problem(
+            (kind, "rollout.engine.sglang.attach"),
+            "a server that fails in a process group hangs, and only one that was launched here can be replaced",
+            STREAM,
         )

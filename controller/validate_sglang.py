@@ -15,6 +15,8 @@ from controller.config_problems import Problem
 KEY = "rollout.engine.sglang"
 QUANTIZED_FAMILIES = ("qwen2", "qwen3")
 """Model types whose fp8 weights SGLang 0.5.23 can replace by a new version."""
+PROVEN_FAMILIES = ("llama", "qwen2", "qwen3")
+"""Model types whose layout inside SGLang is known (rollout/engine/sglang/layout.py)."""
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that SGLang keeps as one."""
 LAUNCH_ONLY = (
@@ -45,6 +47,12 @@ def model_problems(config: RunConfig, model: dict[str, Any]) -> Iterator[Problem
             (f"{KEY}.quantization", "model"),
             f"SGLang cannot load new versions into a quantised {family}",
             f"quantization: none (or a model of type {' or '.join(QUANTIZED_FAMILIES)})",
+        )
+    if config.trainer.weights.kind == "distributed" and family not in PROVEN_FAMILIES:
+        yield Problem(
+            ("trainer.weights.kind", "rollout.engine.kind", "model"),
+            f"what an SGLang server holds of a {family} after a transfer cannot be proved here",
+            "kind: stream",
         )
     experts = model.get("num_experts") or model.get("num_local_experts") or model.get("n_routed_experts")
     if sglang.routed_experts and not experts:

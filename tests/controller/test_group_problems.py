@@ -8,6 +8,7 @@ import pytest
 from valid_config import make
 
 from controller.validate import cross_check
+from controller.validate_sglang import model_problems
 
 GROUP = {"kind": "distributed"}
 
@@ -15,6 +16,7 @@ GROUP = {"kind": "distributed"}
 def test_distributed_weights_are_accepted() -> None:
     assert cross_check(make(trainer__weights=GROUP)) == []
     assert cross_check(make(trainer__weights={**GROUP, "group": {"backend": "gloo", "bucket_mb": 1}})) == []
+    assert cross_check(make(trainer__weights=GROUP, rollout__engine={"kind": "sglang"})) == []
 
 
 @pytest.mark.parametrize(
@@ -24,7 +26,16 @@ def test_distributed_weights_are_accepted() -> None:
         ({"trainer__weights": {**GROUP, "swap": "rolling"}}, "trainer.weights.swap", "at once"),
         ({"trainer__weights": GROUP, "rollout__interruption": "drain"}, "rollout.interruption", "stand still"),
         ({"trainer__weights": {**GROUP, "group": {"backend": "nccl"}}}, "trainer.weights.group.backend", "GPUs"),
-        ({"trainer__weights": GROUP, "rollout__engine": {"kind": "sglang"}}, "trainer.weights.kind", "files"),
+        (
+            {"trainer__weights": GROUP, "rollout__engine": {"kind": "sglang", "device": "cuda"}},
+            "trainer.weights.kind",
+            "on a GPU",
+        ),
+        (
+            {"trainer__weights": GROUP, "rollout__engine": {"kind": "sglang", "sglang": {"tp_size": 2}}},
+            "trainer.weights.kind",
+            "of one rank",
+        ),
         ({"trainer__weights": {"group": {"bucket_mb": 1}}}, "trainer.weights.group", "kind is shm"),
     ],
 )
@@ -38,3 +49,11 @@ def test_contradiction_with_a_process_group_is_refused(changes: dict[str, Any], 
 def test_one_step_off_drains_and_is_refused_too() -> None:
     problems = cross_check(make(trainer__weights=GROUP, mode="one_step_off"))
     assert [problem.keys[0] for problem in problems] == ["rollout.interruption"]
+
+
+def test_a_model_whose_layout_inside_a_server_is_not_known_takes_streams() -> None:
+    config = make(trainer__weights=GROUP, rollout__engine={"kind": "sglang"})
+    assert list(model_problems(config, {"model_type": "qwen3"})) == []
+    (problem,) = model_problems(config, {"model_type": "gemma3_text"})
+    assert problem.keys[0] == "trainer.weights.kind"
+    assert "gemma3_text" in str(problem)

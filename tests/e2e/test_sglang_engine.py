@@ -12,10 +12,12 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from gradient_oracle import Drawn, judge, rounded_to_five_levels
+from safetensors.torch import load_file
 from sglang_world import (
     CONFIG,
     CONTEXT,
@@ -32,19 +34,22 @@ from sglang_world import (
 from transformers import AutoConfig
 
 from areal_like.errors import UserError, WeightError
+from areal_like.weights import WeightManifest, map_payload
+from areal_like.weights_group import GroupCall
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
 from rollout.engine.port import Engine
 from rollout.engine.sglang.attach import check_attached
 from rollout.engine.sglang.layout import compare, server_checksums
 from rollout.engine.sglang.sleep import Sleeper
+from trainer.group_root import GroupRoot
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, sglang_python: str) -> Iterator[World]:
-    made = World(tmp_path_factory.mktemp("sglang"))
+    made = World(tmp_path_factory.mktemp("sglang"), num_versions=16)
     made.engine = made.make()
 
     async def begin() -> None:
@@ -275,6 +280,44 @@ def test_memory_is_given_up_in_the_middle_of_answers_and_the_next_version_brings
             assert world.error_nats(request, segment) <= TOLERANCE_NATS
             await world.engine.release_memory()
         assert (await world.engine._keeper.ready()) is live
+
+    world.run(body)
+
+
+def test_versions_by_a_process_group_come_into_running_answers_and_the_server_proves_them(world: World) -> None:
+    async def body() -> None:
+        await world.load(9)
+        root = GroupRoot("run.l0.weights.1", 3, host="127.0.0.1", backend="gloo", device="cpu", deadline_s=120.0)
+        await world.slow(SLOW_S)
+        requests = [ask(n, max_new_tokens=100) for n in range(240, 240 + SLOTS)]
+        tasks = await start_all(world, requests)
+        for version in (13, 15):
+            path = world.manifests[version]
+            manifest = msgspec.json.decode(path.read_bytes(), type=WeightManifest)
+            payload = map_payload(path.with_name(manifest.payload), manifest.num_bytes)
+            call = GroupCall(
+                version=version, lineage="l0", group=root.name, is_new=version == 13, host=root.host, port=root.port,
+                rank=1, size=root.size, backend="gloo", bucket_bytes=4096, deadline_s=120.0,
+                manifest=msgspec.json.encode(manifest),
+            )  # fmt: skip
+            proven = world.engine.counters()["proven_swaps"]
+            sending = asyncio.create_task(asyncio.to_thread(root.bring, manifest, payload, 4096))
+            report = await world.engine.load_from_group(call, "recompute")
+            await sending
+            assert report.version == world.engine.version == version
+            assert world.engine.counters()["proven_swaps"] == proven + 1
+            seen = {n: len(s) for n, s in world.engine.progress().items()}
+            await until(lambda seen=seen: all(len(s) > seen[n] + 8 for n, s in world.engine.progress().items()))
+        await world.slow(None)
+        for request, outcome in zip(requests, await asyncio.gather(*tasks), strict=True):
+            assert_whole(request, outcome, 100)
+            assert set(outcome.segment.versions_R.tolist()) == {9, 13, 15}
+            assert world.error_nats(request, outcome.segment) <= TOLERANCE_NATS
+        home = world.engine._keeper.home  # what a successor would start with
+        held = load_file(home.folder / "model.safetensors")
+        assert home.version == 15
+        assert all(torch.equal(held[name], tensor) for name, tensor in world.models[15].named_parameters())
+        root.leave()
 
     world.run(body)
 

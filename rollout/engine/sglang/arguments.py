@@ -6,6 +6,7 @@ Owns: what we set, why, and what a user may add. Refuses: starting it (process.p
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -16,7 +17,18 @@ from pathlib import Path
 from areal_like.errors import UserError
 from rollout.config import EngineSettings
 from rollout.engine.port import Interruption
-from rollout.engine.sglang.environment import CPU_VARIABLES, Argument, argument_words, clashing, clean_environment
+from rollout.engine.sglang.environment import (
+    CPU_VARIABLES,
+    Argument,
+    argument_table,
+    argument_words,
+    check_version,
+    clashing,
+    clean_environment,
+    find_python,
+)
+
+log = logging.getLogger(__name__)
 
 SPARE_POSITIONS = 8
 """SGLang ends an answer a little before its context length; ours is used to the last position."""
@@ -132,18 +144,19 @@ class Launch:
 
 
 def plan_launch(
-    python: Path,
     settings: EngineSettings,
-    table: Mapping[str, Argument],
     *,
     dtype: str,
     context: int,
     num_threads: int,
     interruption: Interruption,
-    in_turns: bool = False,
+    in_turns: bool,
 ) -> Launch:
-    """Check the user's further arguments against that version's list. Raises UserError."""
-    extra = extra_words(settings, table, interruption)
+    """Check SGLang's environment, and the user's further arguments against that version's list. Raises UserError."""
+    python = find_python(settings.python)
+    found = check_version(python)
+    log.info("SGLang %s, torch %s in %s", found.get("sglang"), found.get("torch"), python.parents[1])
+    extra = extra_words(settings, argument_table(python, is_cpu=settings.device == "cpu"), interruption)
     return Launch(python, settings, dtype, context, num_threads, interruption, tuple(extra), in_turns)
 
 

@@ -9,13 +9,15 @@ A server that cannot be reached, breaks off or misses a deadline is `ServerGone`
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, Literal
 
 import aiohttp
 import msgspec
+from torch import Tensor
 
 from areal_like.errors import EngineError
+from areal_like.weights_group import GroupCall
 from rollout.engine.sglang.answer import StreamEvent, parse_event
 
 PauseMode = Literal["retract", "in_place", "abort"]
@@ -111,6 +113,43 @@ class SGLangClient:
     async def resume_memory(self, tags: tuple[str, ...]) -> None:
         """Take it again."""
         await self._post("/resume_memory_occupation", {"tags": list(tags)} if tags else {})
+
+    # ------------------------------------------------------------ a process group
+
+    async def join_group(self, call: GroupCall, rank: int) -> None:
+        """Meet the group as `rank`; nothing is generated until that is done."""
+        body = {
+            "master_address": call.host.strip("[]"), "master_port": call.port, "rank_offset": rank,
+            "world_size": call.size, "group_name": call.group, "backend": call.backend,
+        }  # fmt: skip
+        await self._post("/init_weights_update_group", body, timeout_s=call.deadline_s)
+
+    async def leave_group(self, name: str) -> None:
+        """Raises ServerRefused where it is in no such group."""
+        await self._post("/destroy_weights_update_group", {"group_name": name})
+
+    async def begin_update(self) -> None:
+        """Buckets come next. The server must be paused."""
+        await self._post("/begin_weight_update", {}, timeout_s=self._load_timeout_s)
+
+    async def receive_bucket(
+        self, tensors: Mapping[str, Tensor], call: GroupCall, *, version: int | None, flush_cache: bool
+    ) -> None:
+        """Take one broadcast, which is these tensors one after another (dtypes and shapes count), and load them.
+
+        `version`: what the weights are from now on; None: more is to come.
+        """
+        body = {
+            "names": list(tensors), "dtypes": [str(t.dtype).removeprefix("torch.") for t in tensors.values()],
+            "shapes": [list(t.shape) for t in tensors.values()], "group_name": call.group,
+            "load_format": "flattened_bucket", "flush_cache": flush_cache, "abort_all_requests": False,
+            **({} if version is None else {"weight_version": str(version)}),
+        }  # fmt: skip
+        await self._post("/update_weights_from_distributed", body, timeout_s=call.deadline_s)
+
+    async def end_update(self) -> None:
+        """All buckets came."""
+        await self._post("/end_weight_update", {}, timeout_s=self._load_timeout_s)
 
     # ------------------------------------------------------------ asking
 

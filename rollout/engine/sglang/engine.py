@@ -14,15 +14,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedConfig
 
-from areal_like.errors import EngineError, UserError, WeightError
+from areal_like.errors import EngineError, TransferBroken, UserError, WeightError
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
 from areal_like.weights_group import GroupCall
@@ -35,30 +35,29 @@ from rollout.engine.port import (
     Interruption,
     LoadReport,
 )
-from rollout.engine.sglang.arguments import Launch, plan_launch
+from rollout.engine.sglang.arguments import plan_launch
 from rollout.engine.sglang.attach import check_attached
 from rollout.engine.sglang.attempts import Attempts
+from rollout.engine.sglang.by_group import RANKS, ServerInGroup
 from rollout.engine.sglang.client import PauseMode, ServerGone, ServerRefused, SGLangClient
-from rollout.engine.sglang.environment import argument_table, check_version, find_python
 from rollout.engine.sglang.keeper import Home, ServerKeeper
-from rollout.engine.sglang.layout import FAMILIES, check_experts, compare, server_checksums
+from rollout.engine.sglang.layout import FAMILIES, check_experts, check_family, compare, experts_shape, server_checksums
 from rollout.engine.sglang.meter import Meter
-from rollout.engine.sglang.sleep import ALL, Sleeper
+from rollout.engine.sglang.process import Whereabouts
+from rollout.engine.sglang.sleep import Sleeper, start_sleeper
 from rollout.engine.sglang.staging import StagedVersion, Stager
 from rollout.engine.sglang.turns import Turns
 from rollout.engine.shape import read_config
 
 log = logging.getLogger(__name__)
 
+Bring = Callable[[SGLangClient, bool], Awaitable[StagedVersion]]
+"""Puts a version into a paused server, whose prefixes go with the old one or stay."""
 
-@dataclass(frozen=True)
-class Whereabouts:
-    """Where an engine keeps things. `name` tells workers of a run apart. `port` of its server; None: any free one."""
 
-    name: str
-    log_path: Path
-    seed: int
-    port: int | None = None
+async def _from_folder(staged: StagedVersion, client: SGLangClient, flush_cache: bool) -> StagedVersion:
+    await client.load(str(staged.folder), staged.version, flush_cache=flush_cache)
+    return staged
 
 
 class SGLangEngine:
@@ -97,8 +96,8 @@ class SGLangEngine:
         self._num_swaps = self._num_proven = 0
         self._is_head_tied = False
         self._turns: Turns | None = None
+        self._group: ServerInGroup | None = None
         self._sleeper: Sleeper | None = None
-        self._sleep_task: asyncio.Task[None] | None = None
         self._is_paused = False
         self._context = settings.max_context
 
@@ -112,6 +111,7 @@ class SGLangEngine:
             max_context=self._context,
             interruptions=("recompute", "keep_kv", "drain"),
             per_request_seed=self._settings.sglang.deterministic,
+            group_ranks=RANKS if self._group is not None else 0,
         )
 
     @property
@@ -129,15 +129,16 @@ class SGLangEngine:
             )
         self._context = min(self._context, getattr(config, "max_position_embeddings", None) or self._context)
         self._is_head_tied = bool(config.get_text_config().tie_word_embeddings)
-        if self._settings.sglang.checksums and config.model_type not in FAMILIES:
-            raise UserError(
-                f"how SGLang lays out the tensors of a {config.model_type} is not known here",
-                where="rollout.engine.sglang.checksums",
-                remedy=f"leave it out (known: {', '.join(FAMILIES)})",
-            )
+        if self._settings.sglang.checksums:
+            check_family(config, "rollout.engine.sglang.checksums")
         check_experts(config)
-        launch = None if self._attach else await asyncio.to_thread(self._plan)
-        if self._attach:
+        launch = None
+        if not self._attach:
+            launch = await asyncio.to_thread(
+                plan_launch, self._settings, dtype=self._dtype, context=self._context, num_threads=self._num_threads,
+                interruption=self._interruption, in_turns=self._starts_empty,
+            )  # fmt: skip
+        else:
             await check_attached(self._attach, self._settings, self._interruption, self._model_dir, self._context)
         self._keeper = ServerKeeper(
             self._settings.sglang,
@@ -159,7 +160,7 @@ class SGLangEngine:
             vocab_size=int(config.get_text_config().vocab_size),
             keeps_kv=self._interruption == "keep_kv",
             is_seeded=self._settings.sglang.deterministic,
-            experts_shape=_experts_shape(config) if self._settings.sglang.routed_experts else None,
+            experts_shape=experts_shape(config) if self._settings.sglang.routed_experts else None,
         )
         num_gpus = self._settings.sglang.tp_size
         is_cpu = self._settings.device == "cpu"
@@ -168,36 +169,19 @@ class SGLangEngine:
             self._attempts.gate.clear()
             return
         await self._turns.take()
-        self._start_sleeper(self._keeper, self._attempts)
-
-    def _start_sleeper(self, keeper: ServerKeeper, attempts: Attempts) -> None:
-        sglang = self._settings.sglang
-        if sglang.release_idle_s is None:
-            return
-        tags = ALL if sglang.release == "all" else ("kv_cache",)
-        self._sleeper = Sleeper(keeper, attempts, self._load_lock, idle_s=sglang.release_idle_s, tags=tags)
-        attempts.on_request = self._sleeper.wanted
-        self._sleep_task = asyncio.create_task(self._sleeper.run(), name="sglang-sleeper")
-
-    def _plan(self) -> Launch:
-        python = find_python(self._settings.python)
-        found = check_version(python)
-        log.info("SGLang %s, torch %s in %s", found.get("sglang"), found.get("torch"), python.parents[1])
-        return plan_launch(
-            python,
-            self._settings,
-            argument_table(python, is_cpu=self._settings.device == "cpu"),
-            dtype=self._dtype,
-            context=self._context,
-            num_threads=self._num_threads,
-            interruption=self._interruption,
-            in_turns=self._starts_empty,
-        )
+        if launch is not None and is_cpu and num_gpus == 1 and config.model_type in FAMILIES:
+            folder = self._keeper.scratch / "versions"
+            self._group = ServerInGroup(self._stager, self._thread, self._checksums, folder)
+        self._sleeper = start_sleeper(self._settings.sglang, self._keeper, self._attempts, self._load_lock)
 
     async def close(self) -> None:
         """End the server and everything that waits for it. Safe to call twice."""
-        for task in [*self._loads, *([self._sleep_task] if self._sleep_task else [])]:
+        for task in self._loads:
             task.cancel()
+        if self._sleeper is not None:
+            self._sleeper.close()
+        if self._group is not None:
+            self._group.close()
         if self._keeper is not None:
             await self._keeper.close()
         if self._attempts is not None:
@@ -261,14 +245,18 @@ class SGLangEngine:
         self._started()
         if interruption == "keep_kv" and self._interruption != "keep_kv":
             raise EngineError("this server's scheduler was not chosen for keep_kv")
-        task = asyncio.create_task(self._load(manifest_path, interruption), name="sglang-load")
+        return await self._in_order(self._load(manifest_path, interruption))
+
+    async def load_from_group(self, call: GroupCall, interruption: Interruption) -> LoadReport:
+        """See the port. The server stands still too while it meets a new group. One that fails in it is replaced."""
+        self._started()
+        return await self._in_order(self._load_from_group(call, interruption))
+
+    async def _in_order(self, load: Coroutine[Any, Any, LoadReport]) -> LoadReport:
+        task = asyncio.create_task(load, name="sglang-load")
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
         return await asyncio.shield(task)
-
-    async def load_from_group(self, call: GroupCall, interruption: Interruption) -> LoadReport:
-        """Never called: `capabilities.group_ranks` is 0, and validate refuses `distributed` with this engine."""
-        raise EngineError("an SGLang server is given its weights as files")
 
     async def release_memory(self) -> int:
         """See the port. Waits for loads asked for before. Raises EngineError (no server any more)."""
@@ -305,6 +293,37 @@ class SGLangEngine:
                     attempts.gate.set()
         return LoadReport(version=staged.version, stage_s=stage_s, pause_s=pause_s)
 
+    async def _load_from_group(self, call: GroupCall, interruption: Interruption) -> LoadReport:
+        keeper, attempts, _ = self._started()
+        group = self._group
+        assert group is not None, "called although `capabilities.group_ranks` is 0"
+        async with self._load_lock:
+            start_s, live = time.monotonic(), await keeper.ready()
+            try:
+                await group.meet(call, live)
+            except ServerGone as error:
+                await keeper.replace(live.epoch, f"it did not meet a process group ({error})")
+                raise TransferBroken(f"the server did not meet {call.group}") from error
+            attempts.gate.clear()
+            self._meter.pauses(True)
+            met_s = time.monotonic()
+            try:
+                if call.version < attempts.version:
+                    attempts.void_newer_than(call.version, live.client)
+                transfer_s = await self._exchange(live.client, partial(group.receive, call), interruption)
+            except (ServerGone, ServerRefused, WeightError) as error:
+                group.leave()
+                await keeper.replace(live.epoch, f"version {call.version} did not come to it whole ({error})")
+                if isinstance(error, WeightError):
+                    raise
+                raise TransferBroken(f"version {call.version} by {call.group}: {error}") from error
+            finally:
+                self._meter.pauses(self._is_paused)
+                if not self._is_paused:
+                    attempts.gate.set()
+            pause_s = time.monotonic() - met_s
+        return LoadReport(version=call.version, stage_s=met_s - start_s, pause_s=pause_s, transfer_s=transfer_s)
+
     async def _wake(self) -> None:
         """A server that gave its memory back takes it again. Under the lock."""
         if self._sleeper is not None:
@@ -315,15 +334,14 @@ class SGLangEngine:
         the swap is made on its successor. Raises WeightError: the old version stays in use.
         """
         keeper, attempts, _ = self._started()
-        num_running = attempts.num_streaming
         while True:
             live = await keeper.ready()
-            start_s, trace_s = time.monotonic(), self._now_s()
+            start_s = time.monotonic()
             self._meter.pauses(True)
             try:
                 if staged.version < attempts.version:
                     attempts.void_newer_than(staged.version, live.client)
-                await self._exchange(live.client, staged, interruption)
+                await self._exchange(live.client, partial(_from_folder, staged), interruption)
                 break
             except ServerGone as error:
                 await keeper.settle(live.epoch, str(error))
@@ -336,19 +354,20 @@ class SGLangEngine:
                 raise
             finally:
                 self._meter.pauses(self._is_paused)
-        pause_s = time.monotonic() - start_s
-        args = {"version": staged.version, "interruption": interruption, "running": num_running}
-        self._trace("swap", trace_s, "engine", **args)
-        return pause_s
+        return time.monotonic() - start_s
 
-    async def _exchange(self, client: SGLangClient, staged: StagedVersion, interruption: Interruption) -> None:
+    async def _exchange(self, client: SGLangClient, bring: Bring, interruption: Interruption) -> float:
+        """Pause, bring a version into the server, prove it, go on; the seconds that the bringing took."""
+        keeper, attempts, _ = self._started()
+        trace_s, num_running = self._now_s(), attempts.num_streaming
         mode: PauseMode = "in_place" if interruption == "keep_kv" else "retract"
         await client.pause(mode)
-        await client.load(str(staged.folder), staged.version, flush_cache=interruption != "keep_kv")
+        bring_s = time.monotonic()
+        staged = await bring(client, interruption != "keep_kv")
+        bring_s = time.monotonic() - bring_s
         if staged.checksums is not None:
             compare(await client.checksums(), staged.checksums)
             self._num_proven += 1
-        keeper, attempts, _ = self._started()
         keeper.home = Home(staged.folder, staged.version)
         old, self._current, attempts.version = self._current, staged, staged.version
         self._num_swaps += 1
@@ -357,6 +376,9 @@ class SGLangEngine:
             self._thread.submit(self._stager.drop, old)
         if not self._is_paused:
             await client.resume()
+        args = {"version": staged.version, "interruption": interruption, "running": num_running}
+        self._trace("swap", trace_s, "engine", transfer_s=round(bring_s, 6), **args)
+        return bring_s
 
     # ------------------------------------------------------------------ small parts
 
@@ -374,16 +396,3 @@ class SGLangEngine:
     def _trace(self, name: str, start_s: float, lane: str, **args: object) -> None:
         if self._tracer:
             self._tracer.complete(name, start_s, self._tracer.now_s(), lane, **args)
-
-
-def _experts_shape(config: PreTrainedConfig) -> tuple[int, int]:
-    """Layers and experts per token. Raises UserError for a model without experts."""
-    text = config.get_text_config()
-    per_token = getattr(text, "num_experts_per_tok", None)
-    if not per_token:
-        raise UserError(
-            f"a {config.model_type} has no experts",
-            where="rollout.engine.sglang.routed_experts",
-            remedy="routed_experts: false",
-        )
-    return int(text.num_hidden_layers), int(per_token)

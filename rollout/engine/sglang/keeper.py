@@ -140,6 +140,12 @@ class ServerKeeper:
     # ------------------------------------------------------------ for the engine
 
     @property
+    def scratch(self) -> Path:
+        """A folder of its servers, gone with them."""
+        assert self._scratch is not None, "one attached to has none"
+        return self._scratch
+
+    @property
     def live(self) -> Live | None:
         """The server if it is ready now."""
         return None if self._condemned else self._live

@@ -57,6 +57,29 @@ def check_experts(config: PreTrainedConfig) -> None:
         )
 
 
+def check_family(config: PreTrainedConfig, where: str) -> None:
+    """Raises UserError, naming the setting, for a model whose tensors lie in a way not known here."""
+    if config.model_type not in FAMILIES:
+        raise UserError(
+            f"how SGLang lays out the tensors of a {config.model_type} is not known here",
+            where=where,
+            remedy=f"leave it out (known: {', '.join(FAMILIES)})",
+        )
+
+
+def experts_shape(config: PreTrainedConfig) -> tuple[int, int]:
+    """Layers and experts per token. Raises UserError for a model without experts."""
+    text = config.get_text_config()
+    per_token = getattr(text, "num_experts_per_tok", None)
+    if not per_token:
+        raise UserError(
+            f"a {config.model_type} has no experts",
+            where="rollout.engine.sglang.routed_experts",
+            remedy="routed_experts: false",
+        )
+    return int(text.num_hidden_layers), int(per_token)
+
+
 def as_checkpoint(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same tensors under a checkpoint's names: stacked experts one by one, as views."""
     found: dict[str, Tensor] = {}

@@ -20,6 +20,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -32,6 +33,16 @@ END_WAIT_S = 2.0
 SCRATCH_PREFIX = "areal_like-sg-"
 
 GUARD = Path(__file__).with_name("guard.py")
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where an engine keeps things. `name` tells workers of a run apart. `port` of its server; None: any free one."""
+
+    name: str
+    log_path: Path
+    seed: int
+    port: int | None = None
 
 
 class ServerProcess:

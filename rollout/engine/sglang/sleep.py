@@ -14,6 +14,7 @@ import asyncio
 import logging
 
 from areal_like.errors import EngineError
+from rollout.config import SGLangSettings
 from rollout.engine.sglang.attempts import Attempts
 from rollout.engine.sglang.client import ServerGone, ServerRefused
 from rollout.engine.sglang.keeper import ServerKeeper
@@ -35,6 +36,17 @@ class Sleeper:
         """Of the server that sleeps."""
         self._wanted = asyncio.Event()
         self.num_sleeps = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Look after the server from now on."""
+        self._attempts.on_request = self.wanted
+        self._task = asyncio.create_task(self.run(), name="sglang-sleeper")
+
+    def close(self) -> None:
+        """Stop."""
+        if self._task is not None:
+            self._task.cancel()
 
     def wanted(self) -> None:
         """A request has come."""
@@ -96,3 +108,15 @@ class Sleeper:
                 await self._keeper.replace(epoch, f"it did not take its memory again ({error})")
         self._wanted.set()
         return True
+
+
+def start_sleeper(
+    settings: SGLangSettings, keeper: ServerKeeper, attempts: Attempts, lock: asyncio.Lock
+) -> Sleeper | None:
+    """One that runs, where the settings want it."""
+    if settings.release_idle_s is None:
+        return None
+    tags = ALL if settings.release == "all" else ("kv_cache",)
+    sleeper = Sleeper(keeper, attempts, lock, idle_s=settings.release_idle_s, tags=tags)
+    sleeper.start()
+    return sleeper

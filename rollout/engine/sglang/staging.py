@@ -56,17 +56,27 @@ class Stager:
     def stage(self, manifest_path: Path) -> StagedVersion:
         """Verify a payload and lay it out. Raises WeightError: damaged, not finite, of another model, no room."""
         manifest, tensors = open_verified(manifest_path)
+        parent, payload = manifest_path.parent / f"staged-{self._name}", manifest_path.parent / manifest.payload
+        return self.lay_out(manifest, tensors, parent, payload if manifest.kind == "disk" else None)
+
+    def lay_out(
+        self, manifest: WeightManifest, tensors: Mapping[str, Tensor], parent: Path, safetensors: Path | None = None
+    ) -> StagedVersion:
+        """A folder below `parent` for tensors whose bytes were verified; `safetensors`: the file that holds them.
+
+        Raises WeightError: not finite, of another model, no room.
+        """
         self._check(manifest, tensors)
         self._count += 1
-        folder = manifest_path.parent / f"staged-{self._name}" / f"{manifest.version}-{self._count}"
+        folder = parent / f"{manifest.version}-{self._count}"
         try:
             folder.mkdir(parents=True)
             for source in sorted(self._model_dir.iterdir()):
                 if source.is_file() and not source.name.endswith(WEIGHT_SUFFIXES):
                     (folder / source.name).symlink_to(source.resolve())
             weights, named = folder / WEIGHT_FILE, as_checkpoint(tensors)
-            if manifest.kind == "disk" and named.keys() == tensors.keys():
-                os.link(manifest_path.parent / manifest.payload, weights)
+            if safetensors is not None and named.keys() == tensors.keys():
+                os.link(safetensors, weights)
             else:
                 save_file(named, weights, metadata={"format": "pt"})
         except Exception as error:  # safetensors has errors of its own for a full disk

@@ -72,9 +72,15 @@ class FakeWorld:
 
     def publish(self, version: int, value: float = 0.5) -> Path:
         """A version of one small tensor."""
-        tensor = torch.full((2, 2), value)
-        data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        return self.store.publish(version, "l0", {"weight": TensorBytes("float32", (2, 2), data)})
+        return self.publish_all(version, {"weight": torch.full((2, 2), value)})
+
+    def publish_all(self, version: int, tensors: dict[str, torch.Tensor]) -> Path:
+        """A version of float32 tensors."""
+        payload = {}
+        for name, tensor in tensors.items():
+            data = memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            payload[name] = TensorBytes("float32", tuple(tensor.shape), data)
+        return self.store.publish(version, "l0", payload)
 
     def make(
         self,

@@ -141,6 +141,36 @@ class Server:
         self.asleep = False
         return web.json_response({})
 
+    async def join(self, request):
+        body = await request.json()
+        self.calls.append(["join", body["group_name"], body["rank_offset"], body["world_size"]])
+        return self.maybe("FAKE_REFUSE_JOIN")
+
+    async def leave(self, request):
+        self.calls.append(["leave", (await request.json())["group_name"]])
+        return self.maybe(None)
+
+    async def begin(self, request):
+        self.calls.append(["begin"])
+        assert self.is_paused, "weights are changed under running answers"
+        return self.maybe(None)
+
+    async def bucket(self, request):
+        body = await request.json()
+        self.calls.append(["bucket", body["names"], body["shapes"], body.get("weight_version"), body["flush_cache"]])
+        if "weight_version" in body:
+            self.version = body["weight_version"]
+            self.sums = {"weight": sum_of_group()}
+        return self.maybe("FAKE_REFUSE_BUCKET")
+
+    async def end(self, request):
+        self.calls.append(["end"])
+        return self.maybe(None)
+
+    def maybe(self, fault):
+        is_well = fault is None or fault not in os.environ
+        return web.json_response({"success": is_well, "message": "as told"}, status=200 if is_well else 400)
+
     async def checksums(self, request):
         self.calls.append(["checksums"])
         sums = self.sums
@@ -164,6 +194,11 @@ class Server:
             "context_length": self.arguments.context_length, "calls": self.calls,
             "path": [part for part in sys.path if part], "weight_version": self.version,
         })  # fmt: skip
+
+
+def sum_of_group():
+    """Of the one tensor that is said to have come."""
+    return hashlib.sha256(Path(os.environ["FAKE_GROUP_PAYLOAD"]).read_bytes()).digest()[:8].hex()
 
 
 def sums_of(path):
@@ -201,6 +236,9 @@ def main():
         web.post("/update_weights_from_disk", server.load), web.get("/model_info", server.model_info),
         web.get("/server_info", server.server_info), web.post("/release_memory_occupation", server.release),
         web.post("/resume_memory_occupation", server.take_back), web.post("/weights_checker", server.checksums),
+        web.post("/init_weights_update_group", server.join), web.post("/destroy_weights_update_group", server.leave),
+        web.post("/begin_weight_update", server.begin), web.post("/end_weight_update", server.end),
+        web.post("/update_weights_from_distributed", server.bucket),
     ])  # fmt: skip
     web.run_app(app, host=arguments.host, port=arguments.port, print=None)
 
