@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from areal_like.errors import DeadlineExceeded, EngineError, TransferBroken, UserError, WeightError
 from areal_like.messages import (
@@ -32,6 +33,7 @@ from rollout.receiver import JoinAs, Receiver
 log = logging.getLogger(__name__)
 
 Load = Callable[[Interruption], Awaitable[LoadReport]]
+Result = TypeVar("Result")
 TURN_S = 600.0
 """Longest wait of a staged version for its turn: far more than a round of all workers takes."""
 
@@ -64,6 +66,10 @@ class VersionGate:
                         self._waiting.remove(entry)
         except TimeoutError:
             raise DeadlineExceeded(f"policy version {needed}", "controller", deadline_s) from None
+
+
+class _Void(Exception):
+    """Whoever was to send this version is gone."""
 
 
 class VersionLoader:
@@ -173,15 +179,18 @@ class VersionLoader:
         if self.loaded == (target.version, target.lineage):  # asked again, e.g. by a controller that missed our answer
             self.report_again()
             return
-        if await self._came_by_group(target):
-            return
-        started_s = self._tracer.now_s()
         try:
-            manifest_path = await self._receive(target)
+            if await self._came_by_group(target):
+                return
+            started_s = self._tracer.now_s()
+            manifest_path = await self._unless_void(target, self._receive(target))
             arrived_s = self._tracer.now_s() - started_s if self._receiver is not None else 0.0
             if not await self._has_turn(target):
                 self._num_superseded += 1
                 return
+        except _Void:
+            self._num_superseded += 1
+            return
         except WeightError as error:
             await self._failed(target, str(error))
             return
@@ -202,9 +211,8 @@ class VersionLoader:
         if self._receiver is None or not can.group_ranks or target.is_held or self._called == wanted:
             return False
         started_s = self._tracer.now_s()
-        call = await self._receiver.meet(
-            target.manifest_path, target.deadline_s / 2, JoinAs(can.group_ranks, can.device)
-        )
+        who = JoinAs(can.group_ranks, can.device)
+        call = await self._unless_void(target, self._receiver.meet(target.manifest_path, target.deadline_s / 2, who))
         if call is None:
             return False
         self._called = wanted
@@ -219,6 +227,28 @@ class VersionLoader:
         finally:
             self._doing.loading(False)
         return True
+
+    async def _unless_void(self, target: AnnounceVersion, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of `work`, which fetches `target`. Raises _Void once a version of another lineage is announced.
+
+        The trainer that was to send this one is gone then: waiting for it to the deadline would hold everybody up.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                if self._target is not None and self._target.lineage != target.lineage:
+                    raise _Void
+                self._turn_wake.clear()
+                waker = asyncio.ensure_future(self._turn_wake.wait())
+                try:
+                    await asyncio.wait({task, waker}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    waker.cancel()
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
 
     async def _receive(self, target: AnnounceVersion) -> Path:
         if self._receiver is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from areal_like.errors import WeightError
 
 
 class FakeReceiver:
-    """Puts a zero before the number; `fails` names places that cannot be received."""
+    """Puts a zero before the number; `fails` names places that cannot be received, and from "dead" nothing comes."""
 
     def __init__(self, fails=()):
         self.asked, self.fails, self.forgotten, self.is_closed = [], fails, 0, False
@@ -20,6 +21,8 @@ class FakeReceiver:
         self.asked.append((Path(place).name, deadline_s))
         if Path(place).name in self.fails:
             raise WeightError("the transfer broke")
+        if Path(place).name == "dead":
+            await asyncio.Event().wait()
         return Path(place).with_name(Path(place).name.replace("v", "v0"))
 
     async def run(self):
@@ -135,5 +138,17 @@ def test_announced_again_while_it_waits_it_says_again_that_it_has_staged(receive
         assert [name for name, _ in received.asked] == ["v0", "v1"]
         r.announce(1)
         await r.until(lambda: r.engine.version == 1, "told to load it without a turn")
+
+    receiver(scenario)
+
+
+def test_a_version_whose_trainer_is_gone_is_given_up_for_the_next_ones(receiver):
+    async def scenario(r, received):
+        await r.ready(version=0)
+        r.announce(1, name="dead")
+        await r.until(lambda: received.asked[-1][0] == "dead", "waiting for a trainer that died")
+        r.announce(2, lineage="l1")
+        await r.until(lambda: r.engine.loads == ["v00", "v02"], "the successor's version")
+        assert not r.got(m.VersionFailed), "nothing is wrong with this worker"
 
     receiver(scenario)
