@@ -16,7 +16,7 @@ LONGEST_FIRST = (
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """End-to-end runs first: streams that take a file each (`pytest -n 3 --dist loadfile`) then end together."""
+    """End-to-end runs first: streams that take a file each (`pytest -n 2 --dist loadfile`) then end together."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_turn)  # stable: within a file the order stays
 
