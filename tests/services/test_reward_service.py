@@ -127,7 +127,7 @@ def test_a_hanging_scorer_does_not_stop_the_others(service: Service, note: Path)
 
 
 def test_more_hanging_requests_than_processes_are_all_killed(service: Service) -> None:
-    hanging = [service.post("hang", deadline_s=HANG_S) for _ in range(SETTINGS["max_queue"])]  # the queue takes them all
+    hanging = [service.post("hang", deadline_s=HANG_S) for _ in range(SETTINGS["max_queue"])]  # all have room
     assert {service.verdict_of(request_id).kind for request_id in hanging} == {"timed_out"}
     assert_pool_recovers(service)
 
