@@ -9,13 +9,11 @@ not go on.
 
 from __future__ import annotations
 
-import sys
 import time
 
-from areal_like.errors import UserError
-from controller.requests import answer_to, ask, is_taken, withdraw
+from controller.requests import answer_to, is_taken, withdraw
 from controller.run_folder import RunFolder
-from controller.runs.crew import ANSWER_S, Clock, Sleep, wait_until
+from controller.runs.crew import ANSWER_S, Clock, Sleep, ask_run, goes_on, say_refused, wait_until
 from controller.runs.whereabouts import whereabouts
 from controller.runs.words import printable, span
 
@@ -31,12 +29,7 @@ def checkpoint(
     clock: Clock = time.monotonic,
 ) -> int:
     """Ask for a checkpoint and wait for it. Returns the exit status. Raises UserError where the run does not go on."""
-    where = whereabouts(folder)
-    if where.kind not in ("running", "foreign"):
-        raise UserError(
-            f"{folder.name} {where.words}", where=str(folder.root), remedy="only a run that goes on can save"
-        )
-    key = ask(folder.requests, "checkpoint")
+    where, key = ask_run(folder, "checkpoint", remedy="only a run that goes on can save")
     try:
         if not wait_until(lambda: is_taken(folder.requests, key), ANSWER_S, sleep, clock):
             return _failed(folder, _why_silent(where.kind, where.words))
@@ -52,7 +45,7 @@ def _await(folder: RunFolder, key: str, timeout_s: float, sleep: Sleep, clock: C
     def is_settled() -> bool:
         if (answer := answer_to(folder.requests, key)) is not None:
             found.append(answer)
-        elif whereabouts(folder).kind not in ("running", "foreign"):
+        elif not goes_on(whereabouts(folder)):
             ended.append("it ended before the checkpoint was complete")
         return bool(found or ended)
 
@@ -74,5 +67,5 @@ def _why_silent(kind: str, words: str) -> str:
 
 
 def _failed(folder: RunFolder, text: str) -> int:
-    print(f"error: {folder.name}: {printable(text)}", file=sys.stderr)
+    say_refused(folder, text)
     return 1

@@ -16,7 +16,7 @@ from areal_like.errors import UserError
 from controller.requests import Wish, answer_to, ask, withdraw
 from controller.run_folder import RunFolder
 from controller.runs.facts import read_facts
-from controller.runs.whereabouts import whereabouts
+from controller.runs.whereabouts import Whereabouts, whereabouts
 from controller.runs.words import printable, span
 
 ANSWER_S = 10.0
@@ -70,10 +70,7 @@ def add(
 
 def _asked(folder: RunFolder, wish: Wish, worker: str, sleep: Sleep, clock: Clock) -> str | None:
     """Whom the controller's answer names; None where it refused, or did not answer, which is said."""
-    where = whereabouts(folder)
-    if where.kind not in ("running", "foreign"):
-        raise UserError(f"{folder.name} {where.words}", where=str(folder.root), remedy="this is for a run that goes on")
-    key = ask(folder.requests, wish, worker)
+    _, key = ask_run(folder, wish, worker, remedy="this is for a run that goes on")
     found: list[tuple[bool, str]] = []
 
     def is_answered() -> bool:
@@ -87,9 +84,27 @@ def _asked(folder: RunFolder, wish: Wish, worker: str, sleep: Sleep, clock: Cloc
         withdraw(folder.requests, key)
     is_granted, text = found[0] if found else (False, f"no answer within {span(ANSWER_S)}: the run prepares, or ends")
     if not is_granted:
-        print(f"error: {folder.name}: {printable(text)}", file=sys.stderr)
+        say_refused(folder, text)
         return None
     return text
+
+
+def goes_on(where: Whereabouts) -> bool:
+    """There is, or may be, a controller to ask."""
+    return where.kind in ("running", "foreign")
+
+
+def ask_run(folder: RunFolder, wish: Wish, worker: str = "", *, remedy: str) -> tuple[Whereabouts, str]:
+    """Leave a wish with the run's controller: where the run is, and the request's key. Raises UserError."""
+    where = whereabouts(folder)
+    if not goes_on(where):
+        raise UserError(f"{folder.name} {where.words}", where=str(folder.root), remedy=remedy)
+    return where, ask(folder.requests, wish, worker)
+
+
+def say_refused(folder: RunFolder, text: str) -> None:
+    """Why the wish is not granted, on standard error."""
+    print(f"error: {folder.name}: {printable(text)}", file=sys.stderr)
 
 
 def wait_until(is_so: Callable[[], bool], timeout_s: float, sleep: Sleep, clock: Clock) -> bool:

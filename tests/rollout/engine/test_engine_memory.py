@@ -3,42 +3,60 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
-import torch
 
 BIG = {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64, "max_position_embeddings": 1024}
+REPOSITORY = Path(__file__).resolve().parents[3]
+MEASURE = """
+import asyncio, gc, sys
+from pathlib import Path
+import psutil, torch
+from rollout.config import EngineSettings
+from rollout.engine.embedded import EmbeddedEngine
 
-
-def resident_bytes() -> int:
+def resident_bytes():
     gc.collect()
-    return int(psutil.Process().memory_info().rss)
+    return psutil.Process().memory_info().rss
+
+async def main(model, manifest):
+    settings = EngineSettings(num_slots=32, max_context=1024)
+    engine = EmbeddedEngine(model, settings, dtype="float32", num_threads=1)
+    await engine.start()
+    await engine.load_version(manifest, "recompute")
+    await engine.load_version(manifest, "recompute")  # the spare set is touched too
+    cache = engine._core.decoder.cache
+    with torch.inference_mode():  # pages that were never written are not resident
+        cache._keys.fill_(0.0)
+        cache._values.fill_(0.0)
+    del cache
+    held = resident_bytes()
+    num_bytes = await engine.release_memory()
+    left = resident_bytes()
+    again = await engine.release_memory()
+    assert engine.version == -1
+    await engine.close()
+    print(held, left, num_bytes, again)
+
+asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
+"""
+"""In a process of its own, as a worker is: how much goes back depends on what a process held and freed before."""
 
 
 def test_release_gives_weights_and_cache_back_to_the_operating_system(kit: Any) -> None:
     bench = kit.bench("qwen3", **BIG)
-
-    async def body() -> tuple[int, int, int, int]:
-        async with bench.engine(num_slots=32, max_context=1024) as engine:
-            await engine.load_version(bench.manifests[0], "recompute")  # the spare set is touched too
-            cache = engine._core.decoder.cache
-            with torch.inference_mode():  # pages that were never written are not resident
-                cache._keys.fill_(0.0)
-                cache._values.fill_(0.0)
-            del cache
-            held = resident_bytes()
-            num_bytes = await engine.release_memory()
-            left = resident_bytes()
-            again = await engine.release_memory()
-            assert engine.version == -1
-            return held, left, num_bytes, again
-
-    held, left, num_bytes, again = kit.run(body())
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(bench.root / "model"), str(bench.manifests[0])],
+        cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    held, left, num_bytes, again = map(int, done.stdout.split())
     assert num_bytes > 60e6
-    assert held - left > 0.8 * num_bytes  # glibc keeps more of it in a process that freed large blocks before
+    assert held - left > 0.9 * num_bytes
     assert again == 0
 
 
