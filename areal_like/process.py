@@ -172,14 +172,30 @@ def die_with_parent(parent_pid: int) -> None:
         started_s = parent.create_time()
     except psutil.NoSuchProcess:
         _follow_parent(parent_pid)
-    if sys.platform == "linux" and os.getppid() == parent_pid:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-            log.warning("prctl: %s; falling back to polling the parent", os.strerror(ctypes.get_errno()))
-        if os.getppid() != parent_pid:  # it died before the kernel was asked
-            _follow_parent(parent_pid)
+    if os.getppid() == parent_pid:
+        die_with_starter(parent_pid)
     watcher = threading.Thread(target=_watch_parent, args=(parent, started_s), name=PARENT_WATCH, daemon=True)
     watcher.start()
+
+
+def die_with_starter(starter_pid: int) -> None:
+    """Have the kernel end this process when `starter_pid`, its direct parent, ends. Linux only; nothing elsewhere.
+
+    No thread is started: a process may be forked from this one afterwards (it has to ask for itself).
+    """
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        log.warning("prctl: %s; falling back to polling the parent", os.strerror(ctypes.get_errno()))
+    if os.getppid() != starter_pid:  # it died before the kernel was asked
+        _follow_parent(starter_pid)
+
+
+def command_words(process: psutil.Process) -> list[str]:
+    """The words of its command line, which a forked process carries as one (forkserver.py). Raises psutil.Error."""
+    words = process.cmdline()
+    return words[0].split() if words and not any(words[1:]) else words
 
 
 def is_same_process(pid: int, started_s: float) -> bool:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from areal_like.process import command_words
 from benchmarks.runs import REPOSITORY, write
 
 SETTLE_MIN, YOUNG_MIN = 3.0, 1.0
@@ -127,7 +128,7 @@ class Family:
     def _name(self, process: psutil.Process) -> str:
         name = self._names.get(process)
         if name is None:
-            line = process.cmdline()
+            line = command_words(process)
             if "--spec" in line:  # between fork and exec there is no such word: it is named the next time
                 name = Path(line[line.index("--spec") + 1]).stem
             else:

@@ -36,6 +36,7 @@ from typing import Any
 
 import psutil
 
+from areal_like.process import command_words
 from benchmarks.runs import environment, mean_interval, write
 
 FIRST_STEP = 2
@@ -43,6 +44,8 @@ FIRST_STEP = 2
 SCRAPE_S = 5.0
 LIMIT = 0.02
 DEADLINE_S = 1800.0
+FORK_SERVER = "forkserver"
+"""Not a family: the run's processes are its children."""
 WATCHED_ARMS = ("watched", "sinks")
 SETTINGS = {
     "bare": ["metrics.trace=false"],
@@ -188,9 +191,14 @@ def cpu_s(pid: int) -> dict[str, float]:
     found: dict[str, float] = {}
     controller = psutil.Process(pid)
     families = [("controller", [controller])]
-    for child in controller.children():
+    children = controller.children()
+    for child in children:
         try:
-            families.append((name_of(child), [child, *child.children(recursive=True)]))
+            if (name := name_of(child)) == FORK_SERVER:
+                children += child.children()
+                families.append((name, [child]))
+                continue
+            families.append((name, [child, *child.children(recursive=True)]))
         except psutil.NoSuchProcess:
             continue
     for name, family in families:
@@ -206,7 +214,7 @@ def cpu_s(pid: int) -> dict[str, float]:
 
 def name_of(process: psutil.Process) -> str:
     """`trainer`, `rollout-0`, `reward`: the name of its spec; else the module it runs."""
-    line = process.cmdline()
+    line = command_words(process)
     if "--spec" in line:
         return Path(line[line.index("--spec") + 1]).stem
     return line[line.index("-m") + 1].rpartition(".")[2] if "-m" in line else process.name()

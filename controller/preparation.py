@@ -32,7 +32,7 @@ from controller.launch.local import child_environment
 from controller.run_folder import RunFolder
 from controller.supervision import USER_MISTAKE, last_error
 from controller.telemetry.pulse import ProcessNow
-from controller.wiring import PrepareSpec, pinned_facts, prepare_spec
+from controller.wiring import PREPARATION, PrepareSpec, pinned_facts, prepare_spec
 
 POLL_S = 0.2
 
@@ -103,7 +103,7 @@ async def _make(config: RunConfig, launcher: Launcher, display: Display, spec: P
     display.note("preparing the starting model" + (" (supervised warm start)" if spec.sft_rows else ""))
     try:
         environment = child_environment(spec.num_threads, user_path=launcher.user_path)
-        await launcher.start("prepare", ["-m", "trainer.prepare", "--spec", str(spec_path)], environment)
+        await launcher.start("prepare", ["-m", PREPARATION, "--spec", str(spec_path)], environment)
         await _follow(launcher, display, Path(str(spec.status_path)), config.launch.stall_after_s)
     finally:
         if spec.sft_rows is not None:

@@ -30,6 +30,11 @@ from trainer.prepare_spec import PrepareSpec
 Role = Literal["rollout", "trainer", "reward"]
 MODULES: dict[Role, str] = {"rollout": "rollout", "trainer": "trainer", "reward": "services.reward"}
 """`python -m` name of each role."""
+PREPARATION = "trainer.prepare"
+FORKED = frozenset({MODULES["rollout"], MODULES["trainer"], PREPARATION})
+"""Modules that import torch and transformers, which takes seconds of a core."""
+PRELOAD = ("torch", "transformers.models.llama.modeling_llama", "trainer.worker", "trainer.sft", "rollout.worker")
+"""What they need, whatever the model: importing it starts no thread and touches no device."""
 SCORER_CHECK = "services.reward.check_functions"
 WORKFLOW_CHECK = "rollout.check_workflow"
 """`python -m` names of the processes that try to import the user's scorers and workflow."""

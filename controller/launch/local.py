@@ -9,19 +9,20 @@ each asks the kernel for that at start (areal_like.process.die_with_parent).
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import os
-import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-import psutil
-
 from areal_like.ports import quiet_port
 from areal_like.shadow import USER_PATH
+from controller.launch.forked import Forker, ForkServerGone
 from controller.launch.launcher import Launcher, Say, Spawned
+from controller.launch.pids import LocalPid
+
+log = logging.getLogger(__name__)
 
 
 def child_environment(num_threads: int, *, user_path: Path) -> dict[str, str]:
@@ -43,45 +44,17 @@ def child_environment(num_threads: int, *, user_path: Path) -> dict[str, str]:
     return environment
 
 
-class LocalProcess:
-    """A child of this process, in a session of its own."""
+class LocalProcess(LocalPid):
+    """A child of this process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
+        super().__init__(process.pid)
         self._process = process
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
 
     @property
     def returncode(self) -> int | None:
         """How it ended; None while it runs."""
         return self._process.returncode
-
-    @property
-    def cpu_s(self) -> float | None:
-        """Processor time it has spent."""
-        try:
-            times = psutil.Process(self.pid).cpu_times()
-        except psutil.Error:
-            return None
-        return float(times.user + times.system)
-
-    @property
-    def awaited(self) -> str:
-        """Nothing: it was started at once."""
-        return ""
-
-    def terminate(self) -> None:
-        """SIGTERM to it alone."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """SIGKILL to it, if it lives, and to whatever it started in its own session."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
 
     async def wait(self) -> None:
         """Until it has ended."""
@@ -94,9 +67,15 @@ class LocalLauncher(Launcher):
     (The kernel's parent-death signal is bound to the thread that forked.)
     """
 
-    def __init__(self, log_dir: Path, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, log_dir: Path, host: str = "127.0.0.1", *, preload: Sequence[str] = (), forked: Collection[str] = ()
+    ) -> None:
+        """Once open, processes that run a module of `forked` come from one that has imported `preload` already."""
         super().__init__(log_dir)
         self._host = host
+        self._preload = preload
+        self._forked = forked
+        self._forker: Forker | None = None
 
     @property
     def host(self) -> str:
@@ -104,29 +83,43 @@ class LocalLauncher(Launcher):
         return self._host
 
     async def open(self, say: Say) -> bool:
-        """Nothing is needed."""
+        """Start the fork server, if there is to be one; nothing else is needed."""
+        if self._forked:
+            forker = Forker(self.log_of("forkserver"), self._preload)
+            try:
+                await forker.open(child_environment(1, user_path=self.user_path))
+                self._forker = forker
+            except OSError as error:
+                log.warning("no fork server, every process imports for itself: %s", error)
         return True
 
     async def close(self) -> None:
-        """Nothing to give back."""
+        """End the fork server."""
+        if self._forker is not None:
+            await self._forker.close()
 
     async def address_for(self, name: str) -> str:
         """A quiet port of this machine's loopback: all processes are here."""
         return f"tcp://127.0.0.1:{quiet_port()}"
 
     async def _spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> Spawned:
-        log: IO[bytes] = self.log_of(name).open("ab")
+        if self._forker is not None and argv[0] == "-m" and argv[1] in self._forked:
+            try:
+                return await self._forker.fork(argv[1], argv[2:], environment, self.log_of(name))
+            except ForkServerGone as error:
+                log.warning("%s imports for itself: %s", name, error)
+        output: IO[bytes] = self.log_of(name).open("ab")
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-P",  # never the current folder first: a user's trainer.py must not become our trainer
                 *argv,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
+                stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
                 env=dict(environment),
                 start_new_session=True,
             )
         finally:
-            log.close()
+            output.close()
         return LocalProcess(process)

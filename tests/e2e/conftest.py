@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
+from areal_like.process import command_words
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
 START_TIMEOUT_S = 420.0
@@ -98,8 +100,8 @@ class Run:
 
     def pid_of(self, module: str, name: str = "") -> int:
         """Process id of a child by the module it runs (`rollout`, `trainer`, `services.reward`)."""
-        for child in psutil.Process(self.process.pid).children():
-            line = child.cmdline()
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            line = command_words(child)
             if "-m" in line and line[line.index("-m") + 1] == module and name in " ".join(line):
                 return child.pid
         raise AssertionError(f"no process of {module}")

@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from areal_like.process import command_words
 from areal_like.trajectory import Trajectory
 from controller.ledger import Ledger
 
@@ -85,7 +86,7 @@ def follow(run, keep: Path) -> dict[int, Path]:
     """
     keep.mkdir()
     run.wait_until(lambda: bool(run.metrics("swap")), "the first version in an engine")
-    workers = [process for process in run.family() if "rollout" in process.cmdline()]
+    workers = [process for process in run.family() if "rollout" in command_words(process)]
     store = run.folder / "weights"
     while run.process.poll() is None:
         is_slow = len(run.metrics("step")) < NUM_STEPS

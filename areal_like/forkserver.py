@@ -1,0 +1,157 @@
+"""`python -m areal_like.forkserver`: imports once what several processes of a run need, and forks them from that.
+
+Owns: the preloaded process, its children's birth (session, log, environment, title), the word of their end. Refuses:
+deciding what is forked and when (controller/launch/forked.py), and what a child does.
+
+A child is what `python -P -m MODULE ...` would be, less the time and memory of the imports: a session, environment,
+log and program name of its own, the module run as `__main__`. It ends with this process, and this process ends with
+its starter, so that a whole run still goes when its controller is killed. Nothing here may start a thread, a pool or a
+device before the fork: a child inherits the memory of those, but not the things themselves.
+
+Over stdin (a socket), one JSON object a line. To here: {"module", "arguments", "environment", "log", "title"}, answered
+in order by {"pid"} or {"error"}. From here besides: {"ready": true} when all is imported, {"ended": pid, "status": n}
+when a child has ended (n negative: by that signal).
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import setproctitle
+
+from areal_like.process import die_with_starter, report_end
+
+LINE_BYTES = 1 << 20
+"""A request is an environment and a few words; what is longer is none."""
+
+
+@dataclass(frozen=True)
+class Birth:
+    """What one child is to be; held by the child alone."""
+
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+    log: str
+    title: str
+
+
+@dataclass
+class ForkServer:
+    """Serves one starter until it hangs up. `serve` returns in a child, with what it is to be, and never elsewhere."""
+
+    starter: socket.socket
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _children: dict[int, int] = field(default_factory=dict)
+    """pid by pidfd."""
+    _unread: bytes = b""
+
+    def serve(self) -> Birth:
+        """Fork on request and tell who has ended; exits when the starter is gone."""
+        self._selector.register(self.starter, selectors.EVENT_READ)
+        self._say(ready=True)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is not self.starter:
+                    self._tell_end(key.fd)
+                elif birth := self._on_request():
+                    return birth
+
+    def _on_request(self) -> Birth | None:
+        data = self.starter.recv(1 << 16)
+        if not data or len(self._unread) > LINE_BYTES:
+            sys.exit(0)
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
+            birth = Birth(**json.loads(line))
+            if self._fork() == 0:
+                is_last = line is lines[-1] and not self._unread
+                assert is_last, "a request was sent before the last one was answered"
+                self._forget_all()
+                return birth
+        return None
+
+    def _fork(self) -> int:
+        """0 in the child."""
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._say(error=str(error))
+            return -1
+        if pid:
+            pidfd = os.pidfd_open(pid)
+            self._children[pidfd] = pid
+            self._selector.register(pidfd, selectors.EVENT_READ)
+            self._say(pid=pid)
+        return pid
+
+    def _tell_end(self, pidfd: int) -> None:
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        pid = self._children.pop(pidfd)
+        _, status = os.waitpid(pid, 0)
+        self._say(ended=pid, status=os.waitstatus_to_exitcode(status))
+
+    def _forget_all(self) -> None:
+        """What belongs to the server alone, in a child."""
+        self._selector.close()
+        for pidfd in self._children:
+            os.close(pidfd)
+        self.starter.close()
+
+    def _say(self, **words: Any) -> None:
+        try:
+            self.starter.sendall(json.dumps(words).encode() + b"\n")
+        except OSError:
+            sys.exit(0)  # the starter is gone
+
+
+def become(birth: Birth, server_pid: int) -> NoReturn:
+    """This process, a child of `server_pid`, is from here on `python -P -m <module> <arguments>`."""
+    os.setsid()
+    die_with_starter(server_pid)
+    log = os.open(birth.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(log)
+    os.close(nothing)
+    setproctitle.setproctitle(birth.title)  # finds its place by the environment we were born with
+    os.environ.clear()
+    os.environ.update(birth.environment)
+    sys.argv = [birth.module, *birth.arguments]
+    if numpy := sys.modules.get("numpy"):  # Python's own generator is seeded anew at every fork, NumPy's is not
+        numpy.random.seed()
+    runpy.run_module(birth.module, run_name="__main__", alter_sys=True)
+    sys.exit(0)
+
+
+def main(starter_pid: int, names: Sequence[str]) -> NoReturn:
+    """Import `names`, then serve the socket that is our stdin and comes from `starter_pid`."""
+    die_with_starter(starter_pid)
+    server_pid = os.getpid()
+    starter = socket.socket(fileno=os.dup(0))
+    try:
+        for name in names:
+            importlib.import_module(name)
+        # No collection of a child looks through what is imported: it would copy every page of it.
+        gc.collect()
+        gc.freeze()
+        birth = ForkServer(starter).serve()
+    except Exception as error:  # the fault boundary of the process
+        sys.exit(report_end(error))
+    become(birth, server_pid)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,191 @@
+"""Claims about processes forked from one that has imported what they need, with real tiny processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from small_run import bounded, until
+
+from areal_like.process import command_words
+from controller.config import RunConfig
+from controller.launch.choice import is_forking
+from controller.launch.launcher import tail_of
+from controller.launch.local import LocalLauncher, child_environment
+from controller.wiring import FORKED, PRELOAD
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fork server is used on Linux only")
+
+CHILD = """
+import json, os, sys, time
+import numpy, preloaded
+if __name__ == "__main__":
+    print(json.dumps({
+        "argv": sys.argv, "imported_by": preloaded.PID, "parent": os.getppid(), "session": os.getsid(0),
+        "threads": os.environ["OMP_NUM_THREADS"], "mine": os.environ["MINE"], "stdin": sys.stdin.read(),
+        "safe_path": sys.flags.safe_path, "draw": int(numpy.random.randint(1 << 60)),
+    }), flush=True)
+    print("error: words", file=sys.stderr)
+    if sys.argv[1] == "wait":
+        time.sleep(60)
+    sys.exit(3)
+"""
+
+
+@contextlib.asynccontextmanager
+async def forking(folder: Path, monkeypatch, preload: tuple[str, ...] = ("numpy", "preloaded")):
+    (folder / "preloaded.py").write_text("import os\nPID = os.getpid()\n")
+    (folder / "forked_child.py").write_text(CHILD)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    launcher = LocalLauncher(folder, preload=preload, forked=("forked_child",))
+    await launcher.open(print)
+    try:
+        yield launcher
+    finally:
+        await launcher.stop_all(0.0)
+        await launcher.close()
+
+
+async def start(launcher: LocalLauncher, name: str, word: str) -> int:
+    environment = {**child_environment(2, user_path=launcher.user_path), "MINE": name}
+    return await launcher.start(name, ["-m", "forked_child", word], environment)
+
+
+def words_of(launcher: LocalLauncher, name: str) -> dict:
+    return json.loads(tail_of(launcher.log_of(name)).splitlines()[0])
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_forked_process_is_what_a_started_one_would_be_but_imports_nothing_again(tmp_path, monkeypatch):
+    async def test():
+        async with forking(tmp_path, monkeypatch) as launcher:
+            pids = {name: await start(launcher, name, "go") for name in ("one", "two")}
+            await until(lambda: not any(launcher.is_running(name) for name in pids))
+            ends = {end.name: (end.pid, end.returncode, end.expected) for end in launcher.reap()}
+            assert ends == {name: (pid, 3, False) for name, pid in pids.items()}
+            for name, pid in pids.items():
+                words = words_of(launcher, name)
+                assert words["imported_by"] == words["parent"] != pid
+                assert words["argv"][1:] == ["go"]
+                assert words["session"] == pid
+                assert (words["threads"], words["mine"], words["stdin"]) == ("2", name, "")
+                assert words["safe_path"]
+                assert "error: words" in tail_of(launcher.log_of(name))
+            assert words_of(launcher, "one")["draw"] != words_of(launcher, "two")["draw"]
+
+    bounded(test())
+
+
+def test_a_forked_process_is_known_by_its_name_and_heeds_signals(tmp_path, monkeypatch):
+    async def test():
+        async with forking(tmp_path, monkeypatch) as launcher:
+            for name, tell, status in (
+                ("a", launcher.terminate, -signal.SIGTERM),
+                ("b", launcher.kill, -signal.SIGKILL),
+            ):
+                pid = await start(launcher, name, "wait")
+                await until(lambda name=name: "error: words" in tail_of(launcher.log_of(name)))
+                assert command_words(psutil.Process(pid))[-3:] == ["-m", "forked_child", "wait"]
+                assert launcher.cpu_s_of(name) is not None
+                tell(name)
+                await until(lambda name=name: not launcher.is_running(name))
+                (end,) = launcher.reap()
+                assert (end.returncode, end.expected) == (status, True)
+
+    bounded(test())
+
+
+def test_children_end_with_the_fork_server_and_later_ones_do_without_it(tmp_path, monkeypatch):
+    async def test():
+        async with forking(tmp_path, monkeypatch) as launcher:
+            pid = await start(launcher, "one", "wait")
+            await until(lambda: "error: words" in tail_of(launcher.log_of("one")))
+            server = words_of(launcher, "one")["parent"]
+            os.kill(server, signal.SIGKILL)
+            await until(lambda: not launcher.is_running("one") and gone(pid))
+            assert [(end.returncode, end.expected) for end in launcher.reap()] == [(-signal.SIGKILL, False)]
+            again = await start(launcher, "two", "go")
+            await until(lambda: not launcher.is_running("two"))
+            assert words_of(launcher, "two")["imported_by"] == again
+
+    bounded(test())
+
+
+def test_where_the_imports_fail_every_process_imports_for_itself(tmp_path, monkeypatch):
+    async def test():
+        async with forking(tmp_path, monkeypatch, preload=("preloaded", "no_such_module")) as launcher:
+            pid = await start(launcher, "one", "go")
+            await until(lambda: not launcher.is_running("one"))
+            assert words_of(launcher, "one")["imported_by"] == pid
+            assert "no_such_module" in tail_of(launcher.log_of("forkserver"))
+
+    bounded(test())
+
+
+def test_nothing_of_it_outlives_a_killed_starter(tmp_path, monkeypatch):
+    script = f"""
+import asyncio, sys
+sys.path[:0] = {sys.path!r}
+from pathlib import Path
+from controller.launch.local import LocalLauncher, child_environment
+async def main():
+    launcher = LocalLauncher(Path({str(tmp_path)!r}), preload=("numpy", "preloaded"), forked=("forked_child",))
+    await launcher.open(print)
+    environment = {{**child_environment(1, user_path=Path.cwd()), "MINE": "one"}}
+    print(await launcher.start("one", ["-m", "forked_child", "wait"], environment), flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+    async def test():
+        async with forking(tmp_path, monkeypatch):
+            starter = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-c", script, stdout=asyncio.subprocess.PIPE
+            )
+            try:
+                pid = int(await starter.stdout.readline())
+                server = psutil.Process(pid).ppid()
+                assert server != starter.pid
+            finally:
+                starter.kill()
+                await starter.communicate()
+            await until(lambda: gone(pid) and gone(server))
+
+    bounded(test())
+
+
+def test_what_is_preloaded_starts_no_thread_and_touches_no_device():
+    code = (
+        f"import importlib, os\nfor name in {PRELOAD!r}: importlib.import_module(name)\n"
+        "import torch; print(len(os.listdir('/proc/self/task')), torch.cuda.is_initialized())"
+    )
+    environment = child_environment(1, user_path=Path.cwd())
+    told = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert told.stdout.split() == ["1", "False"], told.stderr
+
+
+@pytest.mark.parametrize(
+    ("method", "device", "expected"),
+    [("auto", "cpu", True), ("auto", "cuda", False), ("spawn", "cpu", False), ("forkserver", "cuda", True)],
+)
+def test_auto_forks_where_all_devices_are_cpus(method, device, expected):
+    data = {"train": {"generator": "running_sum"}}
+    config = RunConfig.model_validate({"data": data, "launch": {"start_method": method}, "trainer": {"device": device}})
+    assert is_forking(config) is expected
+
+
+def test_every_forked_module_is_one_that_is_started():
+    assert {"rollout", "trainer", "trainer.prepare"} == FORKED
