@@ -8,13 +8,16 @@ log and program name of its own, the module run as `__main__`. It ends with this
 its starter, so that a whole run still goes when its controller is killed. Nothing here may start a thread, a pool or a
 device before the fork: a child inherits the memory of those, but not the things themselves.
 
-Over stdin (a socket), one JSON object a line. To here: {"module", "arguments", "environment", "log", "title"}, answered
-in order by {"pid"} or {"error"}. From here besides: {"ready": true} when all is imported, {"ended": pid, "status": n}
-when a child has ended (n negative: by that signal).
+One server may serve many runs (`--listen`): each connection gets a copy of it to itself.
+
+Over stdin or the connection (a socket), one JSON object a line. To here: {"module", "arguments", "environment", "log",
+"title"}, answered in order by {"pid"} or {"error"}. From here besides: {"ready": true} when all is imported, {"ended":
+pid, "status": n} when a child has ended (n negative: by that signal).
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import importlib
 import json
@@ -136,17 +139,52 @@ def become(birth: Birth, server_pid: int) -> NoReturn:
     sys.exit(0)
 
 
-def main(starter_pid: int, names: Sequence[str]) -> NoReturn:
-    """Import `names`, then serve the socket that is our stdin and comes from `starter_pid`."""
-    die_with_starter(starter_pid)
-    server_pid = os.getpid()
-    starter = socket.socket(fileno=os.dup(0))
+def share(listener: socket.socket) -> socket.socket:
+    """Accept for ever. Returns in a child of this process, with the connection that it is to serve."""
+    with listener:
+        while True:
+            starter, _ = listener.accept()
+            server_pid = os.getpid()
+            if os.fork() == 0:
+                os.setsid()
+                die_with_starter(server_pid)
+                return starter
+            starter.close()
+            while _reap_one():
+                pass
+
+
+def _listen(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    return listener
+
+
+def _reap_one() -> bool:
     try:
-        for name in names:
+        return os.waitpid(-1, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return False
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Import what is asked for, then serve: see the module."""
+    parser = argparse.ArgumentParser(description="Forks processes that need not import; started by areal-like.")
+    parser.add_argument("--starter", type=int, required=True, help="process id of the starter; this ends with it")
+    parser.add_argument("--listen", metavar="SOCKET", help="serve any number of runs (AREAL_LIKE_FORKSERVER=SOCKET)")
+    parser.add_argument("modules", nargs="*", help="what to import")
+    options = parser.parse_args(argv)
+    die_with_starter(options.starter)
+    try:
+        listener = _listen(options.listen) if options.listen else None  # who comes while we import waits
+        for name in options.modules:
             importlib.import_module(name)
         # No collection of a child looks through what is imported: it would copy every page of it.
         gc.collect()
         gc.freeze()
+        starter = share(listener) if listener is not None else socket.socket(fileno=os.dup(0))
+        server_pid = os.getpid()
         birth = ForkServer(starter).serve()
     except Exception as error:  # the fault boundary of the process
         sys.exit(report_end(error))
@@ -154,4 +192,4 @@ def main(starter_pid: int, names: Sequence[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main()

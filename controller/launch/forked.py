@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 READY_S = 120.0
 """Imports that take longer than this are done by each process itself."""
 ANSWER_S = 10.0
+SHARED = "AREAL_LIKE_FORKSERVER"
+"""Environment variable: where a fork server listens that serves many runs (for a series of short ones)."""
 KILLED = -int(signal.SIGKILL)
 
 
@@ -74,7 +76,11 @@ class Forker:
         """Ends of processes whose pid nobody has taken note of yet."""
 
     async def open(self, environment: Mapping[str, str]) -> None:
-        """Start it; it imports while we go on. Raises OSError."""
+        """Start it; it imports while we go on. Or share the one that serves at SHARED. Raises OSError."""
+        if shared := os.environ.get(SHARED):
+            reader, self._writer = await asyncio.open_unix_connection(shared)
+            self._listening = asyncio.create_task(self._listen(reader))
+            return
         ours, theirs = socket.socketpair()
         try:
             with self._log_path.open("ab") as log_file:
@@ -83,6 +89,7 @@ class Forker:
                     "-P",
                     "-m",
                     "areal_like.forkserver",
+                    "--starter",
                     str(os.getpid()),
                     *self._preload,
                     stdin=theirs.fileno(),
@@ -179,6 +186,8 @@ class Forker:
             return
         self._gone.set()
         log.info("fork server %s: %s", self._process.pid if self._process else "", why)
+        if self._writer is not None:
+            self._writer.close()
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

@@ -260,6 +260,24 @@ def delta(result: Result) -> str:
     return _table(head, rows)
 
 
+def engines(result: Result) -> str:
+    """Benchmark: engines, and below it the paired differences."""
+    rows = [
+        [engine, *(f"{values[key][0]:,.{digits}f} ± {values[key][1]:,.{digits}f}" for key, digits in _ENGINE_COLUMNS)]
+        for engine, values in result["engines"].items()
+    ]
+    difference, ratio = result["accuracy_difference"], result["throughput_ratio"]
+    seeds = len({row["seed"] for row in result["rows"]})
+    return (
+        _table(["engine", "accuracy", "samples/s", "tokens/s"], rows)
+        + f"\n\nSGLang against embedded, {seeds} seeds paired: accuracy {difference[0]:+.3f} ± {difference[1]:.3f}, "
+        f"samples/s x {ratio[0]:.2f} ± {ratio[1]:.2f}."
+    )
+
+
+_ENGINE_COLUMNS = (("accuracy_after", 3), ("samples_per_s", 1), ("tokens_per_s", 0))
+
+
 def weight_transfer(result: Result) -> str:
     """Benchmark: weight_transfer, and the machine's own limits below it."""
     keys = (
@@ -399,6 +417,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "controller": controller,
     "delta": delta,
     "engine": engine,
+    "engines": engines,
     "gpu_suite": gpu_suite,
     "interruption": interruption,
     "logprob_memory": logprob_memory,

@@ -18,6 +18,7 @@ from small_run import bounded, until
 from areal_like.process import command_words
 from controller.config import RunConfig
 from controller.launch.choice import is_forking
+from controller.launch.forked import SHARED
 from controller.launch.launcher import tail_of
 from controller.launch.local import LocalLauncher, child_environment
 from controller.wiring import FORKED, PRELOAD
@@ -45,6 +46,7 @@ async def forking(folder: Path, monkeypatch, preload: tuple[str, ...] = ("numpy"
     (folder / "preloaded.py").write_text("import os\nPID = os.getpid()\n")
     (folder / "forked_child.py").write_text(CHILD)
     monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.delenv(SHARED, raising=False)
     launcher = LocalLauncher(folder, preload=preload, forked=("forked_child",))
     await launcher.open(print)
     try:
@@ -163,6 +165,46 @@ asyncio.run(main())
             await until(lambda: gone(pid) and gone(server))
 
     bounded(test())
+
+
+def test_runs_may_share_a_server_and_each_ends_alone(tmp_path, monkeypatch):
+    async def test():
+        async with forking(tmp_path, monkeypatch) as alone:
+            path = tmp_path / "socket"
+            server = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "areal_like.forkserver", "--starter", str(os.getpid()),
+                "--listen", str(path), "numpy", "preloaded", env=child_environment(1, user_path=tmp_path),
+            )  # fmt: skip
+            try:
+                await until(path.exists)
+                monkeypatch.setenv(SHARED, str(path))
+                launchers = [LocalLauncher(folder_of(tmp_path, at), forked=("forked_child",)) for at in range(2)]
+                for at, launcher in enumerate(launchers):
+                    await launcher.open(print)
+                    await start(launcher, f"run-{at}", "wait")
+                    name = f"run-{at}"
+                    await until(lambda launcher=launcher, name=name: "error" in tail_of(launcher.log_of(name)))
+                    assert words_of(launcher, name)["imported_by"] == server.pid
+                pids = [launcher.pid_of(f"run-{at}") for at, launcher in enumerate(launchers)]
+                await launchers[0].close()
+                await until(lambda: gone(pids[0]))
+                assert launchers[1].is_running("run-1")
+                server.kill()
+                await until(lambda: gone(pids[1]) and not launchers[1].is_running("run-1"))
+                await launchers[1].close()
+            finally:
+                if server.returncode is None:
+                    server.kill()
+                await server.wait()
+            assert alone.names == []
+
+    bounded(test())
+
+
+def folder_of(tmp_path: Path, at: int) -> Path:
+    folder = tmp_path / f"logs-{at}"
+    folder.mkdir()
+    return folder
 
 
 def test_what_is_preloaded_starts_no_thread_and_touches_no_device():

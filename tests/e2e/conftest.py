@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,10 +18,13 @@ import psutil
 import pytest
 
 from areal_like.process import command_words
+from controller.launch.forked import SHARED
+from controller.launch.local import child_environment
+from controller.wiring import PRELOAD
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
-START_TIMEOUT_S = 420.0
+START_TIMEOUT_S = 900.0
 """Deadline for anything a run does; generous, because it only bounds a hang."""
 
 SHORT = [
@@ -28,6 +32,20 @@ SHORT = [
     "metrics.report=false",
 ]  # fmt: skip
 """A run of the quickstart's model that takes seconds."""
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    try:
+        return command_words(process)
+    except psutil.Error:
+        return []
+
+
+def descendants_of(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 class Run:
@@ -100,18 +118,21 @@ class Run:
 
     def pid_of(self, module: str, name: str = "") -> int:
         """Process id of a child by the module it runs (`rollout`, `trainer`, `services.reward`)."""
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            line = command_words(child)
+        for child in self.family():
+            line = words_of(child)
             if "-m" in line and line[line.index("-m") + 1] == module and name in " ".join(line):
                 return child.pid
         raise AssertionError(f"no process of {module}")
 
     def family(self) -> list[psutil.Process]:
-        try:
-            me = psutil.Process(self.process.pid)
-            return [me, *me.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
+        """The controller, what descends from it, and what was forked for it elsewhere."""
+        heads = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            heads.append(psutil.Process(self.process.pid))
+        with contextlib.suppress(AssertionError):  # it has not said where its folder is: nothing was forked for it
+            specs = str(self.folder / "processes") + os.sep
+            heads += [process for process in psutil.process_iter() if any(specs in word for word in words_of(process))]
+        return list(dict.fromkeys(process for head in heads for process in (head, *descendants_of(head))))
 
     @staticmethod
     def survivors(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
@@ -126,6 +147,39 @@ class Run:
             except psutil.NoSuchProcess:
                 continue
         self.process.wait(10)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_forkserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The runs of this stream of tests are forked from one process: importing torch for each took a third of the suite.
+
+    A test of how processes end with their controller wants `own_forkserver`.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    path = tmp_path_factory.mktemp("forkserver") / "socket"
+    words = ["--starter", str(os.getpid()), "--listen", str(path), *PRELOAD]
+    server = subprocess.Popen(
+        [sys.executable, "-P", "-m", "areal_like.forkserver", *words],
+        env=child_environment(1, user_path=Path.cwd()),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline_s = time.monotonic() + 60.0
+    while not path.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SHARED, str(path))
+        yield
+    server.kill()
+    server.wait(10)
+
+
+@pytest.fixture
+def own_forkserver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of this test have a fork server of their own, as a user's have."""
+    monkeypatch.delenv(SHARED, raising=False)
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,7 @@ def test_killed_worker_and_killed_reward_service_are_replaced_and_the_run_finish
     assert_whole(run, 14)
 
 
+@pytest.mark.usefixtures("own_forkserver")
 def test_killed_controller_leaves_no_process_and_resume_finishes(areal, quickstart, short):
     run = areal("train", quickstart, *short, *LONGER)
     run.wait_for_step(6)
@@ -118,6 +119,7 @@ def test_stopped_worker_is_found_silent_and_replaced(areal, quickstart, short):
     assert_whole(run, 14)
 
 
+@pytest.mark.usefixtures("own_forkserver")
 def test_ctrl_c_finishes_the_step_saves_and_exits_zero(areal, quickstart, short):
     run = areal("train", quickstart, *short, "num_steps=200")
     run.wait_for_step(2)
@@ -131,6 +133,7 @@ def test_ctrl_c_finishes_the_step_saves_and_exits_zero(areal, quickstart, short)
     assert run.summary["audit"] == "clean"
 
 
+@pytest.mark.usefixtures("own_forkserver")
 def test_two_signals_stop_at_once(areal, quickstart, short):
     run = areal("train", quickstart, *short, "num_steps=200")
     run.wait_for_step(2)
@@ -142,6 +145,7 @@ def test_two_signals_stop_at_once(areal, quickstart, short):
     assert not run.survivors(family, timeout_s=10)
 
 
+@pytest.mark.usefixtures("own_forkserver")
 def test_failing_process_ends_the_run_with_its_own_error(areal, quickstart, short, tmp_path):
     (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
     run = areal("train", quickstart, *short, "reward.scorers=[{kind: 'broken:score'}]")

@@ -7,6 +7,8 @@ import json
 import pytest
 import yaml
 
+from controller.launch.forked import SHARED
+
 pytestmark = pytest.mark.e2e
 
 SUMMARY_KEYS = {
@@ -19,9 +21,11 @@ SUMMARY_KEYS = {
 def finished(request, runs_dir, quickstart, tmp_path_factory):
     """The quickstart, some half as long, shared by the tests of this module."""
     from_module = request.getfixturevalue("run_class")
-    run = from_module(
-        ["train", quickstart, "num_steps=48", f"runs_dir={runs_dir}"], tmp_path_factory.mktemp("main"), runs_dir
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(SHARED, raising=False)  # all as a user has it
+        run = from_module(
+            ["train", quickstart, "num_steps=48", f"runs_dir={runs_dir}"], tmp_path_factory.mktemp("main"), runs_dir
+        )
     status = run.wait()
     assert status == 0, run.output
     return run
