@@ -57,7 +57,7 @@ def main() -> None:
     seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
     extra = ["metrics.report=false"] + (["num_steps=10"] if options.quick else [])
     if kind != "emulated" and options.accuracy is None:
-        extra.append("data.eval=null")
+        extra += ["data.eval=null", "eval.every_steps=0"]
     elif kind != "emulated":
         extra.append(f"eval.every_steps={options.eval_every}")
     runner = Runner(config, [*extra, *options.overrides], options.runs_dir, options.accuracy)

@@ -67,7 +67,7 @@ def main() -> None:
     }
     print_emulated(result["emulated"])
     if not options.no_real:
-        steps = ["num_steps=8", "data.eval=null"] if options.quick else ["num_steps=40", "data.eval=null"]
+        steps = ["num_steps=8" if options.quick else "num_steps=40", "data.eval=null", "eval.every_steps=0"]
         real_rows = measure(options.config, 1 if options.quick else 3, [*steps, *options.overrides], options.runs_dir)
         result |= {"real_rows": real_rows, "real": compare_real(real_rows)}
         print_real(result["real"])

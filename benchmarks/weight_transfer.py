@@ -74,6 +74,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 DEADLINE_S = 300.0
 REST_S = 0.5
+MIN_STEPS = 5
 """Of undisturbed generation, before each version: what is usual."""
 MAX_STAMPS = 1 << 20
 
@@ -293,7 +294,10 @@ class Bench:
     async def _measure(self, steps: Steps, interruption: Interruption) -> dict[str, float]:
         rests_s = time.perf_counter()
         await asyncio.sleep(REST_S)
-        usual_s = statistics.median(length for length, _, _ in steps.gaps_s(rests_s, time.perf_counter()))
+        while len(rest := steps.gaps_s(rests_s, time.perf_counter())) < MIN_STEPS:  # caches are built first: seconds
+            assert time.perf_counter() - rests_s < DEADLINE_S, "generation stands still"
+            await asyncio.sleep(0.1)
+        usual_s = statistics.median(length for length, _, _ in rest)
         row = await self._bring(interruption)
         await asyncio.sleep(0.1 + 3 * usual_s)
         gaps = steps.gaps_s(row.pop("announced_s"), time.perf_counter())
@@ -387,7 +391,9 @@ def main() -> None:
     if unknown := set(ways) - set(WAYS):
         raise SystemExit(f"no way {', '.join(unknown)}; there are {', '.join(WAYS)}")
     repeats, refills = (1, 1) if options.quick else (5, 2)
-    rows, machine = [], []
+    command = "python -m benchmarks.weight_transfer " + " ".join(sys.argv[1:])
+    rows: list[dict[str, Any]] = []
+    machine: list[dict[str, float]] = []
     print("  ".join([f"{'way':14}", f"{'MB':>7}", *(f"{name:>10}" for name in COLUMNS)]), flush=True)
     for shape in shapes:
         for way in ways:
@@ -398,9 +404,8 @@ def main() -> None:
             print(f"{way:14}  {row['mb']:7.1f}  {figures}{'' if row['is_within'] else '  over'}", flush=True)
         machine.append({"mb": case.num_bytes / 1e6, **limits(case.num_bytes)})
         print("  this machine: " + ", ".join(f"{key} {value:.1f}" for key, value in machine[-1].items()), flush=True)
-    if not options.quick or options.out:
-        command = "python -m benchmarks.weight_transfer " + " ".join(sys.argv[1:])
-        print("written to", write("weight_transfer", command, {"rows": rows, "limits": machine}, options.out))
+        if not options.quick or options.out:  # after each size: the largest takes minutes
+            print("written to", write("weight_transfer", command, {"rows": rows, "limits": machine}, options.out))
 
 
 if __name__ == "__main__":
