@@ -10,9 +10,9 @@ device before the fork: a child inherits the memory of those, but not the things
 
 One server may serve many runs (`--listen`): each connection gets a copy of it to itself.
 
-Over stdin or the connection (a socket), one JSON object a line. To here: {"module", "arguments", "environment", "log",
-"title"}, answered in order by {"pid"} or {"error"}. From here besides: {"ready": true} when all is imported, {"ended":
-pid, "status": n} when a child has ended (n negative: by that signal).
+Over stdin or the connection (a socket), one JSON object a line. To here: {"module", "arguments", "environment",
+"folder", "log", "title"}, answered in order by {"pid"} or {"error"}. From here besides: {"ready": true} when all is
+imported, {"ended": pid, "status": n} when a child has ended (n negative: by that signal).
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Birth:
     module: str
     arguments: list[str]
     environment: dict[str, str]
+    folder: str
+    """Its current one."""
     log: str
     title: str
 
@@ -123,6 +125,7 @@ def become(birth: Birth, server_pid: int) -> NoReturn:
     """This process, a child of `server_pid`, is from here on `python -P -m <module> <arguments>`."""
     os.setsid()
     die_with_starter(server_pid)
+    os.chdir(birth.folder)
     log = os.open(birth.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):

@@ -119,6 +119,7 @@ class Forker:
             "module": module,
             "arguments": list(arguments),
             "environment": dict(environment),
+            "folder": str(Path.cwd()),
             "log": str(log_path),
             "title": " ".join([sys.executable, "-P", "-m", module, *arguments]),
         }

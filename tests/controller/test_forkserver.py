@@ -32,7 +32,7 @@ if __name__ == "__main__":
     print(json.dumps({
         "argv": sys.argv, "imported_by": preloaded.PID, "parent": os.getppid(), "session": os.getsid(0),
         "threads": os.environ["OMP_NUM_THREADS"], "mine": os.environ["MINE"], "stdin": sys.stdin.read(),
-        "safe_path": sys.flags.safe_path, "draw": int(numpy.random.randint(1 << 60)),
+        "safe_path": sys.flags.safe_path, "folder": os.getcwd(), "draw": int(numpy.random.randint(1 << 60)),
     }), flush=True)
     print("error: words", file=sys.stderr)
     if sys.argv[1] == "wait":
@@ -173,7 +173,7 @@ def test_runs_may_share_a_server_and_each_ends_alone(tmp_path, monkeypatch):
             path = tmp_path / "socket"
             server = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "areal_like.forkserver", "--starter", str(os.getpid()),
-                "--listen", str(path), "numpy", "preloaded", env=child_environment(1, user_path=tmp_path),
+                "--listen", str(path), "numpy", "preloaded", env=child_environment(1, user_path=tmp_path), cwd=tmp_path,
             )  # fmt: skip
             try:
                 await until(path.exists)
@@ -184,7 +184,8 @@ def test_runs_may_share_a_server_and_each_ends_alone(tmp_path, monkeypatch):
                     await start(launcher, f"run-{at}", "wait")
                     name = f"run-{at}"
                     await until(lambda launcher=launcher, name=name: "error" in tail_of(launcher.log_of(name)))
-                    assert words_of(launcher, name)["imported_by"] == server.pid
+                    words = words_of(launcher, name)
+                    assert (words["imported_by"], words["folder"]) == (server.pid, os.getcwd())
                 pids = [launcher.pid_of(f"run-{at}") for at, launcher in enumerate(launchers)]
                 await launchers[0].close()
                 await until(lambda: gone(pids[0]))

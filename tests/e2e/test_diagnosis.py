@@ -17,7 +17,7 @@ from controller.run_folder import RunFolder
 
 pytestmark = pytest.mark.e2e
 
-SMALL = ["group_size=4", "eval.every_steps=0", "data.eval.limit=64"]
+SMALL = ["group_size=4", "eval.every_steps=0", "data.eval.limit=64", "metrics.report=false"]
 REWARDS = """
     import random, time
 

@@ -37,7 +37,8 @@ TURN_S, REST_S = 0.005, 0.03
 TOLERANCE_NATS, APART_NATS = 1e-4, 0.1
 MOVING = [
     f"num_steps={NUM_STEPS}", f"groups_per_step={GROUPS}", f"group_size={GROUP_SIZE}", "staleness.max_staleness=8",
-    "data.train.options={pgeo: 0.05}", "data.eval=null", "eval.every_steps=0", "rollout.engine.num_slots=64",
+    "data.train.options={pgeo: 0.05}", "data.eval=null", "eval.every_steps=0", "metrics.report=false",
+    "rollout.engine.num_slots=64",
     f"sampling.temperature={TEMPERATURE}", f"sampling.max_new_tokens={MAX_NEW_TOKENS}",
     "trainer.mini_batches=3", "trainer.optimizer.lr=1e-3", "trainer.optimizer.warmup_steps=0",
     "trainer.weights.kind=disk", "trainer.weights.keep=1000", "ledger.keep_mb=null",
