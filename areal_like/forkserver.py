@@ -24,6 +24,7 @@ import json
 import os
 import runpy
 import selectors
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -144,17 +145,17 @@ def become(birth: Birth, server_pid: int) -> NoReturn:
 
 def share(listener: socket.socket) -> socket.socket:
     """Accept for ever. Returns in a child of this process, with the connection that it is to serve."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a copy ended
+    server_pid = os.getpid()
     with listener:
         while True:
             starter, _ = listener.accept()
-            server_pid = os.getpid()
             if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.setsid()
                 die_with_starter(server_pid)
                 return starter
             starter.close()
-            while _reap_one():
-                pass
 
 
 def _listen(path: str) -> socket.socket:
@@ -162,13 +163,6 @@ def _listen(path: str) -> socket.socket:
     listener.bind(path)
     listener.listen()
     return listener
-
-
-def _reap_one() -> bool:
-    try:
-        return os.waitpid(-1, os.WNOHANG)[0] != 0
-    except ChildProcessError:
-        return False
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from transformers import AutoConfig
@@ -116,6 +117,12 @@ class FakeWorld:
             yield engine
         finally:
             await engine.close()
+
+    @staticmethod
+    def living_servers() -> list[psutil.Process]:
+        """Children of this process that live, but the fork server of this stream of tests."""
+        living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+        return [child for child in living if "areal_like.forkserver" not in child.cmdline()]
 
     @staticmethod
     def ask(request_id: int = 1, max_new_tokens: int = 20, prefix: Segment | None = None, **more: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 
-import psutil
 import pytest
 
 from areal_like.errors import EngineError, UserError
@@ -133,7 +132,7 @@ def test_a_server_that_refuses_to_start_leaves_nothing_behind(fake_world):
         with pytest.raises(UserError, match="refuses its command line: argument --dtype: no"):
             await engine.start()
         await engine.close()
-        assert [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE] == []
+        assert fake_world.living_servers() == []
 
     fake_world.run(body())
 
