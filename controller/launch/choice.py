@@ -19,9 +19,8 @@ def launcher_for(config: RunConfig, folder: RunFolder) -> Launcher:
     """On this machine, or on a Ray cluster (ray itself is imported when it is opened)."""
     if config.launch.kind == "ray":
         return RayLauncher(config, folder.logs, folder.root, str(folder.read_state()["run_id"]))
-    if is_forking(config):
-        return LocalLauncher(folder.logs, config.launch.host, preload=PRELOAD, forked=FORKED)
-    return LocalLauncher(folder.logs, config.launch.host)
+    forked = FORKED if is_forking(config) else ()
+    return LocalLauncher(folder.logs, config.launch.host, preload=PRELOAD, forked=forked)
 
 
 def is_forking(config: RunConfig) -> bool:

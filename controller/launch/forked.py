@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from controller.launch.pids import LocalPid
+from controller.launch.pids import LocalPid, start_python
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +69,9 @@ class Forker:
         self._writer: asyncio.StreamWriter | None = None
         self._ready = asyncio.Event()
         self._gone = asyncio.Event()
-        self._answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._answers: asyncio.Queue[ForkedProcess | OSError] = asyncio.Queue()
         self._one_at_a_time = asyncio.Lock()
         self._living: dict[int, ForkedProcess] = {}
-        self._early: dict[int, int] = {}
-        """Ends of processes whose pid nobody has taken note of yet."""
 
     async def open(self, environment: Mapping[str, str]) -> None:
         """Start it; it imports while we go on. Or share the one that serves at SHARED. Raises OSError."""
@@ -83,21 +81,8 @@ class Forker:
             return
         ours, theirs = socket.socketpair()
         try:
-            with self._log_path.open("ab") as log_file:
-                self._process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "areal_like.forkserver",
-                    "--starter",
-                    str(os.getpid()),
-                    *self._preload,
-                    stdin=theirs.fileno(),
-                    stdout=log_file,
-                    stderr=asyncio.subprocess.STDOUT,
-                    env=dict(environment),
-                    start_new_session=True,
-                )
+            argv = ["-m", "areal_like.forkserver", "--starter", str(os.getpid()), *self._preload]
+            self._process = await start_python(argv, environment, self._log_path, stdin=theirs.fileno())
         except OSError:
             ours.close()
             raise
@@ -128,14 +113,9 @@ class Forker:
             assert self._writer is not None
             self._writer.write(json.dumps(request).encode() + b"\n")
             answer = await self._unless_gone(self._answers.get(), ANSWER_S)
-        if "error" in answer:
-            raise OSError(answer["error"])
-        process = ForkedProcess(answer["pid"])
-        if process.pid in self._early:
-            process.end(self._early.pop(process.pid))
-        else:
-            self._living[process.pid] = process
-        return process
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
 
     async def close(self) -> None:
         """End it, and with it whatever of its children still lives."""
@@ -171,15 +151,15 @@ class Forker:
 
     def _hear(self, words: dict[str, Any]) -> None:
         if "ended" in words:
-            pid = words["ended"]
-            if process := self._living.pop(pid, None):
+            if process := self._living.pop(words["ended"], None):  # none: it was given up with the server
                 process.end(words["status"])
-            else:
-                self._early[pid] = words["status"]
         elif "ready" in words:
             self._ready.set()
+        elif "pid" in words:
+            process = self._living[words["pid"]] = ForkedProcess(words["pid"])
+            self._answers.put_nowait(process)
         else:
-            self._answers.put_nowait(words)
+            self._answers.put_nowait(OSError(words["error"]))
 
     def _give_up(self, why: str) -> None:
         """Its children end with it: the kernel sees to that."""

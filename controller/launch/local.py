@@ -11,16 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 from areal_like.ports import quiet_port
 from areal_like.shadow import USER_PATH
 from controller.launch.forked import Forker, ForkServerGone
 from controller.launch.launcher import Launcher, Say, Spawned
-from controller.launch.pids import LocalPid
+from controller.launch.pids import LocalPid, start_python
 
 log = logging.getLogger(__name__)
 
@@ -108,18 +106,4 @@ class LocalLauncher(Launcher):
                 return await self._forker.fork(argv[1], argv[2:], environment, self.log_of(name))
             except ForkServerGone as error:
                 log.warning("%s imports for itself: %s", name, error)
-        output: IO[bytes] = self.log_of(name).open("ab")
-        try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # never the current folder first: a user's trainer.py must not become our trainer
-                *argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=asyncio.subprocess.STDOUT,
-                env=dict(environment),
-                start_new_session=True,
-            )
-        finally:
-            output.close()
-        return LocalProcess(process)
+        return LocalProcess(await start_python(argv, environment, self.log_of(name)))

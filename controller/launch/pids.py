@@ -1,16 +1,38 @@
 """A process of this machine by its id.
 
-Owns: signals to it and its session, its processor time. Refuses: how it was started and how it ended.
+Owns: the start of an interpreter, signals to a process and its session, its processor time. Refuses: which processes
+are started and how they ended.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
+import sys
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import psutil
+
+
+async def start_python(
+    argv: Sequence[str], environment: Mapping[str, str], log_path: Path, *, stdin: int = asyncio.subprocess.DEVNULL
+) -> asyncio.subprocess.Process:
+    """`python -P <argv>` in a session of its own, its output appended to `log_path`. Raises OSError."""
+    with log_path.open("ab") as output:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # never the current folder first: a user's trainer.py must not become our trainer
+            *argv,
+            stdin=stdin,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,
+        )
 
 
 class LocalPid(ABC):

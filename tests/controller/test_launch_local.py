@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 
 import psutil
@@ -12,7 +13,6 @@ from small_run import bounded, until
 
 from areal_like.errors import OperationError
 from areal_like.process import describe_status
-from controller.launch import local
 from controller.launch.launcher import tail_of
 from controller.launch.local import LocalLauncher, child_environment
 
@@ -107,7 +107,7 @@ def test_process_that_cannot_be_started_is_an_error_in_words(tmp_path, monkeypat
     async def test():
         with pytest.raises(OperationError, match="cannot start one"):
             await LocalLauncher(tmp_path / "missing").start("one", SLEEP, ENVIRONMENT)
-        monkeypatch.setattr(local.sys, "executable", "/no/such/python")
+        monkeypatch.setattr(sys, "executable", "/no/such/python")
         with pytest.raises(OperationError, match="cannot start one"):
             await LocalLauncher(tmp_path).start("one", SLEEP, ENVIRONMENT)
 
