@@ -96,11 +96,10 @@ def test_validate_says_who_sits_where_and_refuses_what_cannot_fit(in_cluster, ar
     assert "missing in the whole cluster: comes_and_goes 3" in small.output
 
 
-def test_submitted_job_learns_in_its_seats_and_its_exit_status_is_the_runs(in_cluster, runs_dir):
-    learning = ["num_steps=30", "eval.every_steps=0", "data.eval.limit=200", "metrics.report=false", "name=submitted"]
-    learning += ["trainer.optimizer.schedule=constant", f"runs_dir={runs_dir}"]
+def test_submitted_job_learns_in_its_seats_and_its_exit_status_is_the_runs(in_cluster, runs_dir, learning):
+    words = [*learning, *STAYS, "name=submitted", f"runs_dir={runs_dir}"]
     entry = ["submit", "--working-dir", ".", "--", sys.executable, "-m", "controller", "train", "configs/cluster.yaml"]
-    done = ray_job(in_cluster, *entry, *learning, *STAYS)
+    done = ray_job(in_cluster, *entry, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     folder = runs_dir / "submitted"
     summary = json.loads((folder / "summary.json").read_text())

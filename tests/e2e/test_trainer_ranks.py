@@ -14,11 +14,6 @@ import yaml
 pytestmark = pytest.mark.e2e
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
 
-LEARNING = ["num_steps=30", "eval.every_steps=0", "data.eval.limit=200", "metrics.report=false", "trainer.ranks=2"]
-"""The quickstart, shortened; cosine over 30 steps would slow it, so the rate stays. With half of the groups a step it
-reached 0.71 to 0.96 over six seeds: too near to what is asked."""
-RATE = ["trainer.optimizer.schedule=constant"]
-
 
 @pytest.mark.parametrize(
     "backend",
@@ -29,8 +24,8 @@ RATE = ["trainer.optimizer.schedule=constant"]
         pytest.param(["trainer.backend=deepspeed", "trainer.deepspeed.stage=3"], id="zero-3", marks=needs_deepspeed),
     ],
 )
-def test_thirty_steps_on_two_ranks_reach_three_quarters(backend, areal, quickstart):
-    run = areal("train", quickstart, *LEARNING, *RATE, *backend)
+def test_thirty_steps_on_two_ranks_reach_three_quarters(backend, areal, quickstart, learning):
+    run = areal("train", quickstart, *learning, "trainer.ranks=2", *backend)
     assert run.wait() == 0, run.output
     summary = run.summary
     assert summary["accuracy_before"] < 0.5
