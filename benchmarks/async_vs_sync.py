@@ -28,12 +28,11 @@ from typing import Any
 
 from benchmarks import pictures
 from benchmarks.contenders import PLANNED, Contender, Emulated, Real
-from benchmarks.runs import REPOSITORY, RESULTS, machine, mean_interval, train
+from benchmarks.runs import RESULTS, machine, mean_interval, show, train
 from benchmarks.steady import figures, refuse_distorted, time_to
 from controller.wiring import num_cores
 
 RESULT = RESULTS / "async_vs_sync.json"
-PICTURE = REPOSITORY / "docs" / "pictures" / "async_vs_sync.svg"
 KEPT = ("samples_per_s", "tokens_per_s", "step_s", "trainer_wait", "rollout_idle", "rollout_paused", "rollout_prefill",
         "staleness_mean", "bound_share", "trainer_alone_s", "rollout_alone_s", "late_share", "time_to_s")  # fmt: skip
 Row = dict[str, Any]
@@ -64,7 +63,7 @@ def main() -> None:
     rows = [row for place in places for row in runner.compare(place, seeds, is_planning=not options.no_plan)]
     print_table(rows)
     if not options.quick:
-        print(f"written to {keep(part, rows)} and {plot(RESULT, PICTURE)}")
+        print(f"written to {keep(part, rows)}")
 
 
 def parse() -> argparse.Namespace:
@@ -109,7 +108,7 @@ class Runner:
             for contender in contenders:
                 rows.append({"place": place.label, "name": contender.name, "seed": seed, "tuned": baseline.name,
                              **self._run(contender, seed)})  # fmt: skip
-                show(rows[-1])
+                tell(rows[-1])
         return rows
 
     def _tuned(self, place: Emulated | Real, seed: int) -> Contender:
@@ -129,7 +128,7 @@ class Runner:
         return {"folder": folder.name, **{key: row.get(key) for key in KEPT}}
 
 
-def show(row: Row) -> None:
+def tell(row: Row) -> None:
     """One run, as it ends."""
     keys = ("samples_per_s", "step_s", "trainer_wait", "rollout_idle", "bound_share", "late_share")
     words = [f"{key} {row[key]:.3g}" for key in keys if row[key] is not None]
@@ -190,6 +189,7 @@ def keep(part: str, rows: Sequence[Row], path: Path = RESULT) -> Path:
              "parts": found["parts"]}  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n")
+    show("async_vs_sync", path)
     return path
 
 

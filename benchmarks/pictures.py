@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,12 @@ _STYLE = (
 )
 
 
-def figure(num_panels: int, *, width_in: float = 4.8, panel_in: float = 2.4) -> tuple[Any, list[Any]]:
-    """An empty figure with panels one below the other (so that it stays legible on a phone)."""
+def figure(
+    num_panels: int, *, width_in: float = 4.8, heights_in: Sequence[float] | None = None
+) -> tuple[Any, list[Any]]:
+    """An empty figure with panels one below the other (so that it stays legible on a phone), 2.4 inches high or as
+    told."""
+    heights = list(heights_in) if heights_in is not None else [2.4] * num_panels
     import matplotlib
 
     matplotlib.use("Agg")
@@ -39,7 +44,9 @@ def figure(num_panels: int, *, width_in: float = 4.8, panel_in: float = 2.4) -> 
     })  # fmt: skip
     from matplotlib import pyplot
 
-    made, axes = pyplot.subplots(num_panels, 1, figsize=(width_in, panel_in * num_panels), layout="constrained")
+    made, axes = pyplot.subplots(
+        num_panels, 1, figsize=(width_in, sum(heights)), height_ratios=heights, layout="constrained"
+    )
     panels = [axes] if num_panels == 1 else list(axes)
     for panel in panels:
         panel.grid(axis="y", linewidth=0.6)

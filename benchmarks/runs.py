@@ -74,9 +74,23 @@ def machine() -> dict[str, Any]:
 
 
 def write(name: str, command: str, result: dict[str, Any], path: Path | None = None) -> Path:
-    """benchmarks/results/<name>.json, or `path`: the result with date, machine and the command that makes it."""
+    """benchmarks/results/<name>.json, or `path`: the result with date, machine and the command that makes it.
+
+    Beside it a page with table and plot (page.py); a published result's picture is drawn anew for the documentation.
+    """
     path = path or RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    envelope = {"date": time.strftime("%Y-%m-%d"), "command": command, "machine": machine(), **result}
+    envelope = {"date": time.strftime("%Y-%m-%d"), "command": command.strip(), "machine": machine(), **result}
     path.write_text(json.dumps(envelope, indent=1) + "\n")
+    show(name, path)
     return path
+
+
+def show(name: str, path: Path) -> None:
+    """Write the page of a result file, where what draws it is installed."""
+    try:
+        from benchmarks.page import publish
+
+        publish(name, path)
+    except ImportError as error:
+        print(f"no page beside {path}: {error.name} is not installed")

@@ -7,7 +7,6 @@
                               --bounds 0,1,2,4,8,16,unbounded   every weight mode, each tuned alike: about a day
     python -m benchmarks.staleness --config mine.yaml --sweep staleness.max_staleness=0,2,8 --seeds 1,2
                                                                 one key of your own config; writes nothing
-    python -m benchmarks.staleness --plot-only                  draw docs/pictures/staleness.svg again from the JSON
 
 Everything but the bound and the loss is the same, four mini-batches a step included (with one, a step has no trust
 region that the two losses could differ in). `decoupled`: proximal log-probs recomputed, weights truncated at 5, the
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pictures
-from benchmarks.runs import REPOSITORY, RESULTS, mean_interval, train, write
+from benchmarks.runs import mean_interval, train, write
 
 LOSSES: dict[str, tuple[str, ...]] = {
     "decoupled": ("trainer.loss.proximal=recompute",),
@@ -45,8 +44,6 @@ KEYS = ("accuracy_before", "accuracy_after", "samples_per_s", "tokens_per_s", "t
         "rollout_idle_share", "staleness_mean", "staleness_max", "steps", "groups_dropped", "audit")  # fmt: skip
 MONITORS = ("ess", "clip_fraction", "weight_truncated_share", "kl_behaviour_proximal", "entropy")
 """Metrics of the steps whose mean is kept: what a user would watch."""
-RESULT = RESULTS / "staleness.json"
-PICTURE = REPOSITORY / "docs" / "pictures" / "staleness.svg"
 Row = dict[str, Any]
 
 
@@ -60,12 +57,8 @@ def main() -> None:
     parser.add_argument("--tune", default="", metavar="LR,LR", help="learning rates each loss is tuned over")
     parser.add_argument("--sweep", default="", metavar="KEY=A,B", help="instead: values of one key of your config")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--plot-only", action="store_true")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
     options = parser.parse_intermixed_args()
-    if options.plot_only:
-        print(f"written to {plot(RESULT, PICTURE)}")
-        return
     bounds = ["0", "4"] if options.quick else options.bounds.split(",")
     seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
     extra = ["num_steps=10", "data.eval.limit=200"] if options.quick else []
@@ -83,8 +76,7 @@ def main() -> None:
               "rows": rows, **compare(rows, bounds)}  # fmt: skip
     print_table(result)
     if not options.quick:
-        path = write("staleness", " ".join(["python -m benchmarks.staleness", *sys.argv[1:]]), result)
-        print(f"written to {path} and {plot(path, PICTURE)}")
+        print(f"written to {write('staleness', ' '.join(['python -m benchmarks.staleness', *sys.argv[1:]]), result)}")
 
 
 def tune(
@@ -254,8 +246,6 @@ def _cell(spread: dict[str, float], digits: int) -> str:
 
 def plot(source: Path, picture: Path) -> Path:
     """Draw a result file: accuracy and throughput against the bound; a dot per seed, a line through the means."""
-    if not source.is_file():
-        raise SystemExit(f"{source} is not there; measure first: python -m benchmarks.staleness")
     result = json.loads(source.read_text())
     bounds = result["bounds"]
     made, (accuracy, speed) = pictures.figure(2)

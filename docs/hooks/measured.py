@@ -35,10 +35,13 @@ def section(root: Path, name: str, *, to_root: str = "") -> str:
         )
     result = json.loads(source.read_text())
     picture = root / "docs" / "pictures" / f"{name}.svg"
-    parts = [TABLES[name](result)] if name in TABLES else []
-    if picture.is_file():
-        parts.insert(0, f"![{name}: the measured values, as in the table below]({to_root}pictures/{name}.svg)")
-    return "\n\n".join([*parts, _stamp(result)])
+    drawn = f"![{name}: the measured values, as in the table below]({to_root}pictures/{name}.svg)\n\n"
+    return (drawn if picture.is_file() else "") + markdown(name, result)
+
+
+def markdown(name: str, result: Result) -> str:
+    """A result as Markdown: its table, and below it what made it."""
+    return "\n\n".join([*([TABLES[name](result)] if name in TABLES else []), _stamp(result)])
 
 
 def _stamp(result: Result) -> str:

@@ -42,4 +42,6 @@ def _refuse_old(name: str, svg: str, results: Path) -> None:
     source = results / mark["file"]
     found = hashlib.sha256(source.read_bytes()).hexdigest()[:16] if source.is_file() else "nothing"
     if found != mark["digest"]:
-        log.warning(f"pictures/{name}.svg was not drawn from {source} as it is now; draw it again (--plot-only)")
+        log.warning(
+            f"pictures/{name}.svg was not drawn from {source} as it is now; draw it again: python -m benchmarks.page"
+        )

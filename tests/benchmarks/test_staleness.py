@@ -69,8 +69,3 @@ def test_plot_follows_the_theme_and_says_which_file_it_shows(tmp_path: Path) -> 
     assert "var(--plot-ink)" in text
     assert pictures.INK not in text
     assert "{stroke-linejoin" not in text.replace(".plot *{stroke-linejoin", ""), "a style for the whole page"
-
-
-def test_plot_without_a_measurement_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"measure first: python -m benchmarks\.staleness"):
-        staleness.plot(tmp_path / "staleness.json", tmp_path / "staleness.svg")

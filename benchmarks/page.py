@@ -1,0 +1,75 @@
+"""One page for a result file: its table and its plot, on one's own machine as in the documentation.
+
+    python -m benchmarks.page                         every file of benchmarks/results, pictures drawn again
+    python -m benchmarks.page RESULT.json ...         these
+
+Owns: the page (one HTML file beside the result, nothing loaded from anywhere). Refuses: tables (tables.py), plots
+(plots.py and the benchmarks that draw their own).
+"""
+
+from __future__ import annotations
+
+import html
+import importlib
+import json
+import sys
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+from benchmarks import plots
+from benchmarks.runs import REPOSITORY, RESULTS
+from docs.hooks.measured import markdown
+
+OWN = ("async_vs_sync", "staleness")
+"""Benchmarks that draw their own plot: `plot(source, picture)` in their module."""
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
+<title>{title}</title><style>
+:root{{color-scheme:light dark;--ink:#1f2328;--paper:#fff;--rule:#d3d8de}}
+@media(prefers-color-scheme:dark){{:root{{--ink:#e6e8ec;--paper:#16181d;--rule:#4a4f59}}}}
+body{{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:60rem;margin:2rem auto;
+padding:0 1rem}}
+.table{{overflow-x:auto}} table{{border-collapse:collapse;font-variant-numeric:tabular-nums}}
+th,td{{padding:.25rem .6rem;border-bottom:1px solid var(--rule);text-align:left;white-space:nowrap}}
+svg{{width:100%;max-width:34rem;height:auto;display:block}}
+</style></head><body><h1>{title}</h1>
+{plot}
+{body}
+</body></html>
+"""
+
+
+def main() -> None:
+    """Pages for the named files, else for all."""
+    for source in [Path(word) for word in sys.argv[1:]] or sorted(RESULTS.glob("*.json")):
+        if not source.is_file():
+            raise SystemExit(f"{source} is not there; a benchmark writes it: python -m benchmarks.QUESTION")
+        print(publish(source.stem, source))
+
+
+def publish(name: str, source: Path) -> Path:
+    """Draw the result's picture and write its page; returns the page."""
+    result = json.loads(source.read_text())
+    picture = picture_of(name, source)
+    if name in OWN:
+        importlib.import_module(f"benchmarks.{name}").plot(source, picture)
+    else:
+        plots.draw(name, result, source, picture)
+    text = MarkdownIt("commonmark").enable("table").render(markdown(name, result))
+    text = text.replace("<table>", '<div class="table"><table>').replace("</table>", "</table></div>")
+    drawn = picture.read_text() if picture.is_file() else ""
+    page = source.with_suffix(".html")
+    page.write_text(_PAGE.format(title=html.escape(name.replace("_", " ")), plot=drawn, body=text))
+    return page
+
+
+def picture_of(name: str, source: Path) -> Path:
+    """A published result's picture belongs to the documentation, any other lies beside its file."""
+    is_published = source.resolve().parent == RESULTS
+    return REPOSITORY / "docs" / "pictures" / f"{name}.svg" if is_published else source.with_suffix(".svg")
+
+
+if __name__ == "__main__":
+    main()

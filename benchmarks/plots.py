@@ -1,0 +1,379 @@
+"""What is drawn of each result file: bars over named cases, or lines over a number.
+
+Owns: the choice of what to show, one function a benchmark (those with a plot of their own draw it beside their
+question). Refuses: the look and the file (pictures.py), numbers that are not in the result.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import pictures
+
+Result = dict[str, Any]
+
+BAR_IN = 0.19
+"""Height of one bar, inches."""
+FRAME_IN = 0.75
+"""Height of a panel's title and axis, inches."""
+LEGEND_IN = 0.22
+"""Height of a line of its legend, inches."""
+WIDTH_IN = 4.8
+"""Of a picture, inches; legible on a phone."""
+CHARACTER_IN = 0.095
+"""Of a title, inches."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One value a place (None: not measured there), and how far it was spread: (lowest, highest)."""
+
+    name: str
+    values: Sequence[float | None]
+    spreads: Sequence[tuple[float, float] | None] = ()
+
+    def spread(self, index: int) -> tuple[float, float] | None:
+        """Of the value at `index`."""
+        return self.spreads[index] if self.spreads else None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Bars over `places` from top to bottom, or lines when these are numbers. mark: a value to compare with."""
+
+    title: str
+    places: Sequence[str] | Sequence[float]
+    series: Sequence[Series]
+    mark: float | None = None
+    is_logarithmic: bool = False
+    axis: str = ""
+    """What the numbers on a line's lower axis are."""
+
+    @property
+    def is_lines(self) -> bool:
+        """Whether places are numbers."""
+        return bool(self.places) and not isinstance(self.places[0], str)
+
+
+def draw(name: str, result: Result, source: Path, picture: Path) -> Path | None:
+    """The picture of a result file; None where a benchmark has nothing to draw here."""
+    panels = PLOTS[name](result) if name in PLOTS else []
+    if not panels:
+        return None
+    made, axes = pictures.figure(len(panels), width_in=WIDTH_IN, heights_in=[_height_in(panel) for panel in panels])
+    left_in = max(_labels_in(panel) for panel in panels)  # their axes are aligned
+    for axis, panel in zip(axes, panels, strict=True):
+        (_lines if panel.is_lines else _bars)(axis, panel)
+        _name(axis, panel, left_in)
+    described = "; ".join(_described(panel) for panel in panels)
+    title = f"{name.replace('_', ' ')}: {', '.join(panel.title for panel in panels)}"
+    return pictures.save(made, picture, title=title, description=described, source=source)
+
+
+def _height_in(panel: Panel) -> float:
+    num_bars = len(panel.places) * len(panel.series) + len(panel.places) // 2
+    legend_in = LEGEND_IN * math.ceil(len(panel.series) / _columns(panel)) if len(panel.series) > 1 else 0.0
+    return (2.4 if panel.is_lines else FRAME_IN + BAR_IN * num_bars) + legend_in
+
+
+def _labels_in(panel: Panel) -> float:
+    """Width of what stands left of the axis, inches."""
+    return (
+        0.4
+        if panel.is_lines
+        else 0.15 + 0.8 * CHARACTER_IN * max((len(str(place)) for place in panel.places), default=0)
+    )
+
+
+def _columns(panel: Panel) -> int:
+    """Of its legend."""
+    longest = max(len(series.name) for series in panel.series)
+    return max(1, int((WIDTH_IN - _labels_in(panel)) / (CHARACTER_IN * (longest + 5))))
+
+
+def _bars(axis: Any, panel: Panel) -> None:
+    """Horizontal, so that names stay legible; a whisker from the lowest to the highest."""
+    deep = 0.8 / len(panel.series)
+    for number, series in enumerate(panel.series):
+        colour = pictures.SERIES[number % len(pictures.SERIES)]
+        known = {index: value for index, value in enumerate(series.values) if value is not None}
+        at = {index: index + (number - (len(panel.series) - 1) / 2) * deep for index in known}
+        axis.barh(list(at.values()), list(known.values()), height=deep * 0.9, color=colour, label=series.name)
+        for index in known:
+            if (spread := series.spread(index)) is not None:
+                axis.plot(spread, [at[index]] * 2, color=pictures.INK, linewidth=1.1)
+    axis.set_yticks(range(len(panel.places)), [str(place) for place in panel.places])
+    axis.set_ylim(len(panel.places) - 0.4, -0.6)
+    axis.grid(visible=False, axis="y")
+    axis.grid(visible=True, axis="x", linewidth=0.6)
+    if panel.mark is not None:
+        axis.axvline(panel.mark, color=pictures.INK, linewidth=0.9, linestyle="--")
+    if panel.is_logarithmic:
+        axis.set_xscale("log")
+
+
+def _lines(axis: Any, panel: Panel) -> None:
+    places = [float(place) for place in panel.places]
+    for number, series in enumerate(panel.series):
+        colour, marker = (kind[number % len(kind)] for kind in (pictures.SERIES, pictures.MARKERS))
+        known = [index for index, value in enumerate(series.values) if value is not None]
+        axis.plot([places[index] for index in known], [series.values[index] for index in known], color=colour,
+                  marker=marker, markersize=5, linewidth=1.4, label=series.name)  # fmt: skip
+        for index in known:
+            if (spread := series.spread(index)) is not None:
+                axis.plot([places[index]] * 2, spread, color=colour, linewidth=1)
+    if max(places) >= 16 * min(place for place in places if place > 0):
+        axis.set_xscale("log")
+        axis.set_xticks(places, [f"{place:g}" for place in places])
+        axis.minorticks_off()
+    if panel.is_logarithmic:
+        axis.set_yscale("log")
+    else:
+        axis.set_ylim(bottom=0)
+    if panel.mark is not None:
+        axis.axhline(panel.mark, color=pictures.INK, linewidth=0.9, linestyle="--")
+    axis.set_xlabel(panel.axis)
+
+
+def _name(axis: Any, panel: Panel, left_in: float) -> None:
+    axis.set_title("\n".join(textwrap.wrap(panel.title, int((WIDTH_IN - left_in) / CHARACTER_IN))))
+    if len(panel.series) > 1:  # below: nothing there that it could hide
+        below_in = 0.55 if panel.is_lines else 0.3
+        axis.legend(loc="upper left", bbox_to_anchor=(0, -below_in / _height_in(panel)), ncols=_columns(panel),
+                    handlelength=1.2)  # fmt: skip
+
+
+def _described(panel: Panel) -> str:
+    told = [
+        f"{place}{', ' + series.name if len(panel.series) > 1 else ''} {value:.4g}"
+        for index, place in enumerate(panel.places)
+        for series in panel.series
+        if (value := series.values[index]) is not None
+    ]
+    return f"{panel.title}: {', '.join(told)}"
+
+
+# ---------------------------------------------------------------- one function a benchmark
+
+
+def _spread(told: Result, middle: str = "median") -> tuple[float, tuple[float, float]]:
+    return told[middle], (told["low"], told["high"])
+
+
+def _from_spreads(name: str, told: Iterable[Result], middle: str = "median") -> Series:
+    pairs = [_spread(one, middle) for one in told]
+    return Series(name, [value for value, _ in pairs], [spread for _, spread in pairs])
+
+
+def _from_intervals(name: str, pairs: Iterable[Sequence[float]]) -> Series:
+    """Means and half widths; an infinite half width (one seed) is not drawn."""
+    told = [(mean, half if half is not None and half < float("inf") else None) for mean, half in pairs]
+    spreads = [None if half is None else (mean - half, mean + half) for mean, half in told]
+    return Series(name, [mean for mean, _ in told], spreads)
+
+
+def _quickstart(result: Result) -> list[Panel]:
+    rows = result["rows"]
+    places = [f"{row['kind'].replace('_', ' ')}, seed {row['seed']}" for row in rows]
+    series = [
+        Series(name, [row[key] for row in rows])
+        for name, key in (("before", "accuracy_before"), ("after", "accuracy_after"))
+    ]
+    return [Panel("greedy accuracy on held-out prompts", places, series, mark=0.9)]
+
+
+def _modes(result: Result) -> list[Panel]:
+    return [
+        Panel(title, list(result["modes"]), [_from_intervals(title, (told[key] for told in result["modes"].values()))])
+        for title, key in (("accuracy, 95 % interval", "accuracy_after"), ("samples/s, 95 % interval", "samples_per_s"))
+    ]
+
+
+def _engines(result: Result) -> list[Panel]:
+    told = result["engines"]
+    return [
+        Panel(title, list(told), [_from_intervals(title, (values[key] for values in told.values()))])
+        for title, key in (("accuracy, 95 % interval", "accuracy_after"), ("samples/s, 95 % interval", "samples_per_s"))
+    ]
+
+
+def _engine(result: Result) -> list[Panel]:
+    told = {
+        f"{case['workload']}, {case['slots']} slots" + ("" if side == "transformers" else ", sorted"): ratio
+        for case in result["cases"]
+        for side, ratio in case["ratio"].items()
+    }
+    return [Panel("embedded engine over `generate`, tokens/s", list(told), [_from_spreads("", told.values())], mark=1)]
+
+
+def _soak(result: Result) -> list[Panel]:
+    rows = [row for row in result["processes"] if row["minute_3_mb"] is not None]
+    series = [
+        Series(name, [row[key] for row in rows])
+        for name, key in (("minute 3", "minute_3_mb"), (f"minute {result['minutes']:g}", "end_mb"))
+    ]
+    return [Panel("resident memory, MB", [row["process"] for row in rows], series)]
+
+
+def _reward(result: Result) -> list[Panel]:
+    speed, cost = result["throughput"], result["overhead_ms"]
+    return [
+        Panel("verdicts/s", list(speed), [_from_spreads("", speed.values())], is_logarithmic=True),
+        Panel("one program on one core, ms", [name.replace("_", " ") for name in cost],
+              [_from_spreads("", cost.values())]),
+    ]  # fmt: skip
+
+
+def _reward_rates(result: Result) -> list[Panel]:
+    told = {name: one for name, one in result.items() if isinstance(one, dict) and "as_they_must_be" in one}
+    shares = [one["as_they_must_be"] / one["rows"] for one in told.values()]
+    return [Panel("verdicts that are as they must be", list(told), [Series("", shares)])]
+
+
+def _telemetry(result: Result) -> list[Panel]:
+    arms = [arm for arm in ("watched", "sinks") if arm in result]
+    series = [
+        _from_intervals(
+            name, ([100 * (result[arm][key][part] or 0) for part in ("mean", "half_width_95")] for arm in arms)
+        )
+        for name, key in (("processor time", "cpu_lost"), ("wall time", "wall_lost"))
+    ]
+    return [Panel("throughput lost, %, 95 % interval", arms, series, mark=100 * result["limit"])]
+
+
+def _weight_transfer(result: Result) -> list[Panel]:
+    panels = []
+    for size in sorted({row["mb"] for row in result["rows"]}):
+        rows = [row for row in result["rows"] if row["mb"] == size]
+        series = [
+            Series(name, [row[key] for row in rows])
+            for name, key in (("seen", "seen_ms"), ("allowed", "allowed_ms"))
+            if key in rows[0]
+        ]
+        panels.append(Panel(f"pause of generation, ms, {size:.0f} MB", [row["way"] for row in rows], series,
+                            is_logarithmic=True))  # fmt: skip
+    return panels
+
+
+def _delta(result: Result) -> list[Panel]:
+    rates = sorted({row["lr"] for row in result["rows"]})
+    series = []
+    for dtype in dict.fromkeys(row["dtype"] for row in result["rows"]):
+        shares = {row["lr"]: 100 * row["share"] for row in result["rows"] if row["dtype"] == dtype}
+        series.append(Series(dtype, [shares.get(rate) for rate in rates]))
+    return [Panel("bytes of a delta, % of the whole version", rates, series, axis="learning rate")]
+
+
+def _packing(result: Result) -> list[Panel]:
+    places = [row["set"].replace("_", " ") for row in result["rows"]]
+    return [
+        Panel("packed over padded, tokens/s", places, [Series("", [row["ratio"] for row in result["rows"]])], mark=1)
+    ]
+
+
+def _checkpoint(result: Result) -> list[Panel]:
+    cost, idle = result["cost"], result["idle"]
+    places = ["training stands still", "a step takes longer", "idle between steps"]
+    more = (100 * (cost["more_mean"] - cost["more_95"]), 100 * (cost["more_mean"] + cost["more_95"]))
+    values = [100 * value for value in (cost["stall_share"], cost["more_mean"], idle["idle_share"])]
+    return [Panel("cost of one checkpoint a step, %", places, [Series("", values, [None, more, None])], mark=2)]
+
+
+def _controller(result: Result) -> list[Panel]:
+    kinds = list(dict.fromkeys(row["kind"] for row in result["rows"]))
+    counts = sorted({row["workers"] for row in result["rows"]})
+    panels = []
+    for title, key in (("trajectories of 2,000 tokens a second", "trajectories_per_s"),
+                       ("processor time of each, ms", "cpu_ms_per_trajectory")):  # fmt: skip
+        series = []
+        for kind in kinds:
+            found = [
+                sorted(row[key] for row in result["rows"] if (row["kind"], row["workers"]) == (kind, count))
+                for count in counts
+            ]
+            series.append(Series(kind, [one[len(one) // 2] if one else None for one in found],
+                                 [(one[0], one[-1]) if one else None for one in found]))  # fmt: skip
+        panels.append(Panel(title, [float(count) for count in counts], series, axis="workers"))
+    return panels
+
+
+def _interruption(result: Result) -> list[Panel]:
+    lines = result["lines"]
+    ways = list(dict.fromkeys(line["way"] for line in lines))
+    places = list(dict.fromkeys(line["place"] for line in lines))
+    found = {(line["place"], line["way"]): (line["ratio"], line["ratio_half_width_95"]) for line in lines}
+    series = [_from_intervals(way, (found[place, way] for place in places)) for way in ways]
+    return [Panel("samples/s over drain, 95 % interval", places, series, mark=1)]
+
+
+def _logprob_memory(result: Result) -> list[Panel]:
+    rows = result["rows"]
+    cases = list(dict.fromkeys((row["predictions"], row["vocabulary"]) for row in rows))
+    chunks = list(dict.fromkeys(row["chunk"] for row in rows))
+    found = {(row["predictions"], row["vocabulary"], row["chunk"]): row["peak_mb"] for row in rows}
+    series = [
+        Series(f"chunk {chunk}" if chunk else "whole logits", [found.get((*case, chunk)) for case in cases])
+        for chunk in chunks
+    ]
+    places = [f"{num:,} x {vocabulary:,}" for num, vocabulary in cases]
+    return [Panel("peak memory, MB", places, series, is_logarithmic=True)]
+
+
+def _peer_trl(result: Result) -> list[Panel]:
+    sides = list(dict.fromkeys(row["side"] for row in result["rows"]))
+    seeds = sorted({row["seed"] for row in result["rows"]})
+    found = {(row["side"], row["seed"]): row for row in result["rows"]}
+    panels = []
+    for title, key in ((f"seconds to {result['accuracy']:.0%} accuracy", "time_to_s"), ("samples/s", "samples_per_s")):
+        series = [
+            Series(side, [found[side, seed][key] if (side, seed) in found else None for seed in seeds])
+            for side in sides
+        ]
+        panels.append(Panel(title, [f"seed {seed}" for seed in seeds], series))
+    return panels
+
+
+def _routing(result: Result) -> list[Panel]:
+    panels = []
+    policies = [
+        name for name in dict.fromkeys(entry["policy"] for entry in result["emulated"]) if name != "round_robin"
+    ]
+    for device in dict.fromkeys(entry["device"] for entry in result["emulated"]):
+        own = [entry for entry in result["emulated"] if entry["device"] == device]
+        pools = list(dict.fromkeys(entry["pool"] for entry in own))
+        found = {(entry["pool"], entry["policy"]): entry["speedup"] for entry in own}
+        series = [_from_intervals(policy, (found[pool, policy] for pool in pools)) for policy in policies]
+        panels.append(Panel(f"over dealing in turn, emulated: {device}", pools, series, mark=1))
+    if "real" in result:
+        own = [entry for entry in result["real"] if entry["policy"] != "round_robin"]
+        series = [_from_intervals("", (entry["speedup"] for entry in own))]
+        panels.append(
+            Panel("over dealing in turn, two real workers", [entry["policy"] for entry in own], series, mark=1)
+        )
+    return panels
+
+
+PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
+    "checkpoint": _checkpoint,
+    "controller": _controller,
+    "delta": _delta,
+    "engine": _engine,
+    "engines": _engines,
+    "interruption": _interruption,
+    "logprob_memory": _logprob_memory,
+    "modes": _modes,
+    "packing": _packing,
+    "peer_trl": _peer_trl,
+    "quickstart": _quickstart,
+    "reward": _reward,
+    "reward_rates": _reward_rates,
+    "routing": _routing,
+    "soak": _soak,
+    "telemetry": _telemetry,
+    "weight_transfer": _weight_transfer,
+}
