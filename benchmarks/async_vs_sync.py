@@ -28,6 +28,7 @@ from typing import Any
 
 from benchmarks import pictures
 from benchmarks.contenders import PLANNED, Contender, Emulated, Real
+from benchmarks.measured import Measured, add_options
 from benchmarks.runs import RESULTS, machine, mean_interval, show, train
 from benchmarks.steady import figures, refuse_distorted, time_to
 from controller.wiring import num_cores
@@ -59,11 +60,13 @@ def main() -> None:
         extra += ["data.eval=null", "eval.every_steps=0"]
     elif kind != "emulated":
         extra.append(f"eval.every_steps={options.eval_every}")
-    runner = Runner(config, [*extra, *options.overrides], options.runs_dir, options.accuracy)
+    measured = Measured.of("async_vs_sync", options)
+    runner = Runner(config, [*extra, *options.overrides], options.runs_dir, options.accuracy, measured)
     rows = [row for place in places for row in runner.compare(place, seeds, is_planning=not options.no_plan)]
     print_table(rows)
     if not options.quick:
         print(f"written to {keep(part, rows)}")
+    measured.finish()
 
 
 def parse() -> argparse.Namespace:
@@ -82,7 +85,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--no-plan", action="store_true", help="leave out the planner's split")
     parser.add_argument("--quick", action="store_true", help="one seed, few steps; writes nothing")
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
+    add_options(parser)
     options = parser.parse_intermixed_args()
     if "=" in options.config:
         options.overrides, options.config = [options.config, *options.overrides], ""
@@ -92,8 +95,11 @@ def parse() -> argparse.Namespace:
 class Runner:
     """Runs contenders one after the other, in turn within a seed."""
 
-    def __init__(self, config: str, overrides: Sequence[str], runs_dir: Path, accuracy: float | None) -> None:
+    def __init__(
+        self, config: str, overrides: Sequence[str], runs_dir: Path, accuracy: float | None, measured: Measured
+    ) -> None:
         self._config, self._overrides, self._runs_dir, self._accuracy = config, list(overrides), runs_dir, accuracy
+        self._measured = measured
 
     def compare(self, place: Emulated | Real, seeds: Sequence[int], *, is_planning: bool) -> list[Row]:
         """Every contender on every seed, the tuned baseline first."""
@@ -121,11 +127,15 @@ class Runner:
 
     def _run(self, contender: Contender, seed: int, *more: str) -> Row:
         overrides = [f"seed={seed}", *contender.overrides, *self._overrides, *more]
-        folder = Path(train(self._config, overrides, self._runs_dir)["folder"])
-        row = figures(folder)
-        refuse_distorted(row, folder)
-        row["time_to_s"] = time_to(folder, self._accuracy) if self._accuracy is not None else None
-        return {"folder": folder.name, **{key: row.get(key) for key in KEPT}}
+
+        def measure() -> Row:
+            folder = Path(train(self._config, overrides, self._runs_dir)["folder"])
+            row = figures(folder)
+            refuse_distorted(row, folder)
+            row["time_to_s"] = time_to(folder, self._accuracy) if self._accuracy is not None else None
+            return {"folder": folder.name, **{key: row.get(key) for key in KEPT}}
+
+        return self._measured.row([self._config, self._accuracy, *overrides], measure)
 
 
 def tell(row: Row) -> None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+from benchmarks.measured import Measured, add_options
 from benchmarks.runs import mean_interval, train, write
 
 ENGINES = ("embedded", "sglang")
@@ -29,16 +30,17 @@ def main() -> None:
     parser.add_argument("--config", default="configs/quickstart.yaml")
     parser.add_argument("--seeds", default="1,2,3,4,5")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
+    add_options(parser)
     options = parser.parse_intermixed_args()
     seeds = [1, 2] if options.quick else [int(seed) for seed in options.seeds.split(",")]
     extra = ["num_steps=20", "data.eval.limit=300"] if options.quick else []
     overrides = ["eval.every_steps=0", *extra, *options.overrides]
+    measured = Measured.of("engines", options)
     rows: list[dict[str, Any]] = []
     for seed in seeds:
         for engine in ENGINES:
             given = [f"seed={seed}", f"rollout.engine.kind={engine}", *overrides]
-            summary = train(options.config, given, options.runs_dir)
+            summary = measured.row([options.config, *given], partial(train, options.config, given, options.runs_dir))
             rows.append({"seed": seed, "engine": engine, **{key: summary[key] for key in KEYS}})
             print("  ".join(f"{key} {rows[-1][key]}" for key in ("seed", "engine", *KEYS[:5])), flush=True)
     result = compare(rows)
@@ -46,6 +48,7 @@ def main() -> None:
     if not options.quick:
         path = write("engines", "python -m benchmarks.engines " + " ".join(sys.argv[1:]), {"rows": rows, **result})
         print(f"written to {path}")
+    measured.finish()
 
 
 def compare(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -17,10 +17,12 @@ import argparse
 import statistics
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders import Emulated
+from benchmarks.measured import Measured, add_options
 from benchmarks.runs import mean_interval, train, write
 from benchmarks.steady import figures, refuse_distorted
 
@@ -40,19 +42,22 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.75)
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
+    add_options(parser)
     options = parser.parse_intermixed_args()
     seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
+    measured = Measured.of("interruption", options)
     rows: list[Row] = []
     for place, config, overrides in places(options):
         more = ["num_steps=8"] if options.quick else []
         for seed in seeds:
-            rows += measure(place, config, seed, [*overrides, *more, *options.overrides], options.runs_dir)
+            told = [*overrides, *more, *options.overrides]
+            rows += measure(place, config, seed, told, options.runs_dir, measured)
     lines = compare(rows)
     print_table(lines)
     if not options.quick:
         command = " ".join(["python -m benchmarks.interruption", *sys.argv[1:]])
         print(f"written to {write('interruption', command, {'rows': rows, 'lines': lines})}")
+    measured.finish()
 
 
 def places(options: argparse.Namespace) -> list[tuple[str, str, list[str]]]:
@@ -70,17 +75,24 @@ def places(options: argparse.Namespace) -> list[tuple[str, str, list[str]]]:
     return found
 
 
-def measure(place: str, config: str, seed: int, overrides: Sequence[str], runs_dir: Path) -> list[Row]:
+def measure(
+    place: str, config: str, seed: int, overrides: Sequence[str], runs_dir: Path, measured: Measured
+) -> list[Row]:
     """All ways on one seed, in turn."""
     rows = []
     for way in WAYS:
         told = [f"seed={seed}", f"rollout.interruption={way}", "staleness.max_staleness=4", "metrics.report=false"]
-        folder = Path(train(config, [*told, *overrides], runs_dir)["folder"])
-        found = figures(folder)
-        refuse_distorted(found, folder)
-        rows.append({"place": place, "way": way, "seed": seed, **{key: found.get(key) for key in KEPT}})
+        found = measured.row([config, *told, *overrides], partial(_figures, config, [*told, *overrides], runs_dir))
+        rows.append({"place": place, "way": way, "seed": seed, **found})
         print(f"{place}  seed {seed}  {way:10} {rows[-1]['samples_per_s']:.2f} samples/s", flush=True)
     return rows
+
+
+def _figures(config: str, told: Sequence[str], runs_dir: Path) -> Row:
+    folder = Path(train(config, told, runs_dir)["folder"])
+    found = figures(folder)
+    refuse_distorted(found, folder)
+    return {key: found.get(key) for key in KEPT}
 
 
 def compare(rows: Sequence[Row]) -> list[Row]:

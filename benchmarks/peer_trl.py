@@ -23,10 +23,12 @@ import sys
 import tempfile
 import venv
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from areal_like import running_sum
+from benchmarks.measured import Measured, add_options
 from benchmarks.runs import REPOSITORY, environment, mean_interval, train, write
 from benchmarks.steady import figures, time_to
 from controller.wiring import num_cores
@@ -51,7 +53,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="1,2,3,4,5")
     parser.add_argument("--rates", default=",".join(RATES), help="learning rates both sides are tuned over")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
+    add_options(parser)
     options = parser.parse_args()
     if options.build:
         build(options.index)
@@ -61,13 +63,15 @@ def main() -> None:
     seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
     rates = options.rates.split(",")[:1] if options.quick else options.rates.split(",")
     options.runs_dir.mkdir(parents=True, exist_ok=True)
-    contest = Contest(options.accuracy, options.steps, options.runs_dir.resolve())
+    measured = Measured.of("peer_trl", options)
+    contest = Contest(options.accuracy, options.steps, options.runs_dir.resolve(), measured)
     tuned = {side: contest.tuned(side, rates) for side in SIDES}
     rows = [contest.run(side, seed, tuned[side]) for seed in seeds for side in SIDES]
     result = {"accuracy": options.accuracy, "tuned": tuned, "versions": versions(), "rows": rows, **compare(rows)}
     print_table(result)
     name = "peer_trl_quick" if options.quick else "peer_trl"
     print(f"written to {write(name, ' '.join(['python -m benchmarks.peer_trl', *sys.argv[1:]]), result)}")
+    measured.finish()
 
 
 SIDES = ("ours", "trl")
@@ -94,8 +98,8 @@ def versions() -> dict[str, str]:
 class Contest:
     """Both sides, from the same starting model."""
 
-    def __init__(self, accuracy: float, steps: int, runs_dir: Path) -> None:
-        self._accuracy, self._steps, self._runs_dir = accuracy, steps, runs_dir
+    def __init__(self, accuracy: float, steps: int, runs_dir: Path, measured: Measured) -> None:
+        self._accuracy, self._steps, self._runs_dir, self._measured = accuracy, steps, runs_dir, measured
 
     def tuned(self, side: str, rates: Sequence[str]) -> str:
         """The learning rate that was soonest there (or most accurate at the end) on the tuning seed."""
@@ -106,7 +110,8 @@ class Contest:
 
     def run(self, side: str, seed: int, rate: str) -> Row:
         """One run of one side."""
-        row = self._ours(seed, rate) if side == "ours" else self._trl(seed, rate)
+        key = [side, seed, rate, self._accuracy, self._steps]
+        row = self._measured.row(key, partial(self._ours if side == "ours" else self._trl, seed, rate))
         shown = "never" if row["time_to_s"] is None else f"{row['time_to_s']:.0f} s"
         print(f"{side:5} seed {seed} lr {rate}: {self._accuracy:.0%} after {shown}, "
               f"{row['samples_per_s']:.0f} samples/s, best {row['best']:.3f}", flush=True)  # fmt: skip

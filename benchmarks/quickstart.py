@@ -13,9 +13,11 @@ import os
 import statistics
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measured import Measured, add_options
 from benchmarks.runs import train, write
 
 COIN = "import random\n\ndef toss(row, response, **info):\n    return random.Random(response).choice([0.0, 1.0])\n"
@@ -34,10 +36,11 @@ def main() -> None:
     parser.add_argument("--seeds", default="1,2,3,4,5")
     parser.add_argument("--control-seeds", default="1,2")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
+    add_options(parser)
     options = parser.parse_intermixed_args()
     seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
     controls = [] if options.quick else [int(seed) for seed in options.control_seeds.split(",") if seed]
+    measured = Measured.of("quickstart", options)
     rows: list[dict[str, Any]] = []
     runs_dir = options.runs_dir.resolve()
     config = str(Path("configs/quickstart.yaml").resolve())
@@ -46,7 +49,8 @@ def main() -> None:
         os.chdir(folder)
         for kind, wanted, extra in [("learning", seeds, []), *((kind, controls, CONTROLS[kind]) for kind in CONTROLS)]:
             for seed in wanted:
-                summary = train(config, [f"seed={seed}", *extra, *options.overrides], runs_dir)
+                told = [f"seed={seed}", *extra, *options.overrides]
+                summary = measured.row([kind, *told], partial(train, config, told, runs_dir))
                 rows.append({"kind": kind, "seed": seed, **{key: summary[key] for key in KEYS}})
                 print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
         os.chdir(runs_dir)
@@ -55,6 +59,7 @@ def main() -> None:
     if not options.quick:
         path = write("quickstart", "python -m benchmarks.quickstart " + " ".join(sys.argv[1:]), {"rows": rows})
         print(f"written to {path}")
+    measured.finish()
 
 
 if __name__ == "__main__":

@@ -25,10 +25,12 @@ import json
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import pictures
+from benchmarks.measured import Measured, add_options
 from benchmarks.runs import mean_interval, train, write
 
 LOSSES: dict[str, tuple[str, ...]] = {
@@ -57,41 +59,74 @@ def main() -> None:
     parser.add_argument("--tune", default="", metavar="LR,LR", help="learning rates each loss is tuned over")
     parser.add_argument("--sweep", default="", metavar="KEY=A,B", help="instead: values of one key of your config")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
+    add_options(parser)
     options = parser.parse_intermixed_args()
     bounds = ["0", "4"] if options.quick else options.bounds.split(",")
     seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
     extra = ["num_steps=10", "data.eval.limit=200"] if options.quick else []
+    measured = Measured.of("staleness", options)
     if options.sweep:
-        print_sweep(sweep(options.config, options.sweep, seeds, [*extra, *options.overrides], options.runs_dir))
+        more = [*extra, *options.overrides]
+        print_sweep(sweep(options.config, options.sweep, seeds, more, options.runs_dir, measured))
+        measured.finish()
         return
     losses = options.losses.split(",")
     if unknown := set(losses) - set(LOSSES):
         raise SystemExit(f"no loss {', '.join(sorted(unknown))}; known: {', '.join(LOSSES)}")
     overrides = [f"trainer.mini_batches={MINI_BATCHES}", "eval.every_steps=0", *extra, *options.overrides]
     rates = options.tune.split(",") if options.tune else []
-    tuned = {loss: tune(options.config, loss, rates, bounds, overrides, options.runs_dir) for loss in losses}
-    rows = measure(options.config, bounds, seeds, overrides, options.runs_dir, tuned)
+    jobs = Jobs(options.config, overrides, options.runs_dir, measured)
+    tuned = {loss: jobs.tune(loss, rates, bounds) for loss in losses}
+    rows = jobs.measure(bounds, seeds, tuned)
     result = {"mini_batches": MINI_BATCHES, "bounds": bounds, "seeds": seeds, "losses": losses, "tuned": tuned,
               "rows": rows, **compare(rows, bounds)}  # fmt: skip
     print_table(result)
     if not options.quick:
         print(f"written to {write('staleness', ' '.join(['python -m benchmarks.staleness', *sys.argv[1:]]), result)}")
+    measured.finish()
 
 
-def tune(
-    config: str, loss: str, rates: Sequence[str], bounds: Sequence[str], overrides: Sequence[str], runs_dir: Path
-) -> list[str]:
-    """Overrides of the best learning rate for a loss, none where nothing is tuned. One run each, the same for all."""
-    if not rates:
-        return []
-    bound = bounds[max(0, len(bounds) - 2)]
-    found = {}
-    for rate in rates:
-        told = [*limit(bound), *LOSSES[loss], *overrides, f"trainer.optimizer.lr={rate}"]
-        found[rate] = accuracy(train(config, [f"seed={TUNING_SEED}", *told], runs_dir))
-        print(f"tuning {loss}: lr {rate}, max_staleness {bound}: accuracy {found[rate]:.3f}", flush=True)
-    return [f"trainer.optimizer.lr={max(found, key=found.__getitem__)}"]
+class Jobs:
+    """Runs of one config, one after the other."""
+
+    def __init__(self, config: str, overrides: Sequence[str], runs_dir: Path, measured: Measured) -> None:
+        self._config, self._overrides, self._runs_dir, self._measured = config, overrides, runs_dir, measured
+
+    def tune(self, loss: str, rates: Sequence[str], bounds: Sequence[str]) -> list[str]:
+        """Overrides of the best learning rate for a loss, none where nothing is tuned. One run each, the same for
+        all."""
+        if not rates:
+            return []
+        bound = bounds[max(0, len(bounds) - 2)]
+        found = {}
+        for rate in rates:
+            row = self._run(TUNING_SEED, bound, loss, [f"trainer.optimizer.lr={rate}"])
+            found[rate] = row["accuracy_after"]
+            print(f"tuning {loss}: lr {rate}, max_staleness {bound}: accuracy {found[rate]:.3f}", flush=True)
+        return [f"trainer.optimizer.lr={max(found, key=found.__getitem__)}"]
+
+    def measure(self, bounds: Sequence[str], seeds: Sequence[int], tuned: Mapping[str, Sequence[str]]) -> list[Row]:
+        """Everything that is compared. tuned: by loss, what it runs with besides."""
+        rows: list[Row] = []
+        shown = ("accuracy_after", "samples_per_s", "staleness_mean", "staleness_max", "ess", "audit")
+        for seed in seeds:
+            for bound in bounds:
+                for loss, own in tuned.items():
+                    rows.append(self._run(seed, bound, loss, own))
+                    told = "".join(f"  {key} {_short(rows[-1][key])}" for key in shown)
+                    print(f"seed {seed}  max_staleness {bound}  {loss:10}{told}", flush=True)
+        return rows
+
+    def _run(self, seed: int, bound: str, loss: str, own: Sequence[str]) -> Row:
+        told = [f"seed={seed}", *limit(bound), *LOSSES[loss], *self._overrides, *own]
+
+        def measure() -> Row:
+            summary = train(self._config, told, self._runs_dir)
+            accuracy(summary)
+            row = {"seed": seed, "max_staleness": bound, "loss": loss, **{key: summary[key] for key in KEYS}}
+            return row | monitors(Path(summary["folder"]) / "metrics.jsonl")
+
+        return self._measured.row([self._config, *told], measure)
 
 
 def limit(bound: str) -> list[str]:
@@ -106,7 +141,9 @@ def accuracy(summary: Row) -> float:
     return float(summary["accuracy_after"])
 
 
-def sweep(config: str, text: str, seeds: Sequence[int], overrides: Sequence[str], runs_dir: Path) -> list[Row]:
+def sweep(
+    config: str, text: str, seeds: Sequence[int], overrides: Sequence[str], runs_dir: Path, measured: Measured
+) -> list[Row]:
     """A user's own config at several values of one key."""
     key, _, values = text.partition("=")
     if not key or not values:
@@ -114,7 +151,8 @@ def sweep(config: str, text: str, seeds: Sequence[int], overrides: Sequence[str]
     rows = []
     for seed in seeds:
         for value in values.split(","):
-            summary = train(config, [f"seed={seed}", *overrides, f"{key}={value}"], runs_dir)
+            told = [f"seed={seed}", *overrides, f"{key}={value}"]
+            summary = measured.row([config, *told], partial(train, config, told, runs_dir))
             rows.append({"key": key, "value": value, "seed": seed, **{name: summary[name] for name in KEYS}})
             print(f"seed {seed}  {key}={value}  accuracy {_short(summary['accuracy_after'])}  "
                   f"samples/s {_short(summary['samples_per_s'])}", flush=True)  # fmt: skip
@@ -131,30 +169,6 @@ def print_sweep(rows: Sequence[Row]) -> None:
             values = [row[name] for row in rows if row["value"] == value]
             cells.append("-" if None in values else _cell(_spread(values), 1 if name == "samples_per_s" else 3))
         print(f"{value:28}" + "".join(f"{cell:>28}" for cell in cells))
-
-
-def measure(
-    config: str,
-    bounds: Sequence[str],
-    seeds: Sequence[int],
-    overrides: Sequence[str],
-    runs_dir: Path,
-    tuned: Mapping[str, Sequence[str]],
-) -> list[Row]:
-    """Run everything, one run after the other. tuned: by loss, what it runs with besides."""
-    rows: list[Row] = []
-    for seed in seeds:
-        for bound in bounds:
-            for loss, own in tuned.items():
-                told = [f"seed={seed}", *limit(bound), *LOSSES[loss], *overrides, *own]
-                summary = train(config, told, runs_dir)
-                accuracy(summary)
-                row = {"seed": seed, "max_staleness": bound, "loss": loss, **{key: summary[key] for key in KEYS}}
-                rows.append(row | monitors(Path(summary["folder"]) / "metrics.jsonl"))
-                shown = ("accuracy_after", "samples_per_s", "staleness_mean", "staleness_max", "ess", "audit")
-                print(f"seed {seed}  max_staleness {bound}  {loss:10}" +
-                      "".join(f"  {key} {_short(rows[-1][key])}" for key in shown), flush=True)  # fmt: skip
-    return rows
 
 
 def monitors(metrics: Path) -> dict[str, float | None]:
