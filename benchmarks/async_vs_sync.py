@@ -10,7 +10,8 @@
 *one_step_off*: batch n+1 is generated while batch n trains. *async N*: max_staleness N. Emulated devices take the time
 a roofline gives (docs/decisions/0030-emulated-devices.md), everything else is real; every such figure is of a model of
 hardware. Lengths: on emulated devices a thinking model's, on real ones as they come. `bound share` is the rate over
-what the pool with more work could do if it never waited (benchmarks/steady.py). With --accuracy X real runs evaluate
+what the pool with more work could do if it never waited (benchmarks/steady.py), and `at most` the ratio to sync that
+it could then reach. With --accuracy X real runs evaluate
 every few steps and the time to X is told. Results are added to benchmarks/results/async_vs_sync.json, a part for each
 kind of device and model. A run that the machine distorted by more than 5 % ends the benchmark.
 """
@@ -30,12 +31,13 @@ from benchmarks import pictures
 from benchmarks.contenders import PLANNED, Contender, Emulated, Real
 from benchmarks.measured import Measured, add_options
 from benchmarks.runs import RESULTS, machine, mean_interval, show, train
-from benchmarks.steady import figures, refuse_distorted, time_to
+from benchmarks.steady import alone, figures, refuse_distorted, time_to
 from controller.wiring import num_cores
 
 RESULT = RESULTS / "async_vs_sync.json"
 KEPT = ("samples_per_s", "tokens_per_s", "step_s", "trainer_wait", "rollout_idle", "rollout_paused", "rollout_prefill",
         "staleness_mean", "bound_share", "trainer_alone_s", "rollout_alone_s", "late_share", "time_to_s")  # fmt: skip
+ALONE = ("trainer_alone_s", "rollout_alone_s")
 Row = dict[str, Any]
 
 
@@ -111,10 +113,15 @@ class Runner:
         contenders = [Contender("sync", "sync", baseline.overrides), *place.contenders(share)]
         rows = []
         for seed in seeds:
+            alone = None if isinstance(place, Emulated) else self._run(place.alone(), seed, "num_steps=10")
             for contender in contenders:
-                rows.append({"place": place.label, "name": contender.name, "seed": seed, "tuned": baseline.name,
-                             **self._run(contender, seed)})  # fmt: skip
-                tell(rows[-1])
+                row = {"place": place.label, "name": contender.name, "seed": seed, "tuned": baseline.name,
+                       **self._run(contender, seed)}  # fmt: skip
+                if alone is not None and isinstance(place, Real) and contender.mode != "sync":
+                    row |= {key: alone[key] for key in ALONE}
+                    row["bound_share"] = place.bound_s(alone) / row["step_s"]
+                rows.append(row)
+                tell(row)
         return rows
 
     def _tuned(self, place: Emulated | Real, seed: int) -> Contender:
@@ -133,6 +140,8 @@ class Runner:
             row = figures(folder)
             refuse_distorted(row, folder)
             row["time_to_s"] = time_to(folder, self._accuracy) if self._accuracy is not None else None
+            if contender.name == "alone":
+                row |= alone(folder)
             return {"folder": folder.name, **{key: row.get(key) for key in KEPT}}
 
         return self._measured.row([self._config, self._accuracy, *overrides], measure)
@@ -158,8 +167,14 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
                 "place": place, "name": name, "seeds": len(own), "ratio": mean,
                 "ratio_half_width_95": half if len(own) > 1 else None,
                 **{key: _mean([row[key] for row in own]) for key in KEPT},
+                "ratio_at_most": None if name == "sync" else _at_most(mean, _mean([row["bound_share"] for row in own])),
             })  # fmt: skip
     return lines
+
+
+def _at_most(ratio: float, bound_share: float | None) -> float | None:
+    """The ratio to sync if the pool with more work never waited: more is not to be had with these devices."""
+    return None if not bound_share else ratio / bound_share
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -167,20 +182,21 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
+COLUMNS = (
+    ("samples/s", "samples_per_s", ",.2f"), ("tokens/s", "tokens_per_s", ",.0f"), ("step s", "step_s", ".2f"),
+    ("to sync", "ratio", ".2f"), ("± 95 %", "ratio_half_width_95", ".2f"), ("at most", "ratio_at_most", ".2f"),
+    ("bound", "bound_share", ".1%"), ("trainer waits", "trainer_wait", ".1%"), ("rollout idle", "rollout_idle", ".1%"),
+    ("staleness", "staleness_mean", ".2f"), ("to acc. s", "time_to_s", ".1f"),
+)  # fmt: skip
+
+
 def print_table(rows: Sequence[Row]) -> None:
     """The comparison, as text."""
-    place = ""
-    for line in summarise(rows):
-        if line["place"] != place:
-            place = line["place"]
-            print(f"\n{place}\n{'':34}{'samples/s':>10}{'tokens/s':>11}{'step s':>8}{'to sync':>16}{'bound':>8}"
-                  f"{'trainer waits':>15}{'rollout idle':>14}{'staleness':>11}{'to acc. s':>11}")  # fmt: skip
-        half = "" if line["ratio_half_width_95"] is None else f" ± {line['ratio_half_width_95']:.2f}"
-        cells = [_cell(line[key], form) for key, form in (("bound_share", ".1%"), ("trainer_wait", ".1%"),
-                 ("rollout_idle", ".1%"), ("staleness_mean", ".2f"), ("time_to_s", ".1f"))]  # fmt: skip
-        ratio = f"{line['ratio']:.2f}{half}"
-        print(f"{line['name']:34}{line['samples_per_s']:10.2f}{line['tokens_per_s']:11,.0f}{line['step_s']:8.2f}"
-              f"{ratio:>16}{cells[0]:>8}{cells[1]:>15}{cells[2]:>14}{cells[3]:>11}{cells[4]:>11}")  # fmt: skip
+    lines = summarise(rows)
+    for place in dict.fromkeys(line["place"] for line in lines):
+        print(f"\n{place}\n{'':34}" + "".join(f"{title:>14}" for title, _, _ in COLUMNS))
+        for line in (line for line in lines if line["place"] == place):
+            print(f"{line['name']:34}" + "".join(f"{_cell(line[key], form):>14}" for _, key, form in COLUMNS))
 
 
 def _cell(value: float | None, form: str) -> str:

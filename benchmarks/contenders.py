@@ -9,7 +9,7 @@ devices are emulated. Synchronous: all GPUs generate, then all train; otherwise 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from areal_like.emulation.machines import gpu_named, model_named
@@ -132,6 +132,15 @@ class Real:
         spread = (*whole, f"rollout.num_workers={self.cores}", "rollout.threads=1",
                   f"rollout.engine.num_slots={self.sequences}")  # fmt: skip
         return [Contender("sync, one worker", "sync", whole), Contender("sync, a worker a core", "sync", spread)]
+
+    def alone(self) -> Contender:
+        """Trainer and one rollout worker in turn, one thread each: what both cost with nobody beside them."""
+        threads = ("rollout.threads=1", "trainer.threads=1", "rollout.num_workers=1")
+        return Contender("alone", "sync", ("mode=sync", *self.settings(), *threads))
+
+    def bound_s(self, alone: Mapping[str, float]) -> float:
+        """Seconds a step if the pool with more work never waited. alone: seconds a step of each (steady.alone)."""
+        return max(alone["trainer_alone_s"], alone["rollout_alone_s"] / max(1, self.cores - 1))
 
     def contenders(self, planned_share: float | None) -> list[Contender]:
         """All but the baseline: one core trains, the others generate."""

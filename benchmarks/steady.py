@@ -4,8 +4,9 @@ Owns: which steps count, and these figures. Refuses: starting runs (runs.py), co
 
 Rates of emulated devices are per emulated second, in emulated tokens. `bound_share` is the rate over what the pool with
 more work could do if it never waited: the trainer at the sum of its steps' own times, the rollout workers decoding full
-batches without a pause. `late_share` is how much the machine distorted an emulation: the trainer's lateness, and twice
-the mean lateness of an engine's wake-up a step (the last answer, and the next version), over the time of a step.
+batches without a pause; on real devices what both need is measured by a run in which they take turns (`alone`).
+`late_share` is how much the machine distorted an emulation: the trainer's lateness, and twice the mean lateness of an
+engine's wake-up a step (the last answer, and the next version), over the time of a step.
 """
 
 from __future__ import annotations
@@ -52,6 +53,18 @@ def figures(folder: Path) -> Row:
     if emulation is not None:
         row |= _emulated(config, data, counted, wall_s, tokens)
     return row
+
+
+def alone(folder: Path) -> Row:
+    """Seconds a step of a trainer and of rollout workers that took turns (`sync`), each with nobody beside it."""
+    data = RunData.load(RunFolder(folder), max_samples=1)
+    begin, end = data.steps[max(1, len(data.steps) // 5) - 1], data.steps[-1]
+    step_s = (end["wall_s"] - begin["wall_s"]) / (end["step"] - begin["step"])
+    pulses = [pulse for pulse in data.pulses if begin["wall_s"] <= pulse["wall_s"] <= end["wall_s"]]
+    seen_s = pulses[-1]["wall_s"] - pulses[0]["wall_s"]
+    return {
+        f"{role}_alone_s": growth(pulses, role).get("busy_s", 0.0) / seen_s * step_s for role in ("trainer", "rollout")
+    }
 
 
 def refuse_distorted(row: Row, folder: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import async_vs_sync, interruption, peer_trl
+from benchmarks import async_vs_sync, interruption, peer_trl, steady
 from benchmarks.contenders import Emulated, Real
 from benchmarks.steady import full_rate, late_share, refuse_distorted
 from controller.overrides import load_config
@@ -22,6 +23,28 @@ def test_ratios_are_taken_within_a_seed():
     lines = {line["name"]: line for line in async_vs_sync.summarise(rows)}
     assert lines["async 4"]["ratio"] == pytest.approx(2.0)
     assert lines["async 4"]["ratio_half_width_95"] == pytest.approx(0.0)
+
+
+def test_more_than_the_busier_pool_can_do_is_not_to_be_had():
+    rows = [row("sync", 1, 10.0), {**row("async 4", 1, 15.0), "bound_share": 0.75}]
+    lines = {line["name"]: line for line in async_vs_sync.summarise(rows)}
+    assert lines["async 4"]["ratio_at_most"] == pytest.approx(2.0)
+    assert lines["sync"]["ratio_at_most"] is None
+    assert Real(64, 3).bound_s({"trainer_alone_s": 1.0, "rollout_alone_s": 3.0}) == pytest.approx(1.5)
+
+
+def test_what_trainer_and_engine_need_alone_is_their_share_of_a_step(tmp_path, monkeypatch):
+    steps = [{"step": number, "wall_s": 10.0 * number} for number in range(1, 6)]
+    pulses = [
+        {"wall_s": float(at), "processes": {
+            "trainer": {"role": "trainer", "counters": {"busy_s": 0.2 * at}},
+            "rollout-0": {"role": "rollout", "counters": {"busy_s": 0.7 * at}},
+        }}
+        for at in range(50)
+    ]  # fmt: skip
+    found = SimpleNamespace(steps=steps, pulses=pulses)
+    monkeypatch.setattr(steady.RunData, "load", lambda *_, **__: found)
+    assert steady.alone(tmp_path) == pytest.approx({"trainer_alone_s": 2.0, "rollout_alone_s": 7.0})
 
 
 def test_parts_measured_on_other_days_are_kept(tmp_path):
