@@ -149,8 +149,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from controller import job
 
     if command == "train":
-        return job.train(loaded.config, source=loaded.source)
-    return job.sft(loaded.config) if command == "sft" else job.evaluate(loaded.config)
+        return job.train(loaded.config, source=loaded.source, tables=found.tables)
+    return job.sft(loaded.config) if command == "sft" else job.evaluate(loaded.config, tables=found.tables)
 
 
 def _preflight(loaded: LoadedConfig, purpose: Purpose) -> Preflight:

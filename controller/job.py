@@ -26,7 +26,7 @@ from areal_like.config import dump_yaml
 from areal_like.errors import UserError
 from controller.config import RunConfig
 from controller.display import Display
-from controller.job_rows import JobRows
+from controller.job_rows import JobRows, Tables
 from controller.launch.local import LocalLauncher
 from controller.outcome import as_operation
 from controller.overrides import build
@@ -42,9 +42,12 @@ INTERRUPTED = 130
 SFT_GRACE_S = 2.0
 
 
-def train(config: RunConfig, *, source: str = "") -> int:
-    """Run a job in a folder of its own; returns the exit status. Raises UserError, OperationError."""
-    rows = JobRows.load(config)
+def train(config: RunConfig, *, source: str = "", tables: Tables | None = None) -> int:
+    """Run a job in a folder of its own; returns the exit status. Raises UserError, OperationError.
+
+    tables: its rows, where they were read already.
+    """
+    rows = JobRows.load(config, tables=tables)
     folder = _new_folder(config, config.name, "train", rows, source=source)
     return _run(Stretch(config, folder, rows).run())
 
@@ -70,7 +73,7 @@ def resume(run: Path) -> int:
     return _run(Stretch(config, folder, rows, is_resume=True).run())
 
 
-def evaluate(config: RunConfig) -> int:
+def evaluate(config: RunConfig, *, tables: Tables | None = None) -> int:
     """Score the model on data.eval and print the accuracy; returns the exit status.
 
     A model that model.path names is scored as it is: warm_start is left out.
@@ -78,7 +81,7 @@ def evaluate(config: RunConfig) -> int:
     if config.model.path is not None and config.warm_start is not None:
         print(f"evaluating {config.model.path} as it is: warm_start is left out")
         config = config.model_copy(update={"warm_start": None})
-    rows = JobRows.load(config, needs_train=False)
+    rows = JobRows.load(config, needs_train=False, tables=tables)
     if rows.eval_table is None:
         raise UserError(
             "there is nothing to evaluate on", where="data.eval", remedy="name a data set: data.eval.path=..."

@@ -14,6 +14,14 @@ from controller.config import RunConfig
 from controller.data import DrawOrder, Table, load_eval, load_train
 
 
+@dataclass(frozen=True)
+class Tables:
+    """What was read when the job was checked; None: not yet."""
+
+    train: Table | None = None
+    eval: Table | None = None
+
+
 @dataclass
 class JobRows:
     """The data rows of a job, by draw."""
@@ -25,10 +33,11 @@ class JobRows:
     num_periodic: int
 
     @staticmethod
-    def load(config: RunConfig, *, needs_train: bool = True) -> JobRows:
-        """Read what the configuration names. Raises UserError."""
-        train_table = load_train(config) if needs_train else None
-        eval_table = load_eval(config)
+    def load(config: RunConfig, *, needs_train: bool = True, tables: Tables | None = None) -> JobRows:
+        """Read what the configuration names, unless `tables` hold it. Raises UserError."""
+        known = tables or Tables()
+        train_table = known.train or (load_train(config) if needs_train else None)
+        eval_table = known.eval or load_eval(config)
         num_rows = len(eval_table) if eval_table is not None else 0
         return JobRows(
             train_table,

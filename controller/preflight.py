@@ -26,6 +26,7 @@ from controller import model_folder, model_init, user_code
 from controller.config import RunConfig, missing, silent_endpoints
 from controller.config_problems import Problem
 from controller.data import Table, load_demonstrations, load_eval, load_train
+from controller.job_rows import Tables
 from controller.launch.cluster.survey import survey
 from controller.pool_sizes import fit_problem
 from controller.reward_services import problems_of
@@ -52,6 +53,11 @@ class Preflight:
     """config.json of model.path, where it could be read."""
     seats: list[str] = field(default_factory=list)
     """Who would sit where on the cluster, a line per node."""
+
+    @property
+    def tables(self) -> Tables:
+        """For the job: reading large data sets takes long, and once is enough."""
+        return Tables(self.train, self.eval)
 
 
 def look(config: RunConfig, purpose: Purpose) -> Preflight:

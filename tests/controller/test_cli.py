@@ -40,13 +40,13 @@ class FakeJob(types.ModuleType):
             raise self.raises
         return self.status
 
-    def train(self, config: RunConfig, *, source: str) -> int:
+    def train(self, config: RunConfig, *, source: str, tables: object) -> int:
         return self._called("train", (config, source))
 
     def sft(self, config: RunConfig) -> int:
         return self._called("sft", config)
 
-    def evaluate(self, config: RunConfig) -> int:
+    def evaluate(self, config: RunConfig, *, tables: object) -> int:
         return self._called("evaluate", config)
 
     def resume(self, run: Path) -> int:

@@ -17,7 +17,7 @@ from small_run import until
 
 from areal_like.errors import LedgerError, OperationError, UserError
 from areal_like.metrics import read_jsonl
-from controller import job, stretch
+from controller import data, job, job_rows, stretch
 from controller.config import PrometheusSettings
 from controller.ledger import Ledger
 from controller.outcome import Outcome
@@ -50,6 +50,14 @@ def stretches(monkeypatch) -> list[Stretch]:
 
     monkeypatch.setattr(Stretch, "run", run)
     return begun
+
+
+def test_rows_that_were_read_for_the_checks_are_not_read_again(config, stretches, monkeypatch):
+    tables = job_rows.Tables(data.load_train(config), data.load_eval(config))
+    for name in ("load_train", "load_eval"):
+        monkeypatch.setattr(job_rows, name, lambda _: pytest.fail("read twice"))
+    job.train(config, tables=tables)
+    assert stretches[0].rows.train_table is tables.train
 
 
 def stopped_run(config) -> RunFolder:

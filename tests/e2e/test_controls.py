@@ -21,7 +21,7 @@ def test_random_rewards_teach_nothing(areal, quickstart, tmp_path):
         "import random\n\ndef toss(row, response, **info):\n    return random.Random(response).choice([0.0, 1.0])\n"
     )
     run = areal(
-        "train", quickstart, "num_steps=12", "groups_per_step=24", "data.eval.limit=300", "eval.every_steps=0",
+        "train", quickstart, "num_steps=10", "groups_per_step=16", "data.eval.limit=300", "eval.every_steps=0",
         "metrics.report=false",
         "reward.scorers=[{kind: 'coin:toss'}, {kind: running_sum, weight: 0}]",
     )  # fmt: skip

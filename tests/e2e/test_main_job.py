@@ -18,13 +18,15 @@ SUMMARY_KEYS = {
 
 
 @pytest.fixture(scope="module")
-def finished(request, runs_dir, quickstart, tmp_path_factory):
-    """The quickstart, some half as long, shared by the tests of this module."""
+def finished(request, runs_dir, quickstart, sooner, tmp_path_factory):
+    """The quickstart, shorter and with more updates a step, shared by the tests of this module."""
     from_module = request.getfixturevalue("run_class")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(SHARED, raising=False)  # all as a user has it
         run = from_module(
-            ["train", quickstart, "num_steps=48", f"runs_dir={runs_dir}"], tmp_path_factory.mktemp("main"), runs_dir
+            ["train", quickstart, "num_steps=32", "eval.every_steps=12", *sooner, f"runs_dir={runs_dir}"],
+            tmp_path_factory.mktemp("main"),
+            runs_dir,
         )
     status = run.wait()
     assert status == 0, run.output
@@ -88,7 +90,7 @@ def test_final_policy_is_a_hugging_face_model(finished):
 def test_most_steps_saw_samples_of_more_than_one_version(finished):
     """Rollouts went on over weight swaps, so answers span versions: asynchrony was real."""
     stale = [row for row in finished.metrics("step") if any(value > 0 for value in row["staleness"])]
-    assert len(stale) > 40
+    assert len(stale) > 0.8 * finished.summary["steps"]
     assert finished.metrics("swap")
 
 

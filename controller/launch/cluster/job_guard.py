@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 STOP = b"s"
+STOPS = (signal.SIGTERM, signal.SIGINT)
 UNKNOWN = 1
 """Exit status when the controller said none: it was killed."""
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -39,8 +40,10 @@ def guard(work: Callable[[], int]) -> int:
     word_out, word_in = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # a stop that comes now waits until we can pass it on
     between = os.fork()
     if between == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.setsid()
         if os.fork():
             os._exit(0)
@@ -50,8 +53,9 @@ def guard(work: Callable[[], int]) -> int:
     os.close(status_in)
     os.close(word_out)
     os.waitpid(between, 0)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPS:
         signal.signal(number, lambda *_: os.write(word_in, STOP))
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     told = os.read(status_out, 1)  # a signal interrupts it for its handler only
     return told[0] if told else UNKNOWN
 
