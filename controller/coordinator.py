@@ -18,7 +18,7 @@ evaluations, announcements, leases, migrations, the end. The reasons for the rul
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from areal_like.errors import UserError
 from areal_like.trajectory import NO_VERSION
@@ -67,12 +67,17 @@ class Coordinator:
 
     def handle(self, event: p.Event, now_s: float) -> list[p.Effect]:
         """Take in one event at monotonic time `now_s`; ledger effects come first in the answer."""
+        return self.handle_together((event,), now_s)
+
+    def handle_together(self, events: Sequence[p.Event], now_s: float) -> list[p.Effect]:
+        """The same for events of one instant, settled once: thousands of simulated workers load a version at a time."""
         state = self._state
         state.now_s = now_s
-        assert self._is_started != isinstance(event, p.RunStarted), "RunStarted is the first event, once"
-        is_quiet = isinstance(event, QUIET_EVENTS) and not state.eval_jobs and self.settings.swap != "rolling"
-        self._take(event)
-        state.is_roster_news |= not is_quiet
+        for event in events:
+            assert self._is_started != isinstance(event, p.RunStarted), "RunStarted is the first event, once"
+            is_quiet = isinstance(event, QUIET_EVENTS) and not state.eval_jobs and self.settings.swap != "rolling"
+            self._take(event)
+            state.is_roster_news |= not is_quiet
         if state.phase is not Phase.OVER:
             self._settle()
         return state.take_effects()

@@ -66,9 +66,17 @@ class Lengths:
         apart = math.sqrt(1 - self.between)
         if self.quantiles:
             return lambda own, count: self._at(common + apart * own.standard_normal(count))
-        sigma = math.sqrt(math.log(1 + self.cv**2))
-        centre = math.log(self.mean) - sigma**2 / 2 + sigma * common
-        return lambda own, count: np.exp(centre + sigma * apart * own.standard_normal(count))
+        return lambda own, count: self._log_normal(common + apart * own.standard_normal(count))
+
+    def draw_groups(self, rng: np.random.Generator, group_size: int, count: int) -> list[list[int]]:
+        """The same for `count` groups at once: as many draws of the same kind, in another order."""
+        if self.groups:
+            return [self.draw(rng, group_size) for _ in range(count)]
+        common = math.sqrt(self.between) * rng.standard_normal((count, 1))
+        normal_GS = common + math.sqrt(1 - self.between) * rng.standard_normal((count, group_size))
+        drawn = self._at(normal_GS) if self.quantiles else self._log_normal(normal_GS)
+        found: list[list[int]] = np.clip(np.rint(drawn), 1, self.cap).astype(np.int64).tolist()
+        return found
 
     def cut(self, lengths: np.ndarray) -> list[int]:
         """Whole tokens, at least 1, at most `cap`."""
@@ -80,9 +88,15 @@ class Lengths:
         rng = np.random.default_rng(seed)
         return float(np.mean([self.draw(rng, 8) for _ in range(groups)]))
 
+    def _log_normal(self, normal: np.ndarray) -> np.ndarray:
+        """The length of each standard normal number."""
+        sigma = math.sqrt(math.log(1 + self.cv**2))
+        return np.exp(math.log(self.mean) - sigma**2 / 2 + sigma * normal)
+
     def _at(self, normal: np.ndarray) -> np.ndarray:
         """The quantile of each standard normal number, straight lines in the logarithm between the table's."""
-        shares = np.asarray([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in normal])
+        shares = np.asarray([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in normal.ravel().tolist()])
+        shares = shares.reshape(normal.shape)
         places = np.linspace(0, 1, len(self.quantiles))
         return np.exp(np.interp(shares, places, np.log(self.quantiles))) * self.scale
 

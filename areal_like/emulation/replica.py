@@ -5,7 +5,11 @@ Owns: the worker's own time: decoding, prefill, pauses; which answers end when. 
 
 All active sequences gain one token a decode step, so one count of tokens serves them all: a sequence that started at
 count a and has n tokens to go ends at count a + n. The rate changes when the batch does, and with the cache's growth at
-least every MAX_STRIDE_TOKENS.
+least every `stride_tokens`; in between it is the one at the middle of the stretch, which is exact where a step's time
+grows in proportion to the cache.
+
+A cache that is full sends the sequences with the fewest tokens back to wait, where they keep their tokens and are
+prefilled again later, as SGLang does (its scheduler calls it retraction).
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from areal_like.emulation.roofline import Costs
 
 MAX_STRIDE_TOKENS = 512.0
 EPSILON = 1e-6
+RESERVED_TOKENS = 512
+"""Growth of each sequence that a full cache makes room for, before another one starts or after some were sent back."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,10 +46,16 @@ class Sequence:
 class Replica:
     """Moves only when told to (`advance`); `wake_s` says when that is next due."""
 
-    def __init__(self, name: str, costs: Costs, max_sequences: int, *, grid_tokens: int = 0) -> None:
-        """grid_tokens: ends are rounded to multiples of so many tokens, so that several fall together; 0: exact."""
+    def __init__(
+        self, name: str, costs: Costs, max_sequences: int, *, grid_tokens: int = 0, cache_tokens: float = math.inf,
+        stride_tokens: float = MAX_STRIDE_TOKENS,
+    ) -> None:  # fmt: skip
+        """grid_tokens: ends are rounded to multiples of so many tokens, so that several fall together; 0: exact.
+
+        cache_tokens: prompts and answers held at once, at most; infinite: max_sequences is all that counts.
+        """
         self.name, self._costs, self._max_sequences = name, costs, max_sequences
-        self._grid_tokens = grid_tokens
+        self._grid_tokens, self._cache_tokens, self._stride_tokens = grid_tokens, cache_tokens, stride_tokens
         self.now_s = 0.0
         self.version = -1
         self.busy_s = self.paused_s = self.prefill_s = self.idle_s = 0.0
@@ -51,6 +63,8 @@ class Replica:
         self._count = 0.0
         """Tokens every active sequence gained since the worker's start."""
         self._step_s = math.inf
+        self._wake_count = math.inf
+        """Count at which something ends, or the rate must be looked at again."""
         self._debt_s = 0.0
         """Prefill that decoding has to wait for."""
         self._paused_until_s = -1.0
@@ -78,47 +92,88 @@ class Replica:
 
     def advance(self, now_s: float) -> None:
         """Let time pass up to `now_s`; nothing ends before `wake_s`."""
-        elapsed_s, self.now_s = now_s - self.now_s, now_s
-        paused_s = min(elapsed_s, max(0.0, self._paused_until_s - (now_s - elapsed_s)))
-        self.paused_s += paused_s
-        elapsed_s -= paused_s
+        began_s, self.now_s = self.now_s, now_s
+        elapsed_s = now_s - began_s
+        if elapsed_s <= 0:
+            return
+        if self._paused_until_s > began_s:
+            paused_s = min(elapsed_s, self._paused_until_s - began_s)
+            self.paused_s += paused_s
+            elapsed_s -= paused_s
         if not self._active:
             self.idle_s += elapsed_s
             return
-        prefill_s = min(elapsed_s, self._debt_s)
-        self._debt_s -= prefill_s
-        self.prefill_s += prefill_s
-        decode_s = elapsed_s - prefill_s
-        self.busy_s += decode_s
-        steps = decode_s / self._step_s
+        if self._debt_s:
+            prefill_s = min(elapsed_s, self._debt_s)
+            self._debt_s -= prefill_s
+            self.prefill_s += prefill_s
+            elapsed_s -= prefill_s
+        self.busy_s += elapsed_s
+        steps = elapsed_s / self._step_s
         self._count += steps
         self.steps += steps
         self.tokens += steps * len(self._active)
 
     def take_ended(self) -> list[Sequence]:
         """Sequences whose last token is out."""
-        ended = []
-        while self._active and self._active[0][0] <= self._count + EPSILON:
-            end, _, sequence = heapq.heappop(self._active)
+        ended: list[Sequence] = []
+        active, last = self._active, self._count + EPSILON
+        while active and active[0][0] <= last:
+            end, _, sequence = heapq.heappop(active)
             self._context -= sequence.prompt + sequence.length - end
             ended.append(sequence)
         return ended
 
     def refill(self) -> list[Sequence]:
-        """Start what waits, as far as slots go; returns what started. Reprices the decode step."""
-        started = []
-        while self.is_admitting and self._waiting and len(self._active) < self._max_sequences:
-            sequence = self._waiting.popleft()
-            self._serial += 1
-            sequence.end = self._count + sequence.length - sequence.ready
-            if self._grid_tokens:
-                sequence.end = max(1, round(sequence.end / self._grid_tokens)) * float(self._grid_tokens)
-            heapq.heappush(self._active, (sequence.end, self._serial, sequence))
-            self._context += sequence.prompt + sequence.ready - self._count
-            self._debt_s += self._costs.prefill_s(sequence.prompt - sequence.shared + sequence.ready)
-            started.append(sequence)
-        self._step_s = self._costs.decode_s(len(self._active), self.context_tokens) if self._active else math.inf
+        """Start what waits, as far as slots and cache go; returns what started. Reprices the decode step."""
+        active, started = self._active, []
+        if self._context + len(active) * self._count > self._cache_tokens:
+            self._make_room()
+        if self._waiting and self.is_admitting:
+            prefilled = 0
+            while self._waiting and len(active) < self._max_sequences and self._has_room(self._waiting[0]):
+                sequence = self._waiting.popleft()
+                self._serial += 1
+                sequence.end = self._count + sequence.length - sequence.ready
+                if self._grid_tokens:
+                    sequence.end = max(1, round(sequence.end / self._grid_tokens)) * float(self._grid_tokens)
+                heapq.heappush(active, (sequence.end, self._serial, sequence))
+                self._context += sequence.prompt + sequence.ready - self._count
+                prefilled += sequence.prompt - sequence.shared + sequence.ready
+                started.append(sequence)
+            if prefilled:
+                self._debt_s += self._costs.prefill_s(prefilled)
+        self._reprice()
         return started
+
+    def _reprice(self) -> None:
+        """How long a decode step takes from here to the next look."""
+        number = len(self._active)
+        if not number:
+            self._step_s = self._wake_count = math.inf
+            return
+        context = self._context + number * self._count
+        stretch = min(self._active[0][0] - self._count, self._stride_tokens)
+        if number > 1 and self._cache_tokens < math.inf:
+            stretch = min(stretch, max(1.0, (self._cache_tokens - context) / number + 1))
+        self._wake_count = self._count + stretch
+        self._step_s = self._costs.decode_s(number, context + max(0.0, stretch) * number / 2)
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """The cache holds it too, and some growth of all; what is alone always has room."""
+        number = len(self._active)
+        held = self._context + number * self._count + sequence.prompt + sequence.ready
+        return not number or held + RESERVED_TOKENS * (number + 1) <= self._cache_tokens
+
+    def _make_room(self) -> None:
+        """Send back whoever has the fewest tokens, until the others can grow for a while."""
+        by_tokens = sorted(self._active, key=lambda entry: -self.tokens_of(entry[2]))
+        while len(by_tokens) > 1 and self.context_tokens + RESERVED_TOKENS * len(by_tokens) > self._cache_tokens:
+            sequence = by_tokens.pop()[2]
+            ready = int(self.tokens_of(sequence))
+            self.remove(sequence)
+            sequence.ready, sequence.shared, sequence.end = ready, 0, math.inf
+            self._waiting.appendleft(sequence)
 
     @property
     def active(self) -> list[Sequence]:
@@ -155,8 +210,8 @@ class Replica:
 
     @property
     def wake_s(self) -> float:
-        """When something ends, or the rate must be looked at again; infinite while nothing runs."""
+        """When something ends, or the rate must be looked at again; infinite while nothing runs. `refill` before."""
         if not self._active:
             return math.inf
-        steps = min(self._active[0][0] - self._count, MAX_STRIDE_TOKENS)
-        return max(self.now_s, self._paused_until_s) + self._debt_s + max(0.0, steps) * self._step_s
+        steps = self._wake_count - self._count
+        return max(self.now_s, self._paused_until_s) + self._debt_s + (steps * self._step_s if steps > 0 else 0.0)

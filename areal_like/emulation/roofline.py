@@ -7,6 +7,8 @@ arithmetic, and never takes less than a floor (launches, scheduling, sampling, d
 
     decode_s = max(floor, (weights + kv_bytes) / (tp * bandwidth * e_b), 2 N batch / (tp * flops * e_p)) + tp reductions
 
+How many sequences a worker decodes is a question of the cache: their tokens at the time, not what they will grow to.
+
 Training costs 6 N FLOPs a token (8 with activations recomputed), 2 N more where proximal log-probs are recomputed, and
 attention 2 x layers x hidden x length^2 forward (causal), three or four times that with the backward pass, over
 flops * mfu (arXiv 2205.05198, section 4.1, counts the same way). An update reads and writes AdamW's state, and
@@ -17,8 +19,10 @@ gradients and weights cross the network once:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from areal_like.emulation.machines import Gpu, Model
@@ -52,6 +56,16 @@ class Costs(Protocol):
 
     def max_sequences(self, mean_context: float) -> int:
         """Sequences that fit the cache of one worker at this mean number of tokens each."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """Sequences a worker decodes at once at most, whatever its cache holds."""
+        ...
+
+    @property
+    def cache_tokens(self) -> float:
+        """Prompts' and answers' tokens that one worker's cache holds; infinite where that is no limit."""
         ...
 
     @property
@@ -106,15 +120,31 @@ class Roofline:
 
     def decode_s(self, batch: int, context_tokens: float) -> float:
         """See the module."""
-        read = self.model.weight_bytes + context_tokens * self.model.kv_bytes_per_token
-        memory_s = read / (self.tp * self.gpu.bandwidth * self.reached.bandwidth)
-        arithmetic_s = 2 * self.model.parameters * batch / (self.tp * self.gpu.flops * self.reached.prefill_mfu)
-        reductions_s = 2 * self.model.layers * self.reached.reduction_s if self.tp > 1 else 0.0
-        return max(self.reached.decode_floor_s, memory_s, arithmetic_s) + reductions_s
+        memory_s = (self.model.weight_bytes + context_tokens * self._kv_bytes) * self._byte_s
+        step_s = max(self.reached.decode_floor_s, memory_s, batch * self._token_s)
+        return step_s + self._reductions_s
+
+    @cached_property
+    def _kv_bytes(self) -> float:
+        return self.model.kv_bytes_per_token
+
+    @cached_property
+    def _byte_s(self) -> float:
+        """Reading one byte of weights or cache."""
+        return 1.0 / (self.tp * self.gpu.bandwidth * self.reached.bandwidth)
+
+    @cached_property
+    def _token_s(self) -> float:
+        """The arithmetic of one token's forward pass."""
+        return 2 * self.model.parameters / (self.tp * self.gpu.flops * self.reached.prefill_mfu)
+
+    @cached_property
+    def _reductions_s(self) -> float:
+        return 2 * self.model.layers * self.reached.reduction_s if self.tp > 1 else 0.0
 
     def prefill_s(self, tokens: float) -> float:
         """2 N FLOPs a token."""
-        return 2 * self.model.parameters * tokens / (self.tp * self.gpu.flops * self.reached.prefill_mfu)
+        return tokens * self._token_s
 
     def stage_s(self) -> float:
         """Each GPU of a worker receives its share over its own network card."""
@@ -152,8 +182,13 @@ class Roofline:
 
     def max_sequences(self, mean_context: float) -> int:
         """What the memory left by the weights holds; at least one."""
+        return max(1, min(self.slots, int(self.cache_tokens / mean_context)))
+
+    @property
+    def cache_tokens(self) -> float:
+        """What the memory left by the weights holds."""
         room = CACHE_SHARE * self.gpu.memory * self.tp - self.model.weight_bytes
-        return max(1, min(self.slots, int(room / (self.model.kv_bytes_per_token * mean_context))))
+        return room / self.model.kv_bytes_per_token
 
     @property
     def trainer_ranks(self) -> int:
@@ -200,6 +235,11 @@ class Measured:
     def max_sequences(self, mean_context: float) -> int:
         """The engine's slots."""
         return self.slots
+
+    @property
+    def cache_tokens(self) -> float:
+        """No limit: the slots are."""
+        return math.inf
 
     @property
     def trainer_ranks(self) -> int:

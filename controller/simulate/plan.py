@@ -15,7 +15,8 @@ from areal_like.emulation.machines import Gpu, Model
 from areal_like.emulation.roofline import Costs, Efficiencies, Measured, Roofline, smallest_tp
 from areal_like.errors import UserError
 from controller.config import RunConfig
-from controller.simulate.world import Job, Outcome, World
+from controller.simulate.job import Job, Outcome
+from controller.simulate.world import World
 
 MACHINE_KEYS = ("gpus", "rollout_share", "tp")
 """What a sweep varies beside keys of the config."""

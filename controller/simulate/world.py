@@ -4,104 +4,39 @@ Owns: the queue of events, what each effect of the coordinator does to the machi
 Refuses: how long things take and answers are (areal_like/emulation), sweeping (plan.py).
 
 The trainer asks one batch ahead, as the real one does. Rewards take `reward_s` each, in parallel. Messages take no
-time. A lease is one sample, or in jobs above MAX_LEASES one group (docs/decisions/0025-simulator.md).
+time. A lease is one sample, or in large jobs one group (docs/decisions/0025-simulator.md). Workers that are told of a
+version at the same moment load it at the same moment, and the coordinator hears of it at once.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
-from areal_like.emulation.lengths import Lengths
-from areal_like.emulation.replica import Replica, Sequence
+from areal_like.emulation.replica import MAX_STRIDE_TOKENS, Replica, Sequence
 from areal_like.emulation.roofline import Costs
 from areal_like.packing import pack, partition
 from controller import protocol as p
 from controller.coordinator import Coordinator
 from controller.settings import CoordinatorSettings
+from controller.simulate.job import Job, Outcome
 
-MAX_LEASES = 1_000_000
-"""Samples above which a lease is a whole group."""
-GRID_PARTS = 32
-"""In such jobs answers end on multiples of this part of their mean length, to the nearest: several at one event."""
+GRID_PARTS = 16
+"""Where a lease is a group, answers end on multiples of this part of their mean length, to the nearest: several at one
+event."""
+GROUP_STRIDE_TOKENS = 4096.0
+"""There the rate is looked at again after so many tokens at the latest."""
+DRAWN_GROUPS = 256
+"""Groups whose lengths are drawn at once."""
+NEVER_S = 1e18
+"""Deadlines that machines on paper cannot miss."""
 PACKED_STEPS = 8
 """Steps whose batch is really dealt and packed; later ones take their mean imbalance."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is to be trained."""
-
-    groups_per_step: int
-    group_size: int
-    num_steps: int
-    lengths: Lengths
-    prompt_tokens: int = 200
-    mode: p.Mode = "async"
-    max_staleness: int | None = 4
-    on_stale: p.OnStale = "wait"
-    interruption: str = "recompute"
-    updates_per_step: int = 1
-    micro_batch_tokens: int = 32768
-    reward_s: float = 0.0
-    seed: int = 1
-
-    @property
-    def is_by_group(self) -> bool:
-        """A lease is a whole group."""
-        return self.groups_per_step * self.group_size * self.num_steps > MAX_LEASES
-
-
-@dataclass
-class Outcome:
-    """What happened. Times in seconds, after the warm-up (`first_step`)."""
-
-    steps: int
-    wall_s: float
-    """From the end of step `first_step` to the end of the last."""
-    first_step: int
-    total_s: float
-    """The whole job, from its start."""
-    tokens: float
-    """Sampled tokens of the steps counted in wall_s."""
-    samples: int
-    trainer_wait_share: float
-    rollout_idle_share: float
-    rollout_paused_share: float
-    rollout_prefill_share: float
-    train_s: float
-    """Mean time the trainer computes a step."""
-    staleness: Counter[int] = field(default_factory=Counter)
-    """Groups by staleness."""
-    imbalance: float = 1.0
-    mean_batch: float = 0.0
-    """Mean sequences in a worker's batch while it decodes."""
-
-    @property
-    def step_s(self) -> float:
-        """Mean seconds a step."""
-        return self.wall_s / max(1, self.steps - self.first_step)
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Consumed tokens a second."""
-        return self.tokens / self.wall_s if self.wall_s > 0 else math.nan
-
-    @property
-    def samples_per_s(self) -> float:
-        """Consumed samples a second."""
-        return self.samples / self.wall_s if self.wall_s > 0 else math.nan
-
-    @property
-    def staleness_mean(self) -> float:
-        """Over groups."""
-        total = self.staleness.total()
-        return sum(value * count for value, count in self.staleness.items()) / total if total else math.nan
 
 
 @dataclass(slots=True)
@@ -122,21 +57,28 @@ class World:
         per_lease = job.group_size if job.is_by_group else 1
         self._group_size = job.group_size // per_lease
         mean = job.lengths.mean_length(job.seed)
-        self.slots = slots = costs.max_sequences(job.prompt_tokens + mean)
-        self._capacity = max(1, (held or 2 * slots) // per_lease)
+        self._capacity = max(1, (held or 2 * costs.max_sequences(job.prompt_tokens + mean)) // per_lease)
         grid = round(mean / GRID_PARTS) if job.is_by_group else 0
-        self._replicas = [Replica(f"rollout-{i}", costs, slots, grid_tokens=grid) for i in range(num_workers)]
+        stride = GROUP_STRIDE_TOKENS if job.is_by_group else MAX_STRIDE_TOKENS
+        self._replicas = [
+            Replica(
+                f"rollout-{i}", costs, costs.slots, grid_tokens=grid, cache_tokens=costs.cache_tokens,
+                stride_tokens=stride,
+            )
+            for i in range(num_workers)
+        ]  # fmt: skip
         self._index = {replica.name: i for i, replica in enumerate(self._replicas)}
         self._announced = [-1] * num_workers
         self._staging = [False] * num_workers
         self._leases: dict[int, _Lease] = {}
         self._lengths: dict[int, list[int]] = {}
+        self._drawn: deque[list[int]] = deque()
         self._rng = np.random.default_rng(job.seed)
         self._coordinator = Coordinator(
             CoordinatorSettings(
                 groups_per_step=job.groups_per_step, group_size=self._group_size, num_steps=job.num_steps,
-                mode=job.mode, max_staleness=job.max_staleness, on_stale=job.on_stale, group_timeout_s=1e18,
-                num_workers=num_workers,
+                mode=job.mode, max_staleness=job.max_staleness, on_stale=job.on_stale, group_timeout_s=NEVER_S,
+                load_deadline_s=NEVER_S, num_workers=num_workers, migration=False,
             )
         )  # fmt: skip
         self._now_s = 0.0
@@ -164,8 +106,7 @@ class World:
     def run(self, should_stop: Callable[[], bool] = lambda: False) -> Outcome:
         """Simulate to the end. should_stop: asked now and then; True ends early with what there is."""
         self._handle(p.RunStarted(lineage="l0"))
-        for replica in self._replicas:
-            self._handle(p.WorkerJoined(worker=replica.name, incarnation="0", capacity=self._capacity))
+        self._handle(*(p.WorkerJoined(worker=r.name, incarnation="0", capacity=self._capacity) for r in self._replicas))
         self._handle(p.Published(version=0, lineage="l0", manifest_path="v0"))
         self._ask()
         number = 0
@@ -184,13 +125,14 @@ class World:
 
     # ------------------------------------------------------------ the coordinator
 
-    def _handle(self, event: p.Event) -> None:
-        for effect in self._coordinator.handle(event, self._now_s):
+    def _handle(self, *events: p.Event) -> None:
+        told: dict[int, list[int]] = {}
+        for effect in self._coordinator.handle_together(events, self._now_s):
             match effect:
                 case p.SendLeases():
                     self._take_leases(self._index[effect.worker], effect.leases)
                 case p.SendVersion():
-                    self._announce(self._index[effect.worker], effect.version)
+                    told.setdefault(effect.version, []).append(self._index[effect.worker])
                 case p.SendBatch():
                     self._batches[effect.step] = effect
                     self._at(self._now_s, self._train)
@@ -200,6 +142,8 @@ class World:
                     self._at(self._now_s, self._save)
                 case _:
                     pass
+        for version, workers in told.items():
+            self._announce(workers, version)
 
     def _save(self) -> None:
         if not self._is_training:
@@ -213,12 +157,18 @@ class World:
         for order in orders:
             lengths = self._lengths.get(order.group_id)
             if lengths is None:
-                lengths = self._lengths[order.group_id] = self.job.lengths.draw(self._rng, self.job.group_size)
+                lengths = self._lengths[order.group_id] = self._draw()
             share = lengths if self._group_size == 1 else lengths[order.sample_index : order.sample_index + 1]
             self._leases[order.lease_id] = _Lease(order.group_id, order.sample_index, worker, len(share))
             for length in share:
                 replica.add(Sequence(order.lease_id, self.job.prompt_tokens, length))
         self._refill(worker)
+
+    def _draw(self) -> list[int]:
+        """Answer lengths of the next group."""
+        if not self._drawn:
+            self._drawn.extend(self.job.lengths.draw_groups(self._rng, self.job.group_size, DRAWN_GROUPS))
+        return self._drawn.popleft()
 
     def _catch_up(self, worker: int) -> None:
         """Bring the worker to now, and report what ended."""
@@ -260,51 +210,69 @@ class World:
         self._wake_at[worker] = math.inf
         self._catch_up(worker)
         self._refill(worker)
-        self._drained(worker)
+        if not self._replicas[worker].is_admitting:
+            self._drained((worker,))
 
     # ------------------------------------------------------------ versions
 
-    def _announce(self, worker: int, version: int) -> None:
-        self._announced[worker] = version
-        if self._replicas[worker].version < 0:
-            self._replicas[worker].version = version
-            self._at(self._now_s, lambda: self._loaded(worker, version))
-        elif not self._staging[worker]:
-            self._staging[worker] = True
-            self._at(self._now_s + self.costs.stage_s(), lambda: self._staged(worker))
+    def _announce(self, workers: Iterable[int], version: int) -> None:
+        first, later = [], []
+        for worker in workers:
+            self._announced[worker] = version
+            if self._replicas[worker].version < 0:
+                self._replicas[worker].version = version
+                first.append(worker)
+            elif not self._staging[worker]:
+                self._staging[worker] = True
+                later.append(worker)
+        if first:
+            self._at(self._now_s, lambda: self._loaded(first, version))
+        if later:
+            self._at(self._now_s + self.costs.stage_s(), lambda: self._staged(later))
 
-    def _staged(self, worker: int) -> None:
-        replica = self._replicas[worker]
-        if self.job.interruption == "drain":
-            replica.is_admitting = False
+    def _staged(self, workers: list[int]) -> None:
+        if self.job.interruption != "drain":
+            self._swap(workers)
+            return
+        for worker in workers:
+            self._replicas[worker].is_admitting = False
             self._catch_up(worker)
-            self._drained(worker)
-        else:
-            self._swap(worker)
+        self._drained(workers)
 
-    def _drained(self, worker: int) -> None:
-        replica = self._replicas[worker]
-        if not replica.is_admitting and replica.num_active == 0:
-            replica.is_admitting = True
-            self._swap(worker)
+    def _drained(self, workers: Iterable[int]) -> None:
+        """Those of them that wait for nothing else take the new version."""
+        ready = [w for w in workers if not self._replicas[w].is_admitting and not self._replicas[w].num_active]
+        for worker in ready:
+            self._replicas[worker].is_admitting = True
+        if ready:
+            self._swap(ready)
 
-    def _swap(self, worker: int) -> None:
-        replica, version = self._replicas[worker], self._announced[worker]
-        self._catch_up(worker)
-        replica.swap(self.costs.swap_s(), is_recomputing=self.job.interruption == "recompute")
-        self._refill(worker)
-        self._at(self._now_s + self.costs.swap_s(), lambda: self._swapped(worker, version))
+    def _swap(self, workers: Iterable[int]) -> None:
+        pause_s, is_recomputing = self.costs.swap_s(), self.job.interruption == "recompute"
+        by_version: dict[int, list[int]] = {}
+        for worker in workers:
+            self._catch_up(worker)
+            self._replicas[worker].swap(pause_s, is_recomputing=is_recomputing)
+            self._refill(worker)
+            by_version.setdefault(self._announced[worker], []).append(worker)
+        for version, members in by_version.items():
+            self._at(self._now_s + pause_s, lambda v=version, m=members: self._swapped(m, v))  # type: ignore[misc]
 
-    def _swapped(self, worker: int, version: int) -> None:
-        self._replicas[worker].version = version
-        self._staging[worker] = False
-        self._loaded(worker, version)
-        if self._announced[worker] > version:
-            self._announce(worker, self._announced[worker])
+    def _swapped(self, workers: list[int], version: int) -> None:
+        for worker in workers:
+            self._replicas[worker].version = version
+            self._staging[worker] = False
+        self._loaded(workers, version)
+        late: dict[int, list[int]] = {}
+        for worker in workers:
+            if self._announced[worker] > version and not self._staging[worker]:
+                late.setdefault(self._announced[worker], []).append(worker)
+        for newest, members in late.items():
+            self._announce(members, newest)
 
-    def _loaded(self, worker: int, version: int) -> None:
-        name = self._replicas[worker].name
-        self._handle(p.WorkerVersionLoaded(worker=name, version=version, lineage="l0"))
+    def _loaded(self, workers: Iterable[int], version: int) -> None:
+        names = (self._replicas[worker].name for worker in workers)
+        self._handle(*(p.WorkerVersionLoaded(worker=name, version=version, lineage="l0") for name in names))
 
     # ------------------------------------------------------------ trainer
 
@@ -394,4 +362,5 @@ class World:
             staleness=staleness,
             imbalance=float(np.mean(self._imbalances)) if self._imbalances else 1.0,
             mean_batch=float(spent[4] / spent[5]) if spent[5] > 0 else 0.0,
+            generated_per_s=float(spent[4] / wall_s),
         )

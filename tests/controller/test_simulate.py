@@ -19,7 +19,8 @@ from controller.cli import main
 from controller.simulate.calibrate import calibrate
 from controller.simulate.lengths import parse_lengths
 from controller.simulate.plan import best, parse_sweep
-from controller.simulate.world import Job, World
+from controller.simulate.job import Job
+from controller.simulate.world import World
 
 STEP_S, TRAIN_S = 0.01, 5.0
 COSTS = Measured(
@@ -97,11 +98,9 @@ def test_verdicts_that_take_time_delay_a_synchronous_step_by_just_that():
     assert slow.step_s == pytest.approx(100 * STEP_S + TRAIN_S + 3.0)
 
 
-def test_whole_groups_as_leases_give_nearly_the_same_as_samples(monkeypatch):
+def test_whole_groups_as_leases_give_nearly_the_same_as_samples():
     long = job(lengths=LONG_TAILED, groups_per_step=32, num_steps=30)
-    by_sample = World(long, COSTS, 2).run()
-    monkeypatch.setattr("controller.simulate.world.MAX_LEASES", 1)
-    by_group = World(long, COSTS, 2).run()
+    by_sample, by_group = (World(replace(long, by_group=is_so), COSTS, 2).run() for is_so in (False, True))
     assert by_group.step_s == pytest.approx(by_sample.step_s, rel=0.05)
     assert by_group.tokens == pytest.approx(by_sample.tokens, rel=0.05)
 

@@ -1,0 +1,93 @@
+"""A simulated job, and what came of it.
+
+Owns: `Job`, `Outcome` and what follows from their numbers. Refuses: simulating (world.py), machines (plan.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+from areal_like.emulation.lengths import Lengths
+from controller import protocol as p
+
+MAX_LEASES = 1_000_000
+"""Samples above which a lease is a whole group."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained."""
+
+    groups_per_step: int
+    group_size: int
+    num_steps: int
+    lengths: Lengths
+    prompt_tokens: int = 200
+    mode: p.Mode = "async"
+    max_staleness: int | None = 4
+    on_stale: p.OnStale = "wait"
+    interruption: str = "recompute"
+    updates_per_step: int = 1
+    micro_batch_tokens: int = 32768
+    reward_s: float = 0.0
+    seed: int = 1
+    by_group: bool | None = None
+    """A lease is a whole group; None: in jobs of more than MAX_LEASES samples."""
+
+    @property
+    def is_by_group(self) -> bool:
+        """A lease is a whole group."""
+        if self.by_group is not None:
+            return self.by_group
+        return self.groups_per_step * self.group_size * self.num_steps > MAX_LEASES
+
+
+@dataclass
+class Outcome:
+    """What happened. Times in seconds, after the warm-up (`first_step`)."""
+
+    steps: int
+    wall_s: float
+    """From the end of step `first_step` to the end of the last."""
+    first_step: int
+    total_s: float
+    """The whole job, from its start."""
+    tokens: float
+    """Sampled tokens of the steps counted in wall_s."""
+    samples: int
+    trainer_wait_share: float
+    rollout_idle_share: float
+    rollout_paused_share: float
+    rollout_prefill_share: float
+    train_s: float
+    """Mean time the trainer computes a step."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Groups by staleness."""
+    imbalance: float = 1.0
+    mean_batch: float = 0.0
+    """Mean sequences in a worker's batch while it decodes."""
+    generated_per_s: float = 0.0
+    """Tokens a second that the workers sampled, consumed or not."""
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds a step."""
+        return self.wall_s / max(1, self.steps - self.first_step)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Consumed tokens a second."""
+        return self.tokens / self.wall_s if self.wall_s > 0 else math.nan
+
+    @property
+    def samples_per_s(self) -> float:
+        """Consumed samples a second."""
+        return self.samples / self.wall_s if self.wall_s > 0 else math.nan
+
+    @property
+    def staleness_mean(self) -> float:
+        """Over groups."""
+        total = self.staleness.total()
+        return sum(value * count for value, count in self.staleness.items()) / total if total else math.nan
