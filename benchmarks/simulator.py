@@ -1,238 +1,299 @@
-"""Does the simulator predict? The paper's published runs, and runs of this machine.
+"""Does the simulator predict? The paper's published runs, runs of one's own, and how long it takes.
 
-    python -m benchmarks.simulator                 fit on four rows, predict the rest: some minutes
-    python -m benchmarks.simulator --no-fit        predict with the shipped efficiencies
-    python -m benchmarks.simulator --runs RUN ...  also: calibrate on each of these runs, predict the others
-    python -m benchmarks.simulator --quick         two steps a row, no fit; writes nothing
+    python -m benchmarks.simulator                     the paper: fit three numbers, predict the rest; some minutes
+    python -m benchmarks.simulator --parts paper,speed         also 1,000 steps of 512 GPUs, and 100,000 GPUs
+    python -m benchmarks.simulator --parts runs --runs RUN RUN ...    your own: costs of the first, the others predicted
+    python -m benchmarks.simulator --quick             the shipped efficiencies, two steps a row; writes nothing
+    python -m benchmarks.simulator --plot-only         draw docs/pictures/simulator.svg again from the JSON
 
-Paper: arXiv 2505.24298, Table 1 (hours of synchronous and asynchronous AReaL, 512 prompts x 16 answers, 16 to 48
-nodes of 8 H800) and Table 2 (throughput by staleness, 1.5B). Four numbers are fitted on the four synchronous rows of
-Table 1 and on nothing else: the decode floor, the share of the bandwidth, the time of an all-reduce between the GPUs
-of a worker (only the two larger models have any) and the overhead of a step; the trainer's share of FLOP/s is what
-the paper reports. The asynchronous rows and Table 2 are predicted.
+Three numbers are fitted (least squares on the logarithm of the hours), on the four synchronous rows of Table 1 of arXiv
+2505.24298 and on nothing else: the decode floor, the share of the memory bandwidth in decoding, and the time of a step
+that does not depend on the model. The asynchronous rows, Table 2 (throughput by staleness), Figure 4 (scaling, relative
+to the fewest GPUs) and Figure 6b (interruptible generation) are predicted. benchmarks/published.py holds what was
+reported and every assumption with its source. `by size` is the same once more with answers that also differ in
+length by model size, fitted anew: it shows how much hangs on lengths that the paper does not print.
 
-What the paper does not give is assumed, the same for all rows: answers log-normal with a coefficient of variation of
-0.87 (measured on a thinking model), 65 % of the log variance between prompts, cut at 27,648 tokens, with a mean of
-9,270: what Table 2's throughput (128.7 k tokens/s) and Table 1's hours make of the 1.5B row.
+Figure 6a (dynamic batching) is not predicted: the simulator has no model of how a micro-batch's size changes a GPU's
+rate; the figure's TFLOP/s with dynamic batching are what the trainer is given.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from areal_like.emulation.lengths import Lengths
-from areal_like.emulation.machines import GPUS, MODELS
-from areal_like.emulation.roofline import Efficiencies, Roofline, smallest_tp
-from benchmarks.runs import write
-from controller.overrides import load_config
-from controller.run_folder import RunFolder
-from controller.simulate.calibrate import calibrate
-from controller.simulate.lengths import parse_lengths
-from controller.simulate.plan import Setup, simulate
-from controller.simulate.world import Job, World
+from areal_like.emulation.roofline import Efficiencies
+from benchmarks import pictures
+from benchmarks import published as paper
+from benchmarks.runs import REPOSITORY, RESULTS, machine, write
+from benchmarks.simulated_runs import compare, print_runs, speed
 
-LENGTHS = Lengths("thinking model", mean=9270.0, cv=0.87, cap=27_648)
-PROMPTS, ANSWERS, MINI_BATCHES = 512, 16, 4
-ROLLOUT_SHARE = 0.75
-SLOTS = 256
-"""Sequences a worker decodes at most, everywhere."""
-ETA = {"1.5b": 8, "7b": 8, "14b": 4, "32b": 4}
-"""Staleness they trained with: 8 for math, 4 for code."""
+RESULT = RESULTS / "simulator.json"
+PICTURE = REPOSITORY / "docs" / "pictures" / "simulator.svg"
+FITTED = ("decode_floor_s", "bandwidth", "step_overhead_s")
+LOW = np.log([5e-4, 0.05, 1.0])
+HIGH = np.log([5e-2, 1.0, 300.0])
+STEP = 0.05
+"""Of a logarithm, for differences in place of derivatives."""
+FIT_STEPS, SYNC_STEPS, ASYNC_STEPS, SCALING_STEPS = 3, 6, 25, 15
+Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row of Table 1."""
-
-    model: str
-    gpus: int
-    steps: int
-    sync_h: float
-    async_h: float
+def row_hours(row: paper.Row, reached: Efficiencies, *, eta: int | None, steps: int, by_size: bool) -> float:
+    """Predicted hours of a row of Table 1."""
+    lengths = paper.answers(row.model, row.task, by_size=by_size)
+    found = paper.world(row.model, row.gpus, lengths, reached, eta=eta, steps=steps).run()
+    return found.step_s * row.steps / 3600
 
 
-TABLE_1 = (
-    Row("1.5b", 128, 250, 41.0, 14.8),
-    Row("7b", 192, 250, 57.7, 25.4),
-    Row("14b", 256, 80, 48.8, 21.9),
-    Row("32b", 384, 60, 51.1, 31.1),
-)
-TABLE_2 = {0: 128.7, 1: 269.3, 2: 356.6, 4: 356.6, 8: 371.7, 16: 382.4, None: 396.8}
-"""Thousand tokens a second by max_staleness, 1.5B on 128 GPUs."""
-PARAMETERS = ("decode_floor_s", "bandwidth", "reduction_s", "step_overhead_s")
-LOW = np.log([5e-4, 0.05, 1e-6, 1.0])
-HIGH = np.log([5e-2, 1.0, 2e-3, 300.0])
+# ------------------------------------------------------------ the fit
 
 
-def hours(row: Row, reached: Efficiencies, *, eta: int | None, steps: int) -> float:
-    """Predicted hours of a row; eta 0: synchronous, each phase on all GPUs."""
-    gpu, model = GPUS["h800"], MODELS[row.model]
-    tp = smallest_tp(gpu, model)
-    rollout = row.gpus if eta == 0 else round(row.gpus * ROLLOUT_SHARE)
-    trainer = row.gpus if eta == 0 else row.gpus - rollout
-    job = Job(
-        PROMPTS, ANSWERS, steps, LENGTHS, mode="sync" if eta == 0 else "async", max_staleness=eta,
-        updates_per_step=MINI_BATCHES,
-    )  # fmt: skip
-    costs = Roofline(gpu, model, tp, trainer, reached, slots=SLOTS)
-    return World(job, costs, rollout // tp).run().step_s * row.steps / 3600
+def fit(steps: int, *, by_size: bool, tell: Callable[[str], None]) -> tuple[Efficiencies, float]:
+    """The efficiencies whose synchronous rows are nearest in ratio, and their root mean square error."""
+
+    def errors(point: np.ndarray) -> np.ndarray:
+        reached = _reached(point)
+        rows = [row_hours(row, reached, eta=0, steps=steps, by_size=by_size) / row.sync_h for row in paper.TABLE_1]
+        tell(f"  {', '.join(f'{name} {value:.3g}' for name, value in _named(point).items())}: "
+             + " ".join(f"{ratio - 1:+.1%}" for ratio in rows))  # fmt: skip
+        return np.log(rows)
+
+    start = np.log([asdict(Efficiencies())[name] for name in FITTED])
+    found = least_squares(errors, start, LOW, HIGH)
+    return _reached(found), float(np.sqrt(np.square(errors(found)).mean()))
 
 
-def fit(steps: int, tell: Callable[[str], None]) -> Efficiencies:
-    """The four efficiencies whose synchronous rows are nearest in ratio (Nelder-Mead on their logarithms)."""
-
-    def error(point: np.ndarray) -> float:
-        clipped = np.clip(point, LOW, HIGH)
-        reached = _reached(clipped)
-        ratios = [math.log(hours(row, reached, eta=0, steps=steps) / row.sync_h) for row in TABLE_1]
-        return float(np.square(ratios).mean() + np.square(point - clipped).sum())
-
-    start = np.log([asdict(Efficiencies())[name] for name in PARAMETERS])
-    found, value = nelder_mead(error, start, step=0.5, evaluations=120)
-    tell(f"fitted: root mean square error of the synchronous rows {math.sqrt(value):.1%}")
-    return _reached(np.clip(found, LOW, HIGH))
+def _named(point: np.ndarray) -> dict[str, float]:
+    return {name: float(f"{math.exp(value):.3g}") for name, value in zip(FITTED, point, strict=True)}
 
 
 def _reached(point: np.ndarray) -> Efficiencies:
-    return Efficiencies(
-        **{name: float(f"{math.exp(value):.3g}") for name, value in zip(PARAMETERS, point, strict=True)}
-    )
+    return Efficiencies(**_named(point))
 
 
-def nelder_mead(
-    function: Callable[[np.ndarray], float], start: np.ndarray, *, step: float, evaluations: int
-) -> tuple[np.ndarray, float]:
-    """Minimum of a function without gradients (Nelder and Mead 1965)."""
-    points = [start, *(start + step * unit for unit in np.eye(len(start)))]
-    simplex = sorted(((function(point), point) for point in points), key=lambda pair: pair[0])
-    count = len(simplex)
-    while count < evaluations:
-        centre = np.mean([point for _, point in simplex[:-1]], axis=0)
-        worst_value, worst = simplex[-1]
-        reflected = centre + (centre - worst)
-        value = function(reflected)
-        count += 1
-        if value < simplex[0][0]:
-            expanded = centre + 2 * (centre - worst)
-            further = function(expanded)
-            count += 1
-            simplex[-1] = (further, expanded) if further < value else (value, reflected)
-        elif value < simplex[-2][0]:
-            simplex[-1] = (value, reflected)
+def least_squares(
+    errors: Callable[[np.ndarray], np.ndarray], start: np.ndarray, low: np.ndarray, high: np.ndarray, rounds: int = 6
+) -> np.ndarray:
+    """A point with a small sum of squares inside the box (Levenberg and Marquardt, differences as derivatives)."""
+    point, residuals, damping = start, errors(start), 1e-2
+    for _ in range(rounds):
+        moves = np.diag([STEP if place + STEP <= top else -STEP for place, top in zip(point, high, strict=True)])
+        slopes = np.stack([(errors(point + move) - residuals) / move.sum() for move in moves], axis=1)
+        normal, gradient = slopes.T @ slopes, slopes.T @ residuals
+        for _ in range(4):
+            change = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), -gradient)
+            tried = np.clip(point + change, low, high)
+            found = errors(tried)
+            if found @ found < residuals @ residuals:
+                break
+            damping *= 10
         else:
-            inner = centre + 0.5 * ((reflected if value < worst_value else worst) - centre)
-            nearer = function(inner)
-            count += 1
-            if nearer < min(value, worst_value):
-                simplex[-1] = (nearer, inner)
-            else:
-                best = simplex[0][1]
-                simplex[1:] = [
-                    (function(moved), moved) for _, point in simplex[1:] for moved in [best + 0.5 * (point - best)]
-                ]
-                count += len(simplex) - 1
-        simplex.sort(key=lambda pair: pair[0])
-    return simplex[0][1], simplex[0][0]
+            return point
+        gain = residuals @ residuals - found @ found
+        point, residuals, damping = tried, found, damping / 10
+        if gain < 1e-4:
+            return point
+    return point
 
 
-# ------------------------------------------------------------ tables
+# ------------------------------------------------------------ what is predicted
 
 
-def paper(reached: Efficiencies, *, sync_steps: int, async_steps: int, etas: Sequence[int | None]) -> dict[str, Any]:
-    """Predicted beside reported."""
-    table_1 = []
-    head = ("sync h", "reported", "async h", "reported", "ratio", "reported", "error")
-    print("\nTable 1  " + " ".join(f"{name:>9}" for name in head))
-    for row in TABLE_1:
-        sync = hours(row, reached, eta=0, steps=sync_steps)
-        asynchronous = hours(row, reached, eta=ETA[row.model], steps=async_steps)
+def table_1(reached: Efficiencies, *, sync_steps: int, async_steps: int, by_size: bool) -> list[Row]:
+    """Hours, and what asynchrony gains."""
+    rows = []
+    for row in paper.TABLE_1:
+        sync = row_hours(row, reached, eta=0, steps=sync_steps, by_size=by_size)
+        asynchronous = row_hours(row, reached, eta=row.eta, steps=async_steps, by_size=by_size)
         ratio, reported = sync / asynchronous, row.sync_h / row.async_h
-        table_1.append(
-            {**asdict(row), "predicted_sync_h": sync, "predicted_async_h": asynchronous, "predicted_ratio": ratio,
-             "reported_ratio": reported, "ratio_error": ratio / reported - 1}
-        )  # fmt: skip
-        print(
-            f"{row.model:8} {sync:9.1f} {row.sync_h:9.1f} {asynchronous:9.1f} {row.async_h:9.1f} {ratio:9.2f} "
-            f"{reported:9.2f} {ratio / reported - 1:+9.0%}"
-        )
-    table_2 = []
-    print(f"\n{'Table 2':12} {'k tokens/s':>11} {'reported':>9} {'to sync':>8} {'reported':>9} {'error':>7}")
-    base = None
+        rows.append({
+            **asdict(row), "mean_tokens": paper.answers(row.model, row.task, by_size=by_size).mean_length(),
+            "predicted_sync_h": sync, "sync_error": sync / row.sync_h - 1,
+            "predicted_async_h": asynchronous, "async_error": asynchronous / row.async_h - 1,
+            "predicted_ratio": ratio, "reported_ratio": reported, "ratio_error": ratio / reported - 1,
+        })  # fmt: skip
+    return rows
+
+
+def table_2(reached: Efficiencies, etas: Sequence[int | None], *, sync_steps: int, async_steps: int) -> list[Row]:
+    """Throughput by max_staleness, 1.5B on 128 GPUs."""
+    rows: list[Row] = []
+    lengths = paper.answers("1.5b", "math")
     for eta in etas:
-        found = hours(TABLE_1[0], reached, eta=eta, steps=sync_steps if eta == 0 else async_steps)
-        rate = PROMPTS * ANSWERS * LENGTHS.mean_length() / (found * 3600 / TABLE_1[0].steps) / 1e3
-        base = base or rate
-        reported = TABLE_2[eta] / TABLE_2[0]
-        table_2.append({"eta": eta, "predicted_k_tokens_per_s": rate, "reported": TABLE_2[eta],
-                        "predicted_to_sync": rate / base, "reported_to_sync": reported})  # fmt: skip
-        print(
-            f"eta {eta!s:8} {rate:11.1f} {TABLE_2[eta]:9.1f} {rate / base:8.2f} {reported:9.2f} "
-            f"{rate / base / reported - 1:+7.0%}"
-        )
-    return {"table_1": table_1, "table_2": table_2}
+        steps = sync_steps if eta == 0 else async_steps
+        rate = paper.world("1.5b", 128, lengths, reached, eta=eta, steps=steps).run().tokens_per_s / 1e3
+        base = rows[0]["predicted"] if rows else rate
+        gain, reported = rate / base, paper.TABLE_2[eta] / paper.TABLE_2[0]
+        rows.append({"eta": eta, "predicted": rate, "reported": paper.TABLE_2[eta], "predicted_to_sync": gain,
+                     "reported_to_sync": reported, "error": gain / reported - 1})  # fmt: skip
+    return rows
 
 
-def own_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Costs from each run, throughput of the others with them. Runs in `mode: sync` have other threads: left apart."""
-    found = []
-    print(f"\n{'calibrated on':24} {'predicted':24} {'samples/s':>10} {'measured':>9} {'error':>7}")
-    for source in folders:
-        for target in folders:
-            source_config, target_config = (load_config(str(run)).config for run in (source, target))
-            if (source_config.mode == "sync") != (target_config.mode == "sync"):
-                continue
-            run = RunFolder(source)
-            measured, prompt = calibrate(run, slots=source_config.rollout.engine.num_slots)
-            lengths = parse_lengths(str(source), target_config.sampling.max_new_tokens)
-            setup = Setup(target_config, lengths, target_config.num_steps, measured=measured, prompt_tokens=prompt)
-            predicted = simulate(setup).outcome.samples_per_s
-            real = _measured_rate(target)
-            found.append({"calibrated_on": source.name, "predicted_run": target.name, "mode": target_config.mode,
-                          "is_unseen": source != target, "predicted": predicted, "measured": real})  # fmt: skip
-            print(f"{source.name:24} {target.name:24} {predicted:10.1f} {real:9.1f} {predicted / real - 1:+7.1%}")
+def figure_4(reached: Efficiencies, *, steps: int) -> list[Row]:
+    """Throughput relative to the fewest GPUs of each model and context."""
+    rows = []
+    for (model, context), points in paper.FIGURE_4.items():
+        lengths = paper.answers(model, "math", cap=context - paper.MAX_PROMPT)
+        first: tuple[float, float] | None = None
+        for gpus, reported in points.items():
+            world = paper.world(model, gpus, lengths, reached, eta=paper.FIGURE_4_ETA, steps=steps)
+            rate = world.run().tokens_per_s / 1e3
+            first = first or (rate, reported)
+            gain, reported_gain = rate / first[0], reported / first[1]
+            rows.append({"model": model, "context": context, "gpus": gpus, "predicted": rate, "reported": reported,
+                         "predicted_gain": gain, "reported_gain": reported_gain,
+                         "error": gain / reported_gain - 1})  # fmt: skip
+    return rows
+
+
+def figure_6b(reached: Efficiencies, *, steps: int) -> list[Row]:
+    """Generated tokens a second with answers interrupted by a new version, and with workers that drain first."""
+    rows = []
+    for model, (with_it, without) in paper.FIGURE_6B.items():
+        lengths = paper.answers(model, "math")
+        rates = {}
+        for way in ("recompute", "drain"):
+            gpus = paper.FIGURE_6B_GPUS
+            world = paper.world(model, gpus, lengths, reached, eta=None, steps=steps, interruption=way)
+            rates[way] = world.run().generated_per_s / 1e3
+        gain, reported = rates["recompute"] / rates["drain"], with_it / without
+        rows.append({"model": model, "predicted": rates["recompute"], "predicted_without": rates["drain"],
+                     "reported": with_it, "reported_without": without, "predicted_gain": gain,
+                     "reported_gain": reported, "error": gain / reported - 1})  # fmt: skip
+    return rows
+
+
+def predict_paper(tell: Callable[[str], None]) -> Row:
+    """Everything about the paper."""
+    found: Row = {"fitted": FITTED}
+    for by_size in (False, True):
+        reached, error = fit(FIT_STEPS, by_size=by_size, tell=tell)
+        rows = table_1(reached, sync_steps=SYNC_STEPS, async_steps=ASYNC_STEPS, by_size=by_size)
+        part: Row = {"efficiencies": asdict(reached), "fit_error": error, "table_1": rows}
+        print(f"\nlengths by {'task and model size' if by_size else 'task'}: fitted within {error:.1%}; "
+              + ", ".join(f"{name} {asdict(reached)[name]:g}" for name in FITTED))  # fmt: skip
+        print_table_1(rows)
+        if by_size:
+            found["by_size"] = part
+            break
+        found |= part
+        found["table_2"] = table_2(reached, tuple(paper.TABLE_2), sync_steps=SYNC_STEPS, async_steps=ASYNC_STEPS)
+        found["figure_4"] = figure_4(reached, steps=SCALING_STEPS)
+        found["figure_6b"] = figure_6b(reached, steps=SCALING_STEPS)
+        print_others(found)
     return found
 
 
-def _measured_rate(run: Path) -> float:
-    """Samples a second of the run, without the first fifth of its steps, as the simulator counts."""
-    from controller.report.data import RunData
+# ------------------------------------------------------------ what is shown
 
-    steps = RunData.load(RunFolder(run), max_samples=1).steps
-    later = steps[max(1, len(steps) // 5) :]
-    before = steps[max(1, len(steps) // 5) - 1]
-    return float(sum(step["num_samples"] for step in later) / (later[-1]["wall_s"] - before["wall_s"]))
+
+def print_table_1(rows: Sequence[Row]) -> None:
+    """As text."""
+    print(f"{'Table 1':8}{'sync h':>9}{'reported':>9}{'error':>7}{'async h':>9}{'reported':>9}{'error':>7}{'ratio':>7}"
+          f"{'reported':>9}{'error':>7}")  # fmt: skip
+    for row in rows:
+        print(f"{row['model']:8}{row['predicted_sync_h']:9.1f}{row['sync_h']:9.1f}{row['sync_error']:+7.0%}"
+              f"{row['predicted_async_h']:9.1f}{row['async_h']:9.1f}{row['async_error']:+7.0%}"
+              f"{row['predicted_ratio']:7.2f}{row['reported_ratio']:9.2f}{row['ratio_error']:+7.0%}")  # fmt: skip
+
+
+def print_others(found: Mapping[str, Any]) -> None:
+    """As text."""
+    for row in found["table_2"]:
+        print(f"Table 2 eta {row['eta']!s:5} {row['predicted']:7.1f} k/s, reported {row['reported']:6.1f}; gain "
+              f"{row['predicted_to_sync']:.2f}, reported {row['reported_to_sync']:.2f} ({row['error']:+.0%})")  # fmt: skip
+    for row in found["figure_4"]:
+        print(f"Figure 4 {row['model']:5}{row['context']:6} {row['gpus']:4} GPUs {row['predicted']:7.1f} k/s; gain "
+              f"{row['predicted_gain']:.2f}, reported {row['reported_gain']:.2f} ({row['error']:+.0%})")  # fmt: skip
+    for row in found["figure_6b"]:
+        print(f"Figure 6b {row['model']:5} {row['predicted']:.0f} and {row['predicted_without']:.0f} k/s; gain "
+              f"{row['predicted_gain']:.2f}, reported {row['reported_gain']:.2f} ({row['error']:+.0%})")  # fmt: skip
+
+
+def keep(name: str, part: Row, path: Path = RESULT) -> Path:
+    """Put a part into the result file, in place of an earlier one."""
+    parts = json.loads(path.read_text())["parts"] if path.is_file() else {}
+    command = " ".join(["python -m benchmarks.simulator", *sys.argv[1:]])
+    parts[name] = {"date": time.strftime("%Y-%m-%d"), "command": command, "machine": machine(), **part}
+    return write("simulator", "python -m benchmarks.simulator --parts paper,runs,speed", {"parts": parts}, path)
+
+
+def plot(source: Path, picture: Path) -> Path:
+    """Draw the part about the paper: predicted and reported, a panel a table."""
+    found = json.loads(source.read_text())["parts"]["paper"]
+    made, (hours, staleness, scaling) = pictures.figure(3)
+    told = []
+    for index, mode in enumerate(("sync", "async")):
+        rows = found["table_1"]
+        _pair(hours, index, mode, [row["model"] for row in rows], [row[f"predicted_{mode}_h"] for row in rows],
+              [row[f"{mode}_h"] for row in rows])  # fmt: skip
+        told += [f"{row['model']} {mode}: {row[f'predicted_{mode}_h']:.1f} h, {row[f'{mode}_h']:.1f}" for row in rows]
+    hours.set_title("hours of Table 1")
+    rows = found["table_2"]
+    names = ["∞" if row["eta"] is None else str(row["eta"]) for row in rows]
+    _pair(staleness, 0, "1.5B", names, [row["predicted_to_sync"] for row in rows],
+          [row["reported_to_sync"] for row in rows])  # fmt: skip
+    staleness.set_title("throughput over synchronous, by max. staleness (Table 2)")
+    for index, (model, context) in enumerate((("1.5b", 32_768), ("7b", 32_768), ("32b", 32_768))):
+        rows = [row for row in found["figure_4"] if (row["model"], row["context"]) == (model, context)]
+        _pair(scaling, index, model, [row["gpus"] for row in rows], [row["predicted_gain"] for row in rows],
+              [row["reported_gain"] for row in rows])  # fmt: skip
+    scaling.set_xscale("log", base=2)
+    scaling.set_xticks([32, 64, 128, 256, 512], ["32", "64", "128", "256", "512 GPUs"])
+    scaling.set_title("throughput over the fewest GPUs (Figure 4, 32k)")
+    for panel in (hours, staleness, scaling):
+        panel.set_ylim(bottom=0)
+        panel.legend(loc="best", fontsize=8)
+    title = "The cluster simulator beside published runs"
+    return pictures.save(made, picture, title=title, description="; ".join(told), source=source)
+
+
+def _pair(
+    panel: Any, index: int, name: str, xs: Sequence[Any], predicted: Sequence[float], reported: Sequence[float]
+) -> None:
+    colour, marker = pictures.SERIES[index], pictures.MARKERS[index]
+    panel.plot(xs, reported, color=colour, marker=marker, markersize=5, linewidth=0, label=f"{name}, reported")
+    panel.plot(xs, predicted, color=colour, linewidth=1.4, linestyle="--", label=f"{name}, predicted")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--no-fit", action="store_true")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--parts", default="paper", help="of paper, runs, speed, with commas")
     parser.add_argument("--runs", nargs="*", default=[], type=Path, metavar="RUN")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--plot-only", action="store_true")
     options = parser.parse_args()
-    is_fitted = not (options.no_fit or options.quick)
-    reached = fit(2, print) if is_fitted else Efficiencies()
-    print("efficiencies: " + ", ".join(f"{key} {value:g}" for key, value in asdict(reached).items()))
-    if options.quick:
-        paper(reached, sync_steps=2, async_steps=6, etas=(0, 1))
-        print("too short to mean anything: it ran")
+    if options.plot_only:
+        print(f"written to {plot(RESULT, PICTURE)}")
         return
-    result = paper(reached, sync_steps=4, async_steps=40, etas=tuple(TABLE_2))
-    result["runs"] = own_runs(options.runs)
-    facts = {
-        "efficiencies": asdict(reached),
-        "is_fitted": is_fitted,
-        "lengths": {"mean": 9270, "cv": 0.87, "cap": 27648},
-    }
-    command = " ".join(["python -m benchmarks.simulator", *sys.argv[1:]])
-    print(f"written to {write('simulator', command, {**facts, **result})}")
+    if options.quick:
+        print_table_1(table_1(Efficiencies(), sync_steps=2, async_steps=6, by_size=False))
+        print("not fitted, and too short to mean anything: it ran")
+        return
+    for part in options.parts.split(","):
+        if part == "paper":
+            keep(part, predict_paper(lambda text: print(text, flush=True)))
+        elif part == "runs":
+            rows = compare(options.runs)
+            print_runs(rows)
+            keep(part, {"rows": rows})
+        elif part == "speed":
+            keep(part, {"rows": speed()})
+        else:
+            parser.error(f"--parts: {part!r} is none of paper, runs, speed")
+    print(f"written to {RESULT}")
+    if "paper" in options.parts:
+        print(f"written to {plot(RESULT, PICTURE)}")
 
 
 if __name__ == "__main__":

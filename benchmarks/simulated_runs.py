@@ -1,0 +1,129 @@
+"""Runs of one's own beside what the simulator says of them, and how long the simulator takes.
+
+Owns: both comparisons. Refuses: published runs (published.py, simulator.py), starting runs.
+
+Real devices: the costs of a worker and of the trainer are straight lines through the first run's own figures
+(controller/simulate/calibrate.py); the other runs are predicted with them. Emulated devices: nothing is measured, the
+roofline of the run's own config is all the simulator gets, so what is compared is everything around it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from areal_like.emulation.device import lengths_of, roofline_of
+from areal_like.emulation.lengths import thinking
+from areal_like.emulation.machines import GPUS, MODELS
+from areal_like.emulation.roofline import Roofline
+from benchmarks.steady import figures
+from controller.config import RunConfig
+from controller.overrides import load_config
+from controller.run_folder import RunFolder
+from controller.simulate.calibrate import calibrate
+from controller.simulate.job import Job
+from controller.simulate.lengths import parse_lengths
+from controller.simulate.plan import Setup, job_of, simulate
+from controller.simulate.world import World
+
+Row = dict[str, Any]
+
+
+def compare(folders: Sequence[Path]) -> list[Row]:
+    """A row for every run but the one that is calibrated on: the first of those on real devices."""
+    rows: list[Row] = []
+    source: Path | None = None
+    for folder in folders:
+        config = load_config(str(folder)).config
+        if config.emulation is not None:
+            rows.append(_row(folder, config, "its config's roofline", predicted_emulated(config)))
+        elif source is None:
+            source = folder
+        else:
+            rows.append(_row(folder, config, source.name, predicted_real(source, config)))
+    return rows
+
+
+def predicted_real(source: Path, config: RunConfig) -> float:
+    """Samples a second of a job on this machine, with costs and lengths of another run of it."""
+    run = RunFolder(source)
+    measured, prompt = calibrate(run, slots=load_config(str(source)).config.rollout.engine.num_slots)
+    lengths = parse_lengths(str(source), config.sampling.max_new_tokens)
+    setup = Setup(config, lengths, config.num_steps, measured=measured, prompt_tokens=prompt)
+    return simulate(setup).outcome.samples_per_s
+
+
+def predicted_emulated(config: RunConfig) -> float:
+    """Samples an emulated second of a job on emulated devices."""
+    emulation = config.emulation
+    assert emulation is not None
+    costs = replace(
+        roofline_of(
+            emulation, is_recomputing_activations=config.trainer.gradient_checkpointing,
+            slots=config.rollout.engine.num_slots,
+        ),
+        is_recomputing_logprobs=config.trainer.loss.proximal == "recompute",
+    )  # fmt: skip
+    lengths = lengths_of(emulation, config.sampling.max_new_tokens)
+    setup = Setup(config, lengths, config.num_steps, prompt_tokens=emulation.prompt_tokens)
+    job = replace(job_of(setup), lengths=lengths)  # the config's cap counts tokens on the wire
+    return World(job, costs, config.rollout.num_workers, held=config.worker_capacity).run().samples_per_s
+
+
+def _row(folder: Path, config: RunConfig, source: str, predicted: float) -> Row:
+    measured = figures(folder)["samples_per_s"]
+    return {
+        "run": folder.name, "mode": config.mode, "max_staleness": config.staleness.bound, "seed": config.seed,
+        "devices": "real" if config.emulation is None else f"emulated {config.emulation.gpu}",
+        "calibrated_on": source, "predicted": predicted, "measured": measured, "error": predicted / measured - 1,
+    }  # fmt: skip
+
+
+def print_runs(rows: Sequence[Row]) -> None:
+    """As text."""
+    print(f"\n{'run':28}{'costs from':24}{'samples/s':>10}{'measured':>10}{'error':>8}")
+    for row in rows:
+        what = f"{row['run']} ({row['mode']}, {row['max_staleness']})"
+        print(f"{what:28}{row['calibrated_on']:24}{row['predicted']:10.1f}{row['measured']:10.1f}{row['error']:+8.1%}")
+
+
+# ------------------------------------------------------------ how long it takes
+
+
+@dataclass(frozen=True)
+class SpeedJob:
+    """A job whose simulation is timed."""
+
+    gpus: int
+    model: str
+    tp: int
+    groups: int
+    steps: int
+
+
+SPEED_JOBS = (SpeedJob(512, "7b", 1, 512, 1000), SpeedJob(100_000, "32b", 8, 32_768, 10))
+"""The first has the batch and the split of the paper's largest 7B job; the second 200 times as many GPUs."""
+GROUP_SIZE = 16
+
+
+def speed(jobs: Sequence[SpeedJob] = SPEED_JOBS) -> list[Row]:
+    """Wall and processor time of simulating each; one process, one thread."""
+    rows = []
+    for job in jobs:
+        trainer = job.gpus // 4
+        workers = (job.gpus - trainer) // job.tp
+        costs = Roofline(GPUS["h800"], MODELS[job.model], job.tp, trainer)
+        began_s, began_cpu_s = time.monotonic(), time.process_time()
+        told = Job(job.groups, GROUP_SIZE, job.steps, thinking(27_648), max_staleness=4, updates_per_step=4)
+        outcome = World(told, costs, workers).run()
+        rows.append({
+            "gpus": job.gpus, "model": job.model, "workers": workers, "steps": outcome.steps,
+            "samples": job.groups * GROUP_SIZE * outcome.steps, "step_s": outcome.step_s,
+            "wall_s": time.monotonic() - began_s, "cpu_s": time.process_time() - began_cpu_s,
+        })  # fmt: skip
+        print(f"{job.gpus:,} GPUs, {job.model}, {outcome.steps:,} steps: {rows[-1]['wall_s']:.1f} s "
+              f"({rows[-1]['cpu_s']:.1f} s of processor)", flush=True)  # fmt: skip
+    return rows
