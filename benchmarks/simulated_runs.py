@@ -69,7 +69,11 @@ def predicted_emulated(config: RunConfig) -> float:
     )  # fmt: skip
     lengths = lengths_of(emulation, config.sampling.max_new_tokens)
     setup = Setup(config, lengths, config.num_steps, prompt_tokens=emulation.prompt_tokens)
-    job = replace(job_of(setup), lengths=lengths)  # the config's cap counts tokens on the wire
+    job = replace(
+        job_of(setup), lengths=lengths,  # the config's cap counts tokens on the wire
+        min_gain_s=config.rollout.routing.min_gain_s * emulation.speedup,
+        heartbeat_s=config.launch.heartbeat_s * emulation.speedup,
+    )  # fmt: skip
     return World(job, costs, config.rollout.num_workers, held=config.worker_capacity).run().samples_per_s
 
 

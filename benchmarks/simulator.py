@@ -210,14 +210,17 @@ def print_table_1(rows: Sequence[Row]) -> None:
 def print_others(found: Mapping[str, Any]) -> None:
     """As text."""
     for row in found["table_2"]:
-        print(f"Table 2 eta {row['eta']!s:5} {row['predicted']:7.1f} k/s, reported {row['reported']:6.1f}; gain "
-              f"{row['predicted_to_sync']:.2f}, reported {row['reported_to_sync']:.2f} ({row['error']:+.0%})")  # fmt: skip
+        _print_gain(f"Table 2, eta {row['eta']}", row, row["predicted_to_sync"], row["reported_to_sync"])
     for row in found["figure_4"]:
-        print(f"Figure 4 {row['model']:5}{row['context']:6} {row['gpus']:4} GPUs {row['predicted']:7.1f} k/s; gain "
-              f"{row['predicted_gain']:.2f}, reported {row['reported_gain']:.2f} ({row['error']:+.0%})")  # fmt: skip
+        name = f"Figure 4, {row['model']}, {row['context']}, {row['gpus']} GPUs"
+        _print_gain(name, row, row["predicted_gain"], row["reported_gain"])
     for row in found["figure_6b"]:
-        print(f"Figure 6b {row['model']:5} {row['predicted']:.0f} and {row['predicted_without']:.0f} k/s; gain "
-              f"{row['predicted_gain']:.2f}, reported {row['reported_gain']:.2f} ({row['error']:+.0%})")  # fmt: skip
+        _print_gain(f"Figure 6b, {row['model']}", row, row["predicted_gain"], row["reported_gain"])
+
+
+def _print_gain(name: str, row: Row, gain: float, reported: float) -> None:
+    print(f"{name:36}{row['predicted']:7.1f} k/s, reported {row['reported']:6.1f}; gain {gain:.2f}, reported "
+          f"{reported:.2f} ({row['error']:+.0%})")  # fmt: skip
 
 
 def keep(name: str, part: Row, path: Path = RESULT) -> Path:

@@ -33,6 +33,13 @@ class Job:
     micro_batch_tokens: int = 32768
     reward_s: float = 0.0
     seed: int = 1
+    routing: p.RoutingPolicy = "least_tokens"
+    affinity: float = 1.0
+    migration: bool = False
+    """Running answers move to idle workers. Not where a lease is a whole group."""
+    min_gain_s: float = 2.0
+    heartbeat_s: float = 30.0
+    """Between two reports of a worker's speed and its answers so far, which only migration asks for."""
     by_group: bool | None = None
     """A lease is a whole group; None: in jobs of more than MAX_LEASES samples."""
 

@@ -59,6 +59,8 @@ class Trial:
 def simulate(setup: Setup, varied: Mapping[str, str] | None = None) -> Trial:
     """Run one. Raises UserError where the machines cannot hold the job."""
     job = job_of(setup)
+    if setup.measured is not None:  # as fast as the machine it was measured on, so workers are heard as often as there
+        job = replace(job, heartbeat_s=setup.config.launch.heartbeat_s)
     costs, num_workers, trainer_gpus = machines_of(setup)
     held = setup.config.worker_capacity
     began_s = time.monotonic()
@@ -83,6 +85,10 @@ def job_of(setup: Setup) -> Job:
         micro_batch_tokens=config.trainer.micro_batch_tokens,
         reward_s=setup.reward_s,
         seed=config.seed,
+        routing=config.rollout.routing.policy,
+        affinity=config.rollout.routing.affinity,
+        migration=config.rollout.routing.migration,
+        min_gain_s=config.rollout.routing.min_gain_s,
     )
 
 

@@ -14,7 +14,6 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,27 +24,21 @@ from controller import protocol as p
 from controller.coordinator import Coordinator
 from controller.settings import CoordinatorSettings
 from controller.simulate.job import Job, Outcome
+from controller.simulate.reporter import Lease, Reporter
 
-GRID_PARTS = 16
+GRID_PARTS = 8
 """Where a lease is a group, answers end on multiples of this part of their mean length, to the nearest: several at one
 event."""
 GROUP_STRIDE_TOKENS = 4096.0
 """There the rate is looked at again after so many tokens at the latest."""
 DRAWN_GROUPS = 256
 """Groups whose lengths are drawn at once."""
+MOST_TOKENS = 32_768
+"""Longest answer where lengths have no cap: what the coordinator assumes before it has seen any."""
 NEVER_S = 1e18
 """Deadlines that machines on paper cannot miss."""
 PACKED_STEPS = 8
 """Steps whose batch is really dealt and packed; later ones take their mean imbalance."""
-
-
-@dataclass(slots=True)
-class _Lease:
-    group_id: int
-    index: int
-    worker: int
-    left: int
-    first_version: int = -1
 
 
 class World:
@@ -70,15 +63,18 @@ class World:
         self._index = {replica.name: i for i, replica in enumerate(self._replicas)}
         self._announced = [-1] * num_workers
         self._staging = [False] * num_workers
-        self._leases: dict[int, _Lease] = {}
+        self._leases: dict[int, Lease] = {}
         self._lengths: dict[int, list[int]] = {}
+        self._is_moving = job.migration and not job.is_by_group and num_workers > 1
+        self._reporter = Reporter()
         self._drawn: deque[list[int]] = deque()
         self._rng = np.random.default_rng(job.seed)
         self._coordinator = Coordinator(
             CoordinatorSettings(
                 groups_per_step=job.groups_per_step, group_size=self._group_size, num_steps=job.num_steps,
                 mode=job.mode, max_staleness=job.max_staleness, on_stale=job.on_stale, group_timeout_s=NEVER_S,
-                load_deadline_s=NEVER_S, num_workers=num_workers, migration=False,
+                load_deadline_s=NEVER_S, num_workers=num_workers, routing=job.routing, affinity=job.affinity,
+                migration=self._is_moving, min_gain_s=job.min_gain_s, max_new_tokens=min(job.lengths.cap, MOST_TOKENS),
             )
         )  # fmt: skip
         self._now_s = 0.0
@@ -109,6 +105,8 @@ class World:
         self._handle(*(p.WorkerJoined(worker=r.name, incarnation="0", capacity=self._capacity) for r in self._replicas))
         self._handle(p.Published(version=0, lineage="l0", manifest_path="v0"))
         self._ask()
+        if self._is_moving:
+            self._at(self.job.heartbeat_s, self._report)
         number = 0
         while self._queue and not self._is_over:
             self._now_s, _, action = heapq.heappop(self._queue)
@@ -131,6 +129,8 @@ class World:
             match effect:
                 case p.SendLeases():
                     self._take_leases(self._index[effect.worker], effect.leases)
+                case p.SendRecall():
+                    self._at(self._now_s, lambda e=effect: self._hand_back(e))  # type: ignore[misc]
                 case p.SendVersion():
                     told.setdefault(effect.version, []).append(self._index[effect.worker])
                 case p.SendBatch():
@@ -159,9 +159,13 @@ class World:
             if lengths is None:
                 lengths = self._lengths[order.group_id] = self._draw()
             share = lengths if self._group_size == 1 else lengths[order.sample_index : order.sample_index + 1]
-            self._leases[order.lease_id] = _Lease(order.group_id, order.sample_index, worker, len(share))
+            lease = Lease(order.group_id, order.sample_index, worker, len(share))
+            self._leases[order.lease_id] = lease
             for length in share:
-                replica.add(Sequence(order.lease_id, self.job.prompt_tokens, length))
+                sequence = Sequence(order.lease_id, self.job.prompt_tokens, length, ready=order.prefix_tokens)
+                replica.add(sequence)
+            if self._is_moving:
+                self._reporter.began(order.lease_id, lease, sequence)
         self._refill(worker)
 
     def _draw(self) -> list[int]:
@@ -180,8 +184,28 @@ class World:
             if lease.left == 0:
                 self._at(self._now_s + self.job.reward_s, lambda i=sequence.lease_id: self._finish(i))  # type: ignore[misc]
 
+    def _report(self) -> None:
+        """A heartbeat of every worker: its answers so far, and its speed."""
+        told: list[p.Event] = []
+        for worker, replica in enumerate(self._replicas):
+            self._catch_up(worker)
+            self._refill(worker)
+            told += self._reporter.heartbeat(replica, self._leases)
+        self._handle(*told)
+        if self._queue and not self._is_over:
+            self._at(self._now_s + self.job.heartbeat_s, self._report)
+
+    def _hand_back(self, recall: p.SendRecall) -> None:
+        """What the worker still holds of these goes back with its tokens; it is leased to another one at once."""
+        worker = self._index[recall.worker]
+        self._catch_up(worker)
+        told = self._reporter.returned(self._replicas[worker], recall.lease_ids, self._leases)
+        self._refill(worker)
+        self._handle(*told)
+
     def _finish(self, lease_id: int) -> None:
         lease = self._leases.pop(lease_id)
+        self._reporter.ended(lease_id)
         replica = self._replicas[lease.worker]
         lengths = self._lengths[lease.group_id]
         num_tokens = sum(lengths) if self._group_size == 1 else lengths[lease.index]

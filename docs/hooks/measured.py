@@ -183,33 +183,78 @@ def _share_lost(cost: Result) -> str:
 
 
 def simulator(result: Result) -> str:
-    """Predicted beside reported: the paper's two tables, then runs of this machine."""
-    one = [
-        (row["model"], f"{row['predicted_sync_h']:.1f}", f"{row['sync_h']:.1f}", f"{row['predicted_async_h']:.1f}",
-         f"{row['async_h']:.1f}", f"{row['predicted_ratio']:.2f}", f"{row['reported_ratio']:.2f}",
-         f"{row['ratio_error']:+.0%}")
-        for row in result["table_1"]
-    ]  # fmt: skip
+    """Predicted beside reported: the paper's tables and figures, then one's own runs, then how long it takes."""
+    parts, texts = result["parts"], []
+    if "paper" in parts:
+        texts += _simulated_paper(parts["paper"])
+    if "runs" in parts:
+        rows = [
+            (f"{row['run']} (`{row['mode']}`, bound {row['max_staleness']})", row["devices"], row["calibrated_on"],
+             f"{row['predicted']:,.1f}", f"{row['measured']:,.1f}", f"{row['error']:+.1%}")
+            for row in parts["runs"]["rows"]
+        ]  # fmt: skip
+        head = ("own run", "devices", "costs from", "samples/s predicted", "measured", "error")
+        texts += ["### Own runs", _table(head, rows), _made(parts["runs"])]
+    if "speed" in parts:
+        rows = [
+            (f"{row['gpus']:,} GPUs, {row['model']}, {row['workers']:,} workers", f"{row['steps']:,}",
+             f"{row['samples']:,}", f"{row['wall_s']:.1f}", f"{row['cpu_s']:.1f}")
+            for row in parts["speed"]["rows"]
+        ]  # fmt: skip
+        head = ("simulated", "steps", "answers", "s", "s of one core")
+        texts += ["### How long it takes", _table(head, rows), _made(parts["speed"])]
+    return "\n\n".join(texts)
+
+
+def _simulated_paper(found: Result) -> list[str]:
     two = [
-        ("unbounded" if row["eta"] is None else str(row["eta"]), f"{row['predicted_k_tokens_per_s']:,.0f}",
-         f"{row['reported']:,.0f}", f"{row['predicted_to_sync']:.2f}", f"{row['reported_to_sync']:.2f}",
-         f"{row['predicted_to_sync'] / row['reported_to_sync'] - 1:+.0%}")
-        for row in result["table_2"]
+        ("unbounded" if row["eta"] is None else str(row["eta"]), f"{row['predicted']:,.0f}", f"{row['reported']:,.0f}",
+         f"{row['predicted_to_sync']:.2f}", f"{row['reported_to_sync']:.2f}", f"{row['error']:+.0%}")
+        for row in found["table_2"]
     ]  # fmt: skip
-    own = [
-        (row["calibrated_on"], f"{row['predicted_run']} (`{row['mode']}`)", f"{row['predicted']:,.0f}",
-         f"{row['measured']:,.0f}", f"{row['predicted'] / row['measured'] - 1:+.1%}")
-        for row in result["runs"]
-        if row["is_unseen"]
+    four = [
+        (f"{row['model']}, {row['context']:,}, {row['gpus']} GPUs", f"{row['predicted_gain']:.2f}",
+         f"{row['reported_gain']:.2f}", f"{row['error']:+.0%}")
+        for row in found["figure_4"]
     ]  # fmt: skip
-    reached = ", ".join(f"{key} {value:g}" for key, value in result["efficiencies"].items())
-    parts = [
-        f"Efficiencies: {reached}.",
-        _table(("Table 1", "sync, h", "reported", "async, h", "reported", "ratio", "reported", "error"), one),
-        _table(("max_staleness", "k tokens/s", "reported", "over sync", "reported", "error"), two),
-        _table(("calibrated on", "predicted", "samples/s", "measured", "error"), own),
+    six = [
+        (row["model"], f"{row['predicted']:,.0f} / {row['predicted_without']:,.0f}",
+         f"{row['reported']:,.0f} / {row['reported_without']:,.0f}", f"{row['predicted_gain'] - 1:+.0%}",
+         f"{row['reported_gain'] - 1:+.0%}", f"{row['error']:+.0%}")
+        for row in found["figure_6b"]
+    ]  # fmt: skip
+    return [
+        _simulated_rows(found, "one length of answers a task"),
+        _simulated_rows(found["by_size"], "lengths that also differ by model size"),
+        _table(("Table 2: max_staleness", "k tokens/s", "reported", "over sync", "reported", "error"), two),
+        _table(("Figure 4: model, context", "over the fewest GPUs", "reported", "error"), four),
+        _table(("Figure 6b", "k tokens/s with / without", "reported", "gain", "reported", "error"), six),
+        _made(found),
     ]
-    return "\n\n".join(parts)
+
+
+def _simulated_rows(found: Result, assumed: str) -> str:
+    reached = found["efficiencies"]
+    rows = [
+        (row["model"], *_hours(row, "sync"), *_hours(row, "async"), f"{row['predicted_ratio']:.2f}",
+         f"{row['reported_ratio']:.2f}", f"{row['ratio_error']:+.0%}")
+        for row in found["table_1"]
+    ]  # fmt: skip
+    words = (
+        f"With {assumed}: a decode step of at least {reached['decode_floor_s'] * 1e3:.1f} ms, "
+        f"{reached['bandwidth']:.0%} of the memory bandwidth, {reached['step_overhead_s']:.0f} s a step besides; the "
+        f"four synchronous rows are met within {found['fit_error']:.0%} (root mean square)."
+    )
+    head = ("Table 1", "sync, h", "reported", "error", "async, h", "reported", "error", "ratio", "reported", "error")
+    return f"{words}\n\n{_table(head, rows)}"
+
+
+def _hours(row: Result, mode: str) -> tuple[str, ...]:
+    return f"{row[f'predicted_{mode}_h']:.1f}", f"{row[f'{mode}_h']:.1f}", f"{row[f'{mode}_error']:+.0%}"
+
+
+def _made(part: Result) -> str:
+    return f"<small>`{part['command']}`, {part['date']}.</small>"
 
 
 def controller(result: Result) -> str:

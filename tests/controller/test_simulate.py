@@ -17,9 +17,9 @@ from areal_like.emulation.roofline import Efficiencies, Measured, Roofline, smal
 from areal_like.errors import UserError
 from controller.cli import main
 from controller.simulate.calibrate import calibrate
+from controller.simulate.job import Job
 from controller.simulate.lengths import parse_lengths
 from controller.simulate.plan import best, parse_sweep
-from controller.simulate.job import Job
 from controller.simulate.world import World
 
 STEP_S, TRAIN_S = 0.01, 5.0
@@ -103,6 +103,28 @@ def test_whole_groups_as_leases_give_nearly_the_same_as_samples():
     by_sample, by_group = (World(replace(long, by_group=is_so), COSTS, 2).run() for is_so in (False, True))
     assert by_group.step_s == pytest.approx(by_sample.step_s, rel=0.05)
     assert by_group.tokens == pytest.approx(by_sample.tokens, rel=0.05)
+
+
+def test_moving_answers_to_idle_workers_shortens_a_synchronous_step():
+    uneven = Lengths("uneven", groups=((40,) * 4, (2000, 2000, 2000, 2000)))
+    long = job(lengths=uneven, mode="sync", groups_per_step=8, num_steps=8, min_gain_s=0.5, heartbeat_s=0.5)
+    per_sequence = replace(COSTS, decode_step_s=0.0, decode_sequence_s=STEP_S, slots=32)
+    still, moving = (World(replace(long, migration=is_so), per_sequence, 4).run() for is_so in (False, True))
+    assert moving.step_s < 0.9 * still.step_s
+    assert (moving.tokens, moving.samples) == (still.tokens, still.samples)
+
+
+def test_what_happens_to_many_workers_at_once_is_settled_as_if_one_by_one():
+    long = job(lengths=LONG_TAILED, groups_per_step=32, num_steps=10)
+    together = World(long, COSTS, 8)
+    apart = World(long, COSTS, 8)
+    settle = apart._coordinator.handle_together
+    apart._coordinator.handle_together = lambda events, now_s: [  # type: ignore[method-assign]
+        effect for event in events for effect in settle((event,), now_s)
+    ]
+    found, expected = together.run(), apart.run()
+    assert found.step_s == pytest.approx(expected.step_s, rel=0.05)
+    assert found.staleness_mean == pytest.approx(expected.staleness_mean, abs=0.2)
 
 
 # ------------------------------------------------------------ one worker

@@ -1,0 +1,83 @@
+"""What simulated workers tell of answers that have not ended: tokens so far, speeds, samples handed back.
+
+Owns: `Lease`, and the events that a heartbeat and a recall make of a worker. Refuses: when they are made (world.py),
+what follows from them (the coordinator's migration).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from areal_like.emulation.replica import Replica, Sequence
+from areal_like.trajectory import NO_VERSION
+from controller import protocol as p
+from controller.speeds import SpeedGauge
+
+
+@dataclass(slots=True)
+class Lease:
+    """A lease of a worker, until all its answers have ended."""
+
+    group_id: int
+    index: int
+    worker: int
+    left: int
+    """Answers that have not ended: one, or those of a whole group."""
+    first_version: int = NO_VERSION
+
+
+class Reporter:
+    """Knows which sequence belongs to which lease, and with which version a moved one began."""
+
+    def __init__(self) -> None:
+        self._gauge = SpeedGauge()
+        self._sequences: dict[int, Sequence] = {}
+        self._began: dict[tuple[int, int], int] = {}
+        """First version of samples that were handed back, by group and index."""
+
+    def began(self, lease_id: int, lease: Lease, sequence: Sequence) -> None:
+        """A worker has taken a lease of one sample."""
+        self._sequences[lease_id] = sequence
+        lease.first_version = self._began.pop((lease.group_id, lease.index), NO_VERSION)
+
+    def ended(self, lease_id: int) -> None:
+        """The sample is reported as finished."""
+        self._sequences.pop(lease_id, None)
+
+    def heartbeat(self, replica: Replica, leases: dict[int, Lease]) -> list[p.Event]:
+        """Tokens of the running answers, and the worker's speed where it has changed."""
+        told: list[p.Event] = []
+        parts = [self._part(replica, sequence, leases[sequence.lease_id]) for sequence in replica.active]
+        if parts:
+            told.append(p.ProgressReported(worker=replica.name, items=tuple(parts)))
+        counters = {"tokens": replica.tokens, "steps": replica.steps, "busy_s": replica.busy_s + replica.prefill_s}
+        if (speed := self._gauge.read(replica.name, "0", counters)) is not None:
+            told.append(p.WorkerSpeed(worker=replica.name, tokens_per_s=speed[0], steps_per_s=speed[1]))
+        return told
+
+    def returned(self, replica: Replica, lease_ids: Iterable[int], leases: dict[int, Lease]) -> list[p.Event]:
+        """Take these off the worker; what has ended meanwhile stays."""
+        told: list[p.Event] = []
+        for lease_id in lease_ids:
+            lease = leases.get(lease_id)
+            if lease is None or not lease.left:
+                continue
+            sequence = self._sequences.pop(lease_id)
+            part = self._part(replica, sequence, lease)
+            replica.remove(sequence)
+            del leases[lease_id]
+            if part.num_tokens:
+                self._began[lease.group_id, lease.index] = lease.first_version
+            told.append(p.LeaseReturned(worker=replica.name, part=part, reason="migrated"))
+        return told
+
+    def _part(self, replica: Replica, sequence: Sequence, lease: Lease) -> p.PartialReport:
+        """Everything it has, from the first token on: the coordinator keeps what is new to it."""
+        tokens = int(replica.tokens_of(sequence))
+        if lease.first_version == NO_VERSION:
+            tokens = 0
+        return p.PartialReport(
+            lease_id=sequence.lease_id, start=0, num_tokens=tokens, first_version=lease.first_version,
+            last_version=replica.version,
+        )  # fmt: skip

@@ -1,0 +1,119 @@
+"""benchmarks/simulator.py and what it stands on: the fit, the assumptions about published runs, the result file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from areal_like.emulation.machines import MODELS
+from areal_like.emulation.roofline import Efficiencies, Roofline
+from benchmarks import published as paper
+from benchmarks import simulator
+from benchmarks.simulated_runs import SpeedJob, predicted_emulated, speed
+from controller.overrides import load_config
+
+
+def test_least_squares_finds_the_numbers_that_made_the_data_and_stays_in_the_box() -> None:
+    low, high = np.log([0.1, 0.1]), np.log([10.0, 10.0])
+
+    def errors(point: np.ndarray) -> np.ndarray:
+        a, b = np.exp(point)
+        return np.log([a + b, a + 3 * b, 2 * a + b]) - np.log([2 + 0.5, 2 + 1.5, 4 + 0.5])
+
+    assert np.exp(simulator.least_squares(errors, np.zeros(2), low, high)) == pytest.approx([2.0, 0.5], rel=0.02)
+    boxed = simulator.least_squares(errors, np.zeros(2), low, np.log([1.5, 10.0]))
+    assert np.exp(boxed)[0] == pytest.approx(1.5, rel=0.05)
+
+
+@pytest.mark.parametrize(("model", "task"), [("1.5b", "math"), ("14b", "code")])
+def test_answers_have_the_mean_that_was_reported_after_the_cut(model: str, task: str) -> None:
+    lengths = paper.answers(model, task)
+    assert lengths.mean_length() == pytest.approx(paper.MEAN_TOKENS[task], rel=0.03)
+    assert lengths.mean > paper.MEAN_TOKENS[task]
+    shorter = paper.answers(model, task, cap=8000)
+    assert (shorter.mean, shorter.cap) == (lengths.mean, 8000)
+
+
+def test_the_trainers_rate_takes_the_time_that_the_authors_count_gives() -> None:
+    lengths = paper.answers("7b", "math")
+    drawn = np.concatenate(lengths.draw_groups(np.random.default_rng(0), 16, 512)).tolist()
+    reached = Efficiencies(train_mfu=paper.train_mfu("7b", lengths), step_overhead_s=0.0)
+    costs = Roofline(paper.GPU, MODELS["7b"], 1, 48, reached)
+    theirs_s = 4 * paper.their_forward_flops("7b", drawn) / (48 * paper.TFLOPS["7b"] * 1e12)
+    assert costs.compute_s(costs.forward_flops(drawn), 4.0) == pytest.approx(theirs_s, rel=1e-6)
+    assert 0.2 < reached.train_mfu < paper.TFLOPS["7b"] * 1e12 / paper.GPU.flops  # they count more for the same pass
+
+
+def test_their_count_is_that_of_a_sequence_written_out() -> None:
+    hidden, inner, vocabulary, layers, length = 1536, 8960, 151_936, 28, 1000
+    products = 4 * hidden * hidden + 3 * hidden * inner  # weights of a layer, without grouped queries
+    expected = layers * (2 * length * products + 4 * length**2 * hidden) + 4 * length * vocabulary * hidden
+    assert paper.their_forward_flops("1.5b", [length]) == pytest.approx(expected)
+
+
+def test_both_modes_have_the_same_pools_and_differ_by_recomputed_logprobs() -> None:
+    lengths = paper.answers("32b", "code")
+    sync, asynchronous = (paper.world("32b", 384, lengths, Efficiencies(), eta=eta, steps=2) for eta in (0, 4))
+    for world in (sync, asynchronous):
+        assert isinstance(world.costs, Roofline)
+        assert (world.costs.trainer_gpus, world.costs.tp, len(world._replicas)) == (96, 8, 36)
+    assert (sync.costs.is_recomputing_logprobs, asynchronous.costs.is_recomputing_logprobs) == (False, True)  # type: ignore[attr-defined]
+
+
+def test_parts_are_kept_beside_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "simulator.json"
+    simulator.keep("runs", {"rows": [1]}, path)
+    simulator.keep("speed", {"rows": [2]}, path)
+    simulator.keep("runs", {"rows": [3]}, path)
+    parts = json.loads(path.read_text())["parts"]
+    assert (parts["runs"]["rows"], parts["speed"]["rows"]) == ([3], [2])
+    assert parts["runs"]["machine"]["cores"] > 0
+
+
+def result() -> dict[str, Any]:
+    hours = {"predicted_sync_h": 40.0, "sync_h": 41.0, "sync_error": -0.02, "predicted_async_h": 15.0, "async_h": 14.8,
+             "async_error": 0.01, "predicted_ratio": 2.67, "reported_ratio": 2.77, "ratio_error": -0.04}  # fmt: skip
+    part = {"efficiencies": {"decode_floor_s": 0.01, "bandwidth": 0.4, "step_overhead_s": 30.0}, "fit_error": 0.1,
+            "table_1": [{"model": "1.5b", **hours}, {"model": "7b", **hours}]}  # fmt: skip
+    gains = {"predicted": 100.0, "reported": 90.0, "predicted_gain": 2.0, "reported_gain": 1.9, "error": 0.05}
+    to_sync = {"predicted_to_sync": 2.0, "reported_to_sync": 2.1}
+    return {
+        **part, "by_size": part, "command": "c", "date": "d",
+        "table_2": [{"eta": eta, **gains, **to_sync} for eta in (0, 1, None)],
+        "figure_4": [{"model": model, "context": 32_768, "gpus": gpus, **gains}
+                     for model in ("1.5b", "7b", "32b") for gpus in (256, 512)],
+        "figure_6b": [{"model": "7b", "predicted_without": 80.0, "reported_without": 70.0, **gains}],
+    }  # fmt: skip
+
+
+def test_the_picture_shows_a_result_file(tmp_path: Path) -> None:
+    source = tmp_path / "simulator.json"
+    source.write_text(json.dumps({"parts": {"paper": result()}}))
+    text = simulator.plot(source, tmp_path / "simulator.svg").read_text()
+    assert "hours of Table 1" in text
+    assert "1.5b sync: 40.0 h, 41.0" in text
+
+
+def test_the_simulation_of_a_job_is_timed() -> None:
+    (row,) = speed([SpeedJob(16, "7b", 1, 8, 3)])
+    assert (row["workers"], row["steps"], row["samples"]) == (12, 3, 384)
+    assert row["wall_s"] > 0
+
+
+def test_an_emulated_job_is_predicted_in_emulated_seconds() -> None:
+    config = load_config("configs/emulated.yaml", ["num_steps=4", "groups_per_step=4", "rollout.num_workers=2"]).config
+    slow, fast = (config.model_copy(update={"emulation": emulation}) for emulation in emulations(config.emulation))
+    assert predicted_emulated(slow) == pytest.approx(predicted_emulated(fast), rel=0.05)
+
+
+def emulations(emulation: Any) -> list[Any]:
+    return [emulation.model_copy(update={"speedup": speedup}) for speedup in (5.0, 50.0)]
+
+
+def test_published_rows_are_the_papers() -> None:
+    assert [round(row.sync_h / row.async_h, 2) for row in paper.TABLE_1] == [2.77, 2.27, 2.23, 1.64]
+    assert paper.TABLE_2[4] / paper.TABLE_2[0] == pytest.approx(41.0 / 14.8, rel=0.001)
