@@ -40,6 +40,7 @@ from benchmarks.simulated_runs import compare, print_runs, speed
 RESULT = RESULTS / "simulator.json"
 PICTURE = REPOSITORY / "docs" / "pictures" / "simulator.svg"
 FITTED = ("decode_floor_s", "bandwidth", "step_overhead_s")
+START = np.log([1e-2, 0.4, 30.0])
 LOW = np.log([5e-4, 0.05, 1.0])
 HIGH = np.log([5e-2, 1.0, 300.0])
 STEP = 0.05
@@ -68,8 +69,7 @@ def fit(steps: int, *, by_size: bool, tell: Callable[[str], None]) -> tuple[Effi
              + " ".join(f"{ratio - 1:+.1%}" for ratio in rows))  # fmt: skip
         return np.log(rows)
 
-    start = np.log([asdict(Efficiencies())[name] for name in FITTED])
-    found = least_squares(errors, start, LOW, HIGH)
+    found = least_squares(errors, START, LOW, HIGH)
     return _reached(found), float(np.sqrt(np.square(errors(found)).mean()))
 
 

@@ -76,7 +76,7 @@ class Outcome:
     mean_batch: float = 0.0
     """Mean sequences in a worker's batch while it decodes."""
     generated_per_s: float = 0.0
-    """Tokens a second that the workers sampled, consumed or not."""
+    """Tokens a second that the workers sample, consumed or not, while they have something to do."""
 
     @property
     def step_s(self) -> float:

@@ -10,6 +10,7 @@ version at the same moment load it at the same moment, and the coordinator hears
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 from collections import Counter, deque
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from areal_like.emulation.lengths import Lengths
 from areal_like.emulation.replica import MAX_STRIDE_TOKENS, Replica, Sequence
 from areal_like.emulation.roofline import Costs
 from areal_like.packing import pack, partition
@@ -49,7 +51,7 @@ class World:
         self.job, self.costs = job, costs
         per_lease = job.group_size if job.is_by_group else 1
         self._group_size = job.group_size // per_lease
-        mean = job.lengths.mean_length(job.seed)
+        mean = _mean_length(job.lengths, job.seed)
         self._capacity = max(1, (held or 2 * costs.max_sequences(job.prompt_tokens + mean)) // per_lease)
         grid = round(mean / GRID_PARTS) if job.is_by_group else 0
         stride = GROUP_STRIDE_TOKENS if job.is_by_group else MAX_STRIDE_TOKENS
@@ -386,5 +388,11 @@ class World:
             staleness=staleness,
             imbalance=float(np.mean(self._imbalances)) if self._imbalances else 1.0,
             mean_batch=float(spent[4] / spent[5]) if spent[5] > 0 else 0.0,
-            generated_per_s=float(spent[4] / wall_s),
+            generated_per_s=float(spent[4] / max(spent[:3].sum(), 1e-9) * len(self._replicas)),
         )
+
+
+@functools.lru_cache
+def _mean_length(lengths: Lengths, seed: int) -> float:
+    """Estimated by draws, which takes longer than a step of a small job."""
+    return lengths.mean_length(seed)
