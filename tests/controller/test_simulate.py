@@ -107,7 +107,7 @@ def test_whole_groups_as_leases_give_nearly_the_same_as_samples():
 
 def test_moving_answers_to_idle_workers_shortens_a_synchronous_step():
     uneven = Lengths("uneven", groups=((40,) * 4, (2000, 2000, 2000, 2000)))
-    long = job(lengths=uneven, mode="sync", groups_per_step=8, num_steps=8, min_gain_s=0.5, heartbeat_s=0.5)
+    long = job(lengths=uneven, mode="sync", groups_per_step=8, num_steps=5, min_gain_s=0.5, heartbeat_s=2.0)
     per_sequence = replace(COSTS, decode_step_s=0.0, decode_sequence_s=STEP_S, slots=32)
     still, moving = (World(replace(long, migration=is_so), per_sequence, 4).run() for is_so in (False, True))
     assert moving.step_s < 0.9 * still.step_s
