@@ -45,7 +45,7 @@ LOW = np.log([5e-4, 0.05, 1.0])
 HIGH = np.log([5e-2, 1.0, 300.0])
 STEP = 0.05
 """Of a logarithm, for differences in place of derivatives."""
-FIT_STEPS, SYNC_STEPS, ASYNC_STEPS, SCALING_STEPS = 3, 6, 25, 15
+FIT_STEPS, SYNC_STEPS, ASYNC_STEPS, SCALING_STEPS = 2, 4, 16, 10
 Row = dict[str, Any]
 
 
