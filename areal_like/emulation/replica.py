@@ -1,12 +1,13 @@
-"""One simulated rollout worker: sequences that advance together at the rate their number allows.
+"""One simulated rollout worker: answers that advance together at the rate their number allows.
 
 Owns: the worker's own time: decoding, prefill, pauses; which answers end when. Refuses: leases and versions' meaning
 (their owners), how long a decode step takes (roofline.py).
 
-All active sequences gain one token a decode step, so one count of tokens serves them all: a sequence that started at
-count a and has n tokens to go ends at count a + n. The rate changes when the batch does, and with the cache's growth at
-least every `stride_tokens`; in between it is the one at the middle of the stretch, which is exact where a step's time
-grows in proportion to the cache.
+All active answers gain one token a decode step, so one count of tokens serves them all: an answer that had no token at
+count a and will have n ends at count a + n. The rate changes when the batch does, and with the cache's growth at least
+every `stride_tokens`; in between it is the one at the middle of the stretch, which is exact where a step's time grows in
+proportion to the cache. So everything up to the next moment that concerns others (a sequence has ended, one that waits
+may start, the cache is full) is one table of stretches, made once (`_look_ahead`); time that passes only reads it.
 
 A cache that is full sends the sequences with the fewest tokens back to wait, where they keep their tokens and are
 prefilled again later, as SGLang does (its scheduler calls it retraction).
@@ -17,6 +18,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 from areal_like.emulation.roofline import Costs
@@ -24,23 +26,31 @@ from areal_like.emulation.roofline import Costs
 MAX_STRIDE_TOKENS = 512.0
 EPSILON = 1e-6
 RESERVED_TOKENS = 512
-"""Growth of each sequence that a full cache makes room for, before another one starts or after some were sent back."""
+"""Growth of each answer that a full cache makes room for, before another one starts or after some were sent back."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One answer being generated."""
+    """One answer being generated, or several to one prompt that start together."""
 
     lease_id: int
     prompt: int
-    length: int
-    """Tokens it will have."""
+    lengths: Ordered[int]
+    """Tokens that each answer will have, ascending."""
     ready: int = 0
-    """Tokens it has already, from another worker: they are prefilled."""
+    """Tokens that each has already, from another worker: they are prefilled."""
     shared: int = 0
     """Of the prompt: tokens that another sequence has prefilled already."""
-    end: float = math.inf
-    """Count of the worker's tokens at which it ends; infinite while it waits."""
+    origin: float = math.inf
+    """The worker's count of tokens at which it had none; infinite while it waits."""
+    held: float = 0.0
+    """Tokens in the cache of each answer, less the count."""
+    done: int = 0
+    """Answers that had ended when it was last sent back to wait."""
+
+
+Entry = tuple[float, int, Sequence, int]
+"""When the next answer of a sequence ends, a serial number, the sequence, and which answer that is."""
 
 
 class Replica:
@@ -50,7 +60,8 @@ class Replica:
         self, name: str, costs: Costs, max_sequences: int, *, grid_tokens: int = 0, cache_tokens: float = math.inf,
         stride_tokens: float = MAX_STRIDE_TOKENS,
     ) -> None:  # fmt: skip
-        """grid_tokens: ends are rounded to multiples of so many tokens, so that several fall together; 0: exact.
+        """max_sequences: answers decoded at once. grid_tokens: sequences start at multiples of so many tokens, to the
+        nearest, so that several answers end together where lengths are multiples too; 0: exact.
 
         cache_tokens: prompts and answers held at once, at most; infinite: max_sequences is all that counts.
         """
@@ -60,41 +71,72 @@ class Replica:
         self.version = -1
         self.busy_s = self.paused_s = self.prefill_s = self.idle_s = 0.0
         self.tokens = self.steps = 0.0
+        self.wake_s = math.inf
+        """When something ends or must be looked at again; infinite while nothing runs. `refill` before."""
+        self.is_admitting = True
         self._count = 0.0
-        """Tokens every active sequence gained since the worker's start."""
-        self._step_s = math.inf
-        self._wake_count = math.inf
-        """Count at which something ends, or the rate must be looked at again."""
+        """Tokens every active answer gained since the worker's start."""
         self._debt_s = 0.0
         """Prefill that decoding has to wait for."""
         self._paused_until_s = -1.0
-        self._context = 0.0
-        """Tokens in the cache, less active x count."""
-        self._active: list[tuple[float, int, Sequence]] = []
-        """Heap by the count at which each ends."""
+        self._active: list[Entry] = []
+        """Heap; as it was at the beginning of `_stretches`."""
+        self._number = 0
+        """Answers in it."""
+        self._held = 0.0
+        """The sum of their `held`."""
         self._waiting: deque[Sequence] = deque()
         self._serial = 0
-        self.is_admitting = True
+        self._stretches: list[tuple[float, float, int, float]] = []
+        """What comes: until which count, seconds a step, answers, their `held` in all."""
+        self._place = 0
+        """The stretch that time has come to; one past the last: `take_ended` has something to do."""
+        self._left_s = 0.0
+        """Decoding to the end of the stretches."""
+        self._then: tuple[list[Entry], int, float] = ([], 0, 0.0)
+        """`_active`, `_number` and `_held` before what ends there."""
+        self._is_planned = False
+        """The stretches hold."""
+        self._is_news = False
+        """Something came, went or ended since the stretches were made."""
+        self._stops_at_ends = False
+        """Somebody waited when they were made."""
 
     @property
     def num_active(self) -> int:
-        """Sequences in the batch."""
-        return len(self._active)
+        """Answers in the batch."""
+        return self._batch()[0]
 
     @property
     def context_tokens(self) -> float:
         """Tokens in the cache."""
-        return self._context + len(self._active) * self._count
+        number, held = self._batch()
+        return held + number * self._count
+
+    def _batch(self) -> tuple[int, float]:
+        """Answers that run now, and their `held` in all."""
+        if not self._is_planned:
+            return self._number, self._held
+        return self._stretches[self._place][2:] if self._place < len(self._stretches) else self._then[1:]
+
+    @property
+    def active(self) -> list[Sequence]:
+        """Those in the batch, in no order."""
+        return [sequence for _, _, sequence, _ in self._active]
 
     def add(self, sequence: Sequence) -> None:
-        """Take a sequence; it starts when a slot is free. `advance` to now first."""
+        """Take a sequence; it starts when there is room. `advance` to now first."""
         self._waiting.append(sequence)
+        self._is_news = True
+
+    # ------------------------------------------------------------ time
 
     def advance(self, now_s: float) -> None:
         """Let time pass up to `now_s`; nothing ends before `wake_s`."""
         began_s, self.now_s = self.now_s, now_s
         elapsed_s = now_s - began_s
-        if elapsed_s <= 0:
+        is_due = now_s >= self.wake_s
+        if elapsed_s <= 0 and not is_due:
             return
         if self._paused_until_s > began_s:
             paused_s = min(elapsed_s, self._paused_until_s - began_s)
@@ -109,109 +151,190 @@ class Replica:
             self.prefill_s += prefill_s
             elapsed_s -= prefill_s
         self.busy_s += elapsed_s
-        steps = elapsed_s / self._step_s
-        self._count += steps
-        self.steps += steps
-        self.tokens += steps * len(self._active)
+        self._left_s -= elapsed_s
+        stretches, place, count = self._stretches, self._place, self._count
+        while place < len(stretches) and self._is_planned:
+            until, step_s, number, _ = stretches[place]
+            steps = until - count
+            if not is_due and steps * step_s > elapsed_s:
+                steps = elapsed_s / step_s
+                self._count = count + steps
+                self.steps += steps
+                self.tokens += steps * number
+                break
+            elapsed_s -= steps * step_s
+            self.steps += steps
+            self.tokens += steps * number
+            self._count = count = until
+            place += 1
+        self._place = place
 
     def take_ended(self) -> list[Sequence]:
         """Sequences whose last token is out."""
+        if not self._is_planned or self._place < len(self._stretches):
+            return []
+        self._active, self._number, self._held = self._then
+        self._is_planned, self._is_news = False, True
         ended: list[Sequence] = []
-        active, last = self._active, self._count + EPSILON
-        while active and active[0][0] <= last:
-            end, _, sequence = heapq.heappop(active)
-            self._context -= sequence.prompt + sequence.length - end
-            ended.append(sequence)
+        self._pop(ended)
         return ended
 
+    def _pop(self, ended: list[Sequence] | None) -> None:
+        """Let end what has; where nobody asks for sequences that have, they stay until somebody does."""
+        active, last = self._active, self._count + EPSILON
+        while active and active[0][0] <= last:
+            _, serial, sequence, index = active[0]
+            if index + 1 < len(sequence.lengths):
+                heapq.heapreplace(active, (sequence.origin + sequence.lengths[index + 1], serial, sequence, index + 1))
+            elif ended is None:
+                return
+            else:
+                heapq.heappop(active)
+                ended.append(sequence)
+            self._number -= 1
+            self._held -= sequence.held
+
+    def _settle(self) -> None:
+        """Bring the heap to now, in the middle of the stretches."""
+        if self._is_planned:
+            self._is_planned, self._is_news = False, True
+            self._pop(None)
+
+    # ------------------------------------------------------------ the batch
+
     def refill(self) -> list[Sequence]:
-        """Start what waits, as far as slots and cache go; returns what started. Reprices the decode step."""
-        active, started = self._active, []
-        if self._context + len(active) * self._count > self._cache_tokens:
+        """Start what waits, as far as slots and cache go; returns what started. Then looks ahead."""
+        is_stopping = bool(self._waiting) and self.is_admitting
+        is_due = self._is_planned and self._place == len(self._stretches)
+        if not self._is_news and not is_due and self._stops_at_ends == is_stopping:
+            return []
+        self._settle()
+        self._is_news = False
+        started: list[Sequence] = []
+        if self._held + self._number * self._count > self._cache_tokens:
             self._make_room()
         if self._waiting and self.is_admitting:
             prefilled = 0
-            while self._waiting and len(active) < self._max_sequences and self._has_room(self._waiting[0]):
+            while self._waiting and self._has_room(self._waiting[0]):
                 sequence = self._waiting.popleft()
-                self._serial += 1
-                sequence.end = self._count + sequence.length - sequence.ready
-                if self._grid_tokens:
-                    sequence.end = max(1, round(sequence.end / self._grid_tokens)) * float(self._grid_tokens)
-                heapq.heappush(active, (sequence.end, self._serial, sequence))
-                self._context += sequence.prompt + sequence.ready - self._count
-                prefilled += sequence.prompt - sequence.shared + sequence.ready
+                prefilled += self._start(sequence)
                 started.append(sequence)
             if prefilled:
                 self._debt_s += self._costs.prefill_s(prefilled)
-        self._reprice()
+        self._look_ahead()
         return started
 
-    def _reprice(self) -> None:
-        """How long a decode step takes from here to the next look."""
-        number = len(self._active)
-        if not number:
-            self._step_s = self._wake_count = math.inf
-            return
-        context = self._context + number * self._count
-        stretch = min(self._active[0][0] - self._count, self._stride_tokens)
-        if number > 1 and self._cache_tokens < math.inf:
-            stretch = min(stretch, max(1.0, (self._cache_tokens - context) / number + 1))
-        self._wake_count = self._count + stretch
-        self._step_s = self._costs.decode_s(number, context + max(0.0, stretch) * number / 2)
-
     def _has_room(self, sequence: Sequence) -> bool:
-        """The cache holds it too, and some growth of all; what is alone always has room."""
-        number = len(self._active)
-        held = self._context + number * self._count + sequence.prompt + sequence.ready
-        return not number or held + RESERVED_TOKENS * (number + 1) <= self._cache_tokens
+        """Slots and cache hold it too, and some growth of all; what is alone always has room."""
+        if not self._number:
+            return True
+        number = len(sequence.lengths) - sequence.done
+        together = self._number + number
+        if together > self._max_sequences:
+            return False
+        held = self._held + self._number * self._count + number * (sequence.prompt + sequence.ready)
+        return held + RESERVED_TOKENS * together <= self._cache_tokens
+
+    def _start(self, sequence: Sequence) -> int:
+        """Returns the tokens to prefill."""
+        number, count, grid = len(sequence.lengths) - sequence.done, self._count, self._grid_tokens
+        origin = count - sequence.ready
+        sequence.origin = round(origin / grid) * float(grid) if grid else origin
+        sequence.held = sequence.prompt + sequence.ready - count
+        self._serial += 1
+        end = sequence.origin + sequence.lengths[sequence.done]
+        heapq.heappush(self._active, (end, self._serial, sequence, sequence.done))
+        self._number += number
+        self._held += number * sequence.held
+        return number * (sequence.prompt - sequence.shared + sequence.ready)
 
     def _make_room(self) -> None:
         """Send back whoever has the fewest tokens, until the others can grow for a while."""
-        by_tokens = sorted(self._active, key=lambda entry: -self.tokens_of(entry[2]))
-        while len(by_tokens) > 1 and self.context_tokens + RESERVED_TOKENS * len(by_tokens) > self._cache_tokens:
-            sequence = by_tokens.pop()[2]
-            ready = int(self.tokens_of(sequence))
-            self.remove(sequence)
-            sequence.ready, sequence.shared, sequence.end = ready, 0, math.inf
+        stay = sorted(self._active, key=lambda entry: (entry[2].origin, entry[1]))
+        while len(stay) > 1:
+            if self._held + self._number * (self._count + RESERVED_TOKENS) <= self._cache_tokens:
+                break
+            _, _, sequence, index = stay.pop()
+            self._send_back(sequence, index)
             self._waiting.appendleft(sequence)
+        heapq.heapify(stay)
+        self._active = stay
 
-    @property
-    def active(self) -> list[Sequence]:
-        """The batch, in no order."""
-        return [sequence for _, _, sequence in self._active]
+    def _send_back(self, sequence: Sequence, index: int) -> None:
+        number = len(sequence.lengths) - index
+        self._number -= number
+        self._held -= number * sequence.held
+        sequence.ready = int(self.tokens_of(sequence))
+        sequence.shared, sequence.origin, sequence.done = 0, math.inf, index
+
+    def _look_ahead(self) -> None:
+        """The stretches to the next moment that concerns others, and when that is."""
+        active, number, held, count = self._active, self._number, self._held, self._count
+        self._stops_at_ends = is_stopping = bool(self._waiting) and self.is_admitting
+        stretches: list[tuple[float, float, int, float]] = []
+        decode_s, stride, cache = self._costs.decode_s, self._stride_tokens, self._cache_tokens
+        left_s, is_copy = 0.0, False
+        while active:
+            end, serial, sequence, index = active[0]
+            is_full = False
+            while count < end - EPSILON and not is_full:
+                until = end if end - count <= stride else count + stride
+                if number > 1 and held + number * until > cache + number:
+                    until, is_full = max(count + 1.0, (cache - held) / number + 1.0), True
+                step_s = decode_s(number, held + number * (count + until) / 2)
+                stretches.append((until, step_s, number, held))
+                left_s += (until - count) * step_s
+                count = until
+            index += 1
+            if is_full or is_stopping or index == len(sequence.lengths):
+                break
+            if not is_copy:
+                active, is_copy = active.copy(), True
+            heapq.heapreplace(active, (sequence.origin + sequence.lengths[index], serial, sequence, index))
+            number -= 1
+            held -= sequence.held
+        self._stretches, self._place, self._left_s = stretches, 0, left_s
+        self._is_planned = bool(active)
+        self._then = active, number, held
+        self._due()
+
+    def _due(self) -> None:
+        """Set `wake_s`."""
+        if not self._active:
+            self.wake_s = math.inf
+        else:
+            self.wake_s = max(self.now_s, self._paused_until_s) + self._debt_s + max(0.0, self._left_s)
 
     def tokens_of(self, sequence: Sequence) -> float:
-        """Tokens it has by now, `ready` ones included."""
-        if sequence.end == math.inf:
-            return float(sequence.ready)
-        return min(float(sequence.length), max(float(sequence.ready), sequence.length - (sequence.end - self._count)))
+        """Tokens its longest answer has by now, `ready` ones included."""
+        return min(float(sequence.lengths[-1]), max(float(sequence.ready), self._count - sequence.origin))
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, waiting or active. `advance` before, `refill` after."""
+        self._settle()
+        self._is_news = True
         if sequence in self._waiting:
             self._waiting.remove(sequence)
             return
-        for place, (end, _, active) in enumerate(self._active):
+        for place, (_, _, active, index) in enumerate(self._active):
             if active is sequence:
-                self._context -= sequence.prompt + sequence.length - end
+                number = len(sequence.lengths) - index
+                self._number -= number
+                self._held -= number * sequence.held
                 del self._active[place]
                 heapq.heapify(self._active)
                 return
 
+    # ------------------------------------------------------------ pauses
+
     def hold(self, is_held: bool) -> None:
         """Stand still until told otherwise. `advance` to now before."""
         self._paused_until_s = math.inf if is_held else self.now_s
+        self._due()
 
     def swap(self, pause_s: float, *, is_recomputing: bool) -> None:
         """New weights: stand still so long, then prefill every running sequence anew."""
         self._paused_until_s = max(self._paused_until_s, self.now_s + pause_s)
         if is_recomputing and self._active:
             self._debt_s += self._costs.prefill_s(self.context_tokens)
-
-    @property
-    def wake_s(self) -> float:
-        """When something ends, or the rate must be looked at again; infinite while nothing runs. `refill` before."""
-        if not self._active:
-            return math.inf
-        steps = self._wake_count - self._count
-        return max(self.now_s, self._paused_until_s) + self._debt_s + (steps * self._step_s if steps > 0 else 0.0)
+        self._due()

@@ -15,6 +15,7 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -29,8 +30,8 @@ from controller.simulate.job import Job, Outcome
 from controller.simulate.reporter import Lease, Reporter
 
 GRID_PARTS = 8
-"""Where a lease is a group, answers end on multiples of this part of their mean length, to the nearest: several at one
-event."""
+"""Where a lease is a group, answers end on multiples of this part of their mean length, to the nearest: several at
+once."""
 GROUP_STRIDE_TOKENS = 4096.0
 """There the rate is looked at again after so many tokens at the latest."""
 DRAWN_GROUPS = 256
@@ -51,9 +52,11 @@ class World:
         self.job, self.costs = job, costs
         per_lease = job.group_size if job.is_by_group else 1
         self._group_size = job.group_size // per_lease
+        self._at_once = min(per_lease, costs.slots)
+        """Answers of a lease that start together."""
         mean = _mean_length(job.lengths, job.seed)
         self._capacity = max(1, (held or 2 * costs.max_sequences(job.prompt_tokens + mean)) // per_lease)
-        grid = round(mean / GRID_PARTS) if job.is_by_group else 0
+        self._grid = grid = max(1, round(mean / GRID_PARTS)) if job.is_by_group else 0
         stride = GROUP_STRIDE_TOKENS if job.is_by_group else MAX_STRIDE_TOKENS
         self._replicas = [
             Replica(
@@ -69,7 +72,7 @@ class World:
         self._lengths: dict[int, list[int]] = {}
         self._is_moving = job.migration and not job.is_by_group and num_workers > 1
         self._reporter = Reporter()
-        self._drawn: deque[list[int]] = deque()
+        self._drawn: deque[tuple[list[int], list[int]]] = deque()
         self._rng = np.random.default_rng(job.seed)
         self._coordinator = Coordinator(
             CoordinatorSettings(
@@ -80,7 +83,15 @@ class World:
             )
         )  # fmt: skip
         self._now_s = 0.0
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._carried_out: dict[type, Callable[[Any], None]] = {
+            p.SendLeases: self._take_leases,
+            p.SendRecall: lambda effect: self._at(self._now_s, self._hand_back, effect),
+            p.SendBatch: self._take_batch,
+            p.SendNoMoreBatches: lambda effect: self._at(self._now_s, self._save),
+            p.EndRun: self._end,
+        }
+        """What effects of the coordinator do; others concern a shell's files and sockets. SendVersion: see `_handle`."""
         self._serial = 0
         self._wake_at = [math.inf] * num_workers
         self._batches: dict[int, p.SendBatch] = {}
@@ -94,58 +105,54 @@ class World:
         self._step_ends: list[float] = []
         self._step_tokens: list[int] = []
         self._step_samples: list[int] = []
-        self._marks: list[np.ndarray] = []
-        """After each step, summed over workers: seconds busy, prefilling, paused, idle; tokens, decode steps."""
+        self._first = min(job.num_steps - 1, max(1, job.num_steps // 5))
+        """The steps after this one are counted."""
+        self._marks: dict[int, np.ndarray] = {}
+        """After the first and the last step that count: see `_spent`."""
         self._staleness: list[Counter[int]] = []
         self._is_over = False
 
     # ------------------------------------------------------------ the clock
 
-    def run(self, should_stop: Callable[[], bool] = lambda: False) -> Outcome:
-        """Simulate to the end. should_stop: asked now and then; True ends early with what there is."""
+    def run(self) -> Outcome:
+        """Simulate to the end."""
         self._handle(p.RunStarted(lineage="l0"))
         self._handle(*(p.WorkerJoined(worker=r.name, incarnation="0", capacity=self._capacity) for r in self._replicas))
         self._handle(p.Published(version=0, lineage="l0", manifest_path="v0"))
         self._ask()
         if self._is_moving:
             self._at(self.job.heartbeat_s, self._report)
-        number = 0
-        while self._queue and not self._is_over:
-            self._now_s, _, action = heapq.heappop(self._queue)
-            action()
-            number += 1
-            if number % 4096 == 0 and should_stop():
-                break
-        assert self._is_over or self._trained or number % 4096 == 0, "the simulated job stands still"
+        queue = self._queue
+        while queue and not self._is_over:
+            self._now_s, _, action, arguments = heapq.heappop(queue)
+            action(*arguments)
+        assert self._is_over, "the simulated job stands still"
         return self._outcome()
 
-    def _at(self, time_s: float, action: Callable[[], None]) -> None:
+    def _at(self, time_s: float, action: Callable[..., None], *arguments: Any) -> None:
         self._serial += 1
-        heapq.heappush(self._queue, (time_s, self._serial, action))
+        heapq.heappush(self._queue, (time_s, self._serial, action, arguments))
 
     # ------------------------------------------------------------ the coordinator
 
     def _handle(self, *events: p.Event) -> None:
         told: dict[int, list[int]] = {}
         for effect in self._coordinator.handle_together(events, self._now_s):
-            match effect:
-                case p.SendLeases():
-                    self._take_leases(self._index[effect.worker], effect.leases)
-                case p.SendRecall():
-                    self._at(self._now_s, lambda e=effect: self._hand_back(e))  # type: ignore[misc]
-                case p.SendVersion():
-                    told.setdefault(effect.version, []).append(self._index[effect.worker])
-                case p.SendBatch():
-                    self._batches[effect.step] = effect
-                    self._at(self._now_s, self._train)
-                case p.EndRun():
-                    self._is_over = True
-                case p.SendNoMoreBatches():
-                    self._at(self._now_s, self._save)
-                case _:
-                    pass
+            kind = type(effect)
+            if (carry_out := self._carried_out.get(kind)) is not None:
+                carry_out(effect)
+            elif kind is p.SendVersion:
+                assert isinstance(effect, p.SendVersion)
+                told.setdefault(effect.version, []).append(self._index[effect.worker])
         for version, workers in told.items():
             self._announce(workers, version)
+
+    def _take_batch(self, batch: p.SendBatch) -> None:
+        self._batches[batch.step] = batch
+        self._at(self._now_s, self._train)
+
+    def _end(self, effect: p.EndRun) -> None:
+        self._is_over = True
 
     def _save(self) -> None:
         if not self._is_training:
@@ -153,27 +160,36 @@ class World:
 
     # ------------------------------------------------------------ rollout
 
-    def _take_leases(self, worker: int, orders: tuple[p.LeaseOrder, ...]) -> None:
+    def _take_leases(self, effect: p.SendLeases) -> None:
+        worker = self._index[effect.worker]
         replica = self._replicas[worker]
         self._catch_up(worker)
-        for order in orders:
-            lengths = self._lengths.get(order.group_id)
-            if lengths is None:
-                lengths = self._lengths[order.group_id] = self._draw()
-            share = lengths if self._group_size == 1 else lengths[order.sample_index : order.sample_index + 1]
-            lease = Lease(order.group_id, order.sample_index, worker, len(share))
+        for order in effect.leases:
+            drawn = self._lengths.get(order.group_id)
+            if drawn is None:
+                drawn = self._lengths[order.group_id] = self._draw()
+            if self._group_size > 1:
+                shares = [(drawn[0][order.sample_index],)]
+            else:
+                shares = [drawn[1][i : i + self._at_once] for i in range(0, len(drawn[1]), self._at_once)]
+            lease = Lease(order.group_id, order.sample_index, worker, len(shares))
             self._leases[order.lease_id] = lease
-            for length in share:
-                sequence = Sequence(order.lease_id, self.job.prompt_tokens, length, ready=order.prefix_tokens)
+            for share in shares:
+                sequence = Sequence(order.lease_id, self.job.prompt_tokens, share, order.prefix_tokens)
                 replica.add(sequence)
             if self._is_moving:
                 self._reporter.began(order.lease_id, lease, sequence)
         self._refill(worker)
 
-    def _draw(self) -> list[int]:
-        """Answer lengths of the next group."""
+    def _draw(self) -> tuple[list[int], list[int]]:
+        """Answer lengths of the next group; and once more, ascending and on the grid, where a group is a lease."""
         if not self._drawn:
-            self._drawn.extend(self.job.lengths.draw_groups(self._rng, self.job.group_size, DRAWN_GROUPS))
+            lengths = self.job.lengths.draw_groups(self._rng, self.job.group_size, DRAWN_GROUPS)
+            rounded = lengths
+            if grid := self._grid:
+                cells = np.maximum(1, np.rint(np.asarray(lengths) / grid)).astype(np.int64)
+                rounded = (np.sort(cells, axis=1) * grid).tolist()
+            self._drawn.extend(zip(lengths, rounded, strict=True))
         return self._drawn.popleft()
 
     def _catch_up(self, worker: int) -> None:
@@ -184,7 +200,7 @@ class World:
             lease = self._leases[sequence.lease_id]
             lease.left -= 1
             if lease.left == 0:
-                self._at(self._now_s + self.job.reward_s, lambda i=sequence.lease_id: self._finish(i))  # type: ignore[misc]
+                self._at(self._now_s + self.job.reward_s, self._finish, sequence.lease_id)
 
     def _report(self) -> None:
         """A heartbeat of every worker: its answers so far, and its speed."""
@@ -209,7 +225,7 @@ class World:
         lease = self._leases.pop(lease_id)
         self._reporter.ended(lease_id)
         replica = self._replicas[lease.worker]
-        lengths = self._lengths[lease.group_id]
+        lengths = self._lengths[lease.group_id][0]
         num_tokens = sum(lengths) if self._group_size == 1 else lengths[lease.index]
         self._handle(
             p.SampleReported(
@@ -228,7 +244,7 @@ class World:
         wake_s = replica.wake_s
         if wake_s < math.inf and wake_s != self._wake_at[worker]:
             self._wake_at[worker] = wake_s
-            self._at(wake_s, lambda: self._wake(worker, wake_s))
+            self._at(wake_s, self._wake, worker, wake_s)
 
     def _wake(self, worker: int, time_s: float) -> None:
         if self._wake_at[worker] != time_s:
@@ -252,9 +268,9 @@ class World:
                 self._staging[worker] = True
                 later.append(worker)
         if first:
-            self._at(self._now_s, lambda: self._loaded(first, version))
+            self._at(self._now_s, self._loaded, first, version)
         if later:
-            self._at(self._now_s + self.costs.stage_s(), lambda: self._staged(later))
+            self._at(self._now_s + self.costs.stage_s(), self._staged, later)
 
     def _staged(self, workers: list[int]) -> None:
         if self.job.interruption != "drain":
@@ -282,7 +298,7 @@ class World:
             self._refill(worker)
             by_version.setdefault(self._announced[worker], []).append(worker)
         for version, members in by_version.items():
-            self._at(self._now_s + pause_s, lambda v=version, m=members: self._swapped(m, v))  # type: ignore[misc]
+            self._at(self._now_s + pause_s, self._swapped, members, version)
 
     def _swapped(self, workers: list[int], version: int) -> None:
         for worker in workers:
@@ -320,16 +336,17 @@ class World:
         lengths: list[int] = []
         staleness: Counter[int] = Counter()
         for group in batch.groups:
-            lengths += [self.job.prompt_tokens + length for length in self._lengths.pop(group.group_id)]
+            lengths += self._lengths.pop(group.group_id)[0]
             staleness[step - 1 - group.first_version] += 1
         self._staleness.append(staleness)
-        self._step_tokens.append(sum(lengths) - self.job.prompt_tokens * len(lengths))
+        self._step_tokens.append(sum(lengths))
         self._step_samples.append(len(lengths))
+        lengths = [self.job.prompt_tokens + length for length in lengths]
         self._waits.append(self._now_s - self._free_since_s)
         self._is_training = True
         seconds = self.costs.train_s(lengths, self._imbalance(lengths), self.job.updates_per_step)
         self._train_s.append(seconds)
-        self._at(self._now_s + seconds, lambda: self._publish(step))
+        self._at(self._now_s + seconds, self._publish, step)
         self._ask()
 
     def _imbalance(self, lengths: list[int]) -> float:
@@ -350,11 +367,8 @@ class World:
         self._trained = step
         self._free_since_s = self._now_s
         self._step_ends.append(self._now_s)
-        for worker in range(len(self._replicas)):
-            self._catch_up(worker)
-            self._refill(worker)
-        spent = [(r.busy_s, r.prefill_s, r.paused_s, r.idle_s, r.tokens, r.steps) for r in self._replicas]
-        self._marks.append(np.asarray(spent).sum(axis=0))
+        if step in (self._first, self.job.num_steps):
+            self._marks[step] = self._spent()
         self._handle(p.Published(version=step, lineage="l0", manifest_path=f"v{step}"))
         if step == self.job.num_steps:
             self._at(self._now_s, self._save)
@@ -363,12 +377,21 @@ class World:
 
     # ------------------------------------------------------------ the outcome
 
+    def _spent(self) -> np.ndarray:
+        """Summed over workers: seconds busy, prefilling, paused, idle; tokens, decode steps."""
+        for worker in range(len(self._replicas)):
+            self._catch_up(worker)
+            self._refill(worker)
+        spent = [(r.busy_s, r.prefill_s, r.paused_s, r.idle_s, r.tokens, r.steps) for r in self._replicas]
+        found: np.ndarray = np.asarray(spent).sum(axis=0)
+        return found
+
     def _outcome(self) -> Outcome:
-        done = len(self._step_ends)
-        first = min(done - 1, max(1, done // 5)) if done > 1 else 0
+        done, first = len(self._step_ends), self._first
+        assert done == self.job.num_steps
         start_s = self._step_ends[first - 1] if first else 0.0
         wall_s = self._step_ends[-1] - start_s
-        spent = self._marks[-1] - (self._marks[first - 1] if first else 0.0)
+        spent = self._marks[done] - (self._marks[first] if first else 0.0)
         worker_s = wall_s * len(self._replicas)
         staleness: Counter[int] = Counter()
         for counts in self._staleness[first:done]:

@@ -135,7 +135,7 @@ class EmulatedEngine:
             return GenerationOutcome(request_id=request.request_id, segment=Segment.empty(), end_reason="stop")
         prompt, ready = self._emulation.prompt_tokens, len(request.prefix) * self._emulation.token_scale
         shared = prompt if request.share_key in self._prefilled else 0
-        sequence = Sequence(0, prompt, plan.emulated_tokens, ready=ready, shared=shared)
+        sequence = Sequence(0, prompt, (plan.emulated_tokens,), ready=ready, shared=shared)
         answer = Answer(request, sequence, plan.stop, plan.end_reason, self._loop.create_future(), self._replica.now_s)
         self._answers[answer.sequence] = answer
         self._replica.add(answer.sequence)

@@ -57,9 +57,9 @@ def test_removed_sequence_leaves_cache_and_batch_as_if_it_had_never_come():
     costs = roofline_of(EmulationSettings(decode_floor_s=0.0))
     alone, shared = Replica("a", costs, 8), Replica("b", costs, 8)
     for replica in (alone, shared):
-        replica.add(Sequence(1, 10, 100))
+        replica.add(Sequence(1, 10, (100,)))
         replica.refill()
-    other = Sequence(2, 10, 100)
+    other = Sequence(2, 10, (100,))
     shared.add(other)
     shared.refill()
     shared.remove(other)
@@ -70,7 +70,7 @@ def test_removed_sequence_leaves_cache_and_batch_as_if_it_had_never_come():
 
 def test_held_replica_stands_still_and_goes_on_where_it_was():
     replica = Replica("a", roofline_of(EmulationSettings()), 8)
-    sequence = Sequence(1, 10, 1000)
+    sequence = Sequence(1, 10, (1000,))
     replica.add(sequence)
     replica.refill()
     replica.advance(1.0)

@@ -40,7 +40,7 @@ def run_out(replica: Replica) -> list[tuple[int, float]]:
 def filled(lengths: list[int], **settings) -> Replica:
     replica = Replica("r", Linear(), 64, **settings)
     for lease_id, length in enumerate(lengths):
-        replica.add(Sequence(lease_id, 100, length))
+        replica.add(Sequence(lease_id, 100, (length,)))
     return replica
 
 
@@ -72,7 +72,7 @@ def test_who_has_the_fewest_tokens_waits_again_and_keeps_them():
     replica = filled([6000, 6000], cache_tokens=8000.0)
     replica.refill()
     replica.advance(1.5)
-    replica.add(Sequence(2, 100, 6000))
+    replica.add(Sequence(2, 100, (6000,)))
     replica.refill()
     newest = next(sequence for sequence in replica.active if sequence.lease_id == 2)
     while len(replica.active) == 3:

@@ -133,11 +133,11 @@ def test_what_happens_to_many_workers_at_once_is_settled_as_if_one_by_one():
 def test_a_sequence_that_joins_slows_the_others_from_then_on():
     costs = replace(COSTS, decode_step_s=0.0, decode_sequence_s=0.01)
     replica = Replica("r", costs, 8)
-    replica.add(Sequence(1, 10, 100))
+    replica.add(Sequence(1, 10, (100,)))
     replica.refill()
     assert replica.wake_s == pytest.approx(1.0)
     replica.advance(0.5)
-    replica.add(Sequence(2, 10, 10))
+    replica.add(Sequence(2, 10, (10,)))
     replica.refill()
     assert replica.wake_s == pytest.approx(0.5 + 10 * 0.02)
     replica.advance(replica.wake_s)
@@ -150,7 +150,7 @@ def test_a_sequence_that_joins_slows_the_others_from_then_on():
 def test_time_of_a_worker_adds_up():
     costs = replace(COSTS, prefill_token_s=0.001)
     replica = Replica("r", costs, 2)
-    replica.add(Sequence(1, 100, 50))
+    replica.add(Sequence(1, 100, (50,)))
     replica.refill()
     replica.advance(0.3)
     replica.swap(0.25, is_recomputing=True)
