@@ -197,10 +197,10 @@ class _Queue:
         heap = self._heap
         while heap:
             key, place, worker = heap[0]
-            if not is_able(worker):
-                heappop(heap)
-            elif (now := self._key(worker)) != key:
+            if (now := self._key(worker)) != key:
                 heapreplace(heap, (now, place, worker))
-            else:
+            elif is_able(worker):
                 return worker
+            else:
+                heappop(heap)
         return None

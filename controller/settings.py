@@ -77,7 +77,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def bound(self) -> int | None:
         """Largest allowed staleness: 0 in mode sync, 1 in one_step_off, else max_staleness; None: unbounded."""
-        return {"sync": 0, "one_step_off": 1}.get(self.mode, self.max_staleness)
+        return self.max_staleness if self.mode == "async" else int(self.mode == "one_step_off")
 
     def slots_of(self, capacity: int) -> int:
         """Answers that a worker of this capacity generates at once: rollout/worker.py adds the queue to them."""

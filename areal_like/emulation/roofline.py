@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
+
 from areal_like.emulation.machines import Gpu, Model
 
 CACHE_SHARE = 0.85
@@ -156,8 +158,8 @@ class Roofline:
 
     def forward_flops(self, lengths: Sequence[int]) -> float:
         """Of one pass over these sequences: 2 N a token, and attention by the square of the length."""
-        tokens = float(sum(lengths))
-        squares = float(sum(length * length for length in lengths))
+        found = np.asarray(lengths, dtype=np.float64)
+        tokens, squares = float(found.sum()), float(found @ found)
         return 2 * self.model.parameters * tokens + 2 * self.model.layers * self.model.hidden * squares
 
     def compute_s(self, forward_flops: float, passes: float) -> float:

@@ -69,7 +69,8 @@ class World:
         self._announced = [-1] * num_workers
         self._staging = [False] * num_workers
         self._leases: dict[int, Lease] = {}
-        self._lengths: dict[int, list[int]] = {}
+        self._lengths: dict[int, tuple[list[int], list[int]]] = {}
+        """By group: see `_draw`."""
         self._is_moving = job.migration and not job.is_by_group and num_workers > 1
         self._reporter = Reporter()
         self._drawn: deque[tuple[list[int], list[int]]] = deque()
@@ -196,11 +197,25 @@ class World:
         """Bring the worker to now, and report what ended."""
         replica = self._replicas[worker]
         replica.advance(self._now_s)
+        if ended := self._ended(replica):
+            self._at(self._now_s, self._report_ended, ended)
+
+    def _ended(self, replica: Replica) -> list[int]:
+        """Leases of which all answers have ended."""
+        found: list[int] = []
         for sequence in replica.take_ended():
             lease = self._leases[sequence.lease_id]
             lease.left -= 1
             if lease.left == 0:
-                self._at(self._now_s + self.job.reward_s, self._finish, sequence.lease_id)
+                found.append(sequence.lease_id)
+        return found
+
+    def _report_ended(self, lease_ids: list[int]) -> None:
+        """Once the answers have their rewards."""
+        if self.job.reward_s:
+            self._at(self._now_s + self.job.reward_s, self._finish, lease_ids)
+        else:
+            self._finish(lease_ids)
 
     def _report(self) -> None:
         """A heartbeat of every worker: its answers so far, and its speed."""
@@ -221,18 +236,19 @@ class World:
         self._refill(worker)
         self._handle(*told)
 
-    def _finish(self, lease_id: int) -> None:
+    def _finish(self, lease_ids: list[int]) -> None:
+        self._handle(*map(self._finished, lease_ids))
+
+    def _finished(self, lease_id: int) -> p.SampleReported:
         lease = self._leases.pop(lease_id)
         self._reporter.ended(lease_id)
         replica = self._replicas[lease.worker]
         lengths = self._lengths[lease.group_id][0]
-        num_tokens = sum(lengths) if self._group_size == 1 else lengths[lease.index]
-        self._handle(
-            p.SampleReported(
-                worker=replica.name, lease_id=lease_id, group_id=lease.group_id, sample_index=lease.index,
-                num_tokens=num_tokens, first_version=lease.first_version, last_version=replica.version,
-                verdict_kind="scored", value=float(lease_id % 2),
-            )
+        return p.SampleReported(
+            worker=replica.name, lease_id=lease_id, group_id=lease.group_id, sample_index=lease.index,
+            num_tokens=sum(lengths) if self._group_size == 1 else lengths[lease.index],
+            first_version=lease.first_version, last_version=replica.version, verdict_kind="scored",
+            value=float(lease_id % 2),
         )  # fmt: skip
 
     def _refill(self, worker: int) -> None:
@@ -250,8 +266,12 @@ class World:
         if self._wake_at[worker] != time_s:
             return  # repriced since
         self._wake_at[worker] = math.inf
-        self._catch_up(worker)
+        replica = self._replicas[worker]
+        replica.advance(self._now_s)
+        ended = self._ended(replica)
         self._refill(worker)
+        if ended:
+            self._report_ended(ended)
         if not self._replicas[worker].is_admitting:
             self._drained((worker,))
 
