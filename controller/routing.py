@@ -59,13 +59,13 @@ class Router:
 
     def free(self, worker: Worker) -> int:
         """Credits that are honoured: all slots, and of the queue a part by speed, so that all queues last equally."""
-        return min(worker.free, self._honoured(worker) - len(worker.outstanding))
+        return self._honoured(worker) - len(worker.outstanding)
 
     def _honoured(self, worker: Worker) -> int:
-        if self._is_in_turn:
+        speed = worker.speed or self._usual
+        if self._is_in_turn or speed >= self._fastest:
             return worker.capacity
-        queue = worker.capacity - worker.num_slots
-        return worker.num_slots + math.ceil(queue * min(1.0, self.speed(worker) / self._fastest))
+        return worker.num_slots + math.ceil((worker.capacity - worker.num_slots) * speed / self._fastest)
 
     def is_behind(self, worker: Worker) -> bool:
         """Another one samples with a newer version already."""

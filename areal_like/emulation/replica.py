@@ -5,9 +5,9 @@ Owns: the worker's own time: decoding, prefill, pauses; which answers end when. 
 
 All active answers gain one token a decode step, so one count of tokens serves them all: an answer that had no token at
 count a and will have n ends at count a + n. The rate changes when the batch does, and with the cache's growth at least
-every `stride_tokens`; in between it is the one at the middle of the stretch, which is exact where a step's time grows in
-proportion to the cache. So everything up to the next moment that concerns others (a sequence has ended, one that waits
-may start, the cache is full) is one table of stretches, made once (`_look_ahead`); time that passes only reads it.
+every `stride_tokens`; in between it is the one at the middle of the stretch, which is exact where a step takes longer
+in proportion to the cache. So all up to the next moment that concerns others (a sequence has ended, one that waits may
+start, the cache is full) is one table of stretches, made once (`_look_ahead`); time that passes only reads it.
 
 A cache that is full sends the sequences with the fewest tokens back to wait, where they keep their tokens and are
 prefilled again later, as SGLang does (its scheduler calls it retraction).

@@ -122,13 +122,22 @@ class Roofline:
 
     def decode_s(self, batch: int, context_tokens: float) -> float:
         """See the module."""
-        memory_s = (self.model.weight_bytes + context_tokens * self._kv_bytes) * self._byte_s
-        step_s = max(self.reached.decode_floor_s, memory_s, batch * self._token_s)
-        return step_s + self._reductions_s
+        memory_s = self._weights_s + context_tokens * self._cached_s
+        return max(self._floor_s, memory_s, batch * self._token_s) + self._reductions_s
 
     @cached_property
-    def _kv_bytes(self) -> float:
-        return self.model.kv_bytes_per_token
+    def _floor_s(self) -> float:
+        return self.reached.decode_floor_s
+
+    @cached_property
+    def _weights_s(self) -> float:
+        """Reading all weights."""
+        return self.model.weight_bytes * self._byte_s
+
+    @cached_property
+    def _cached_s(self) -> float:
+        """Reading one token of the cache."""
+        return self.model.kv_bytes_per_token * self._byte_s
 
     @cached_property
     def _byte_s(self) -> float:

@@ -5,6 +5,7 @@ Owns: `Job`, `Outcome` and what follows from their numbers. Refuses: simulating 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from dataclasses import dataclass, field
@@ -44,11 +45,22 @@ class Job:
     """A lease is a whole group; None: in jobs of more than MAX_LEASES samples."""
 
     @property
+    def mean_length(self) -> float:
+        """Of an answer, in tokens, by estimate."""
+        return _mean_length(self.lengths, self.seed)
+
+    @property
     def is_by_group(self) -> bool:
         """A lease is a whole group."""
         if self.by_group is not None:
             return self.by_group
         return self.groups_per_step * self.group_size * self.num_steps > MAX_LEASES
+
+
+@functools.lru_cache
+def _mean_length(lengths: Lengths, seed: int) -> float:
+    """Estimated by draws, which takes longer than a step of a small job."""
+    return lengths.mean_length(seed)
 
 
 @dataclass

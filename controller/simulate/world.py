@@ -1,7 +1,7 @@
 """A whole job under a virtual clock: simulated workers and trainer around the real coordinator.
 
-Owns: the queue of events, what each effect of the coordinator does to the machines, and the figures of the outcome.
-Refuses: how long things take and answers are (areal_like/emulation), sweeping (plan.py).
+Owns: the queue of events, and what each effect of the coordinator does to the machines. Refuses: how long things take
+and answers are (areal_like/emulation), the figures of the outcome (record.py), sweeping (plan.py).
 
 The trainer asks one batch ahead, as the real one does. Rewards take `reward_s` each, in parallel. Messages take no
 time. A lease is one sample, or in large jobs one group (docs/decisions/0025-simulator.md). Workers that are told of a
@@ -10,16 +10,16 @@ version at the same moment load it at the same moment, and the coordinator hears
 
 from __future__ import annotations
 
-import functools
+import gc
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from areal_like.emulation.lengths import Lengths
 from areal_like.emulation.replica import MAX_STRIDE_TOKENS, Replica, Sequence
 from areal_like.emulation.roofline import Costs
 from areal_like.packing import pack, partition
@@ -27,11 +27,11 @@ from controller import protocol as p
 from controller.coordinator import Coordinator
 from controller.settings import CoordinatorSettings
 from controller.simulate.job import Job, Outcome
+from controller.simulate.record import Record
 from controller.simulate.reporter import Lease, Reporter
 
 GRID_PARTS = 8
-"""Where a lease is a group, answers end on multiples of this part of their mean length, to the nearest: several at
-once."""
+"""Where a lease is a group, answers end on multiples of this part of their mean length: several at once."""
 GROUP_STRIDE_TOKENS = 4096.0
 """There the rate is looked at again after so many tokens at the latest."""
 DRAWN_GROUPS = 256
@@ -54,7 +54,7 @@ class World:
         self._group_size = job.group_size // per_lease
         self._at_once = min(per_lease, costs.slots)
         """Answers of a lease that start together."""
-        mean = _mean_length(job.lengths, job.seed)
+        mean = job.mean_length
         self._capacity = max(1, (held or 2 * costs.max_sequences(job.prompt_tokens + mean)) // per_lease)
         self._grid = grid = max(1, round(mean / GRID_PARTS)) if job.is_by_group else 0
         stride = GROUP_STRIDE_TOKENS if job.is_by_group else MAX_STRIDE_TOKENS
@@ -92,7 +92,7 @@ class World:
             p.SendNoMoreBatches: lambda effect: self._at(self._now_s, self._save),
             p.EndRun: self._end,
         }
-        """What effects of the coordinator do; others concern a shell's files and sockets. SendVersion: see `_handle`."""
+        """What effects of the coordinator do; SendVersion: see `_handle`. Others are about files and sockets."""
         self._serial = 0
         self._wake_at = [math.inf] * num_workers
         self._batches: dict[int, p.SendBatch] = {}
@@ -100,17 +100,7 @@ class World:
         self._asked = 0
         self._is_training = False
         self._free_since_s = 0.0
-        self._waits: list[float] = []
-        self._train_s: list[float] = []
-        self._imbalances: list[float] = []
-        self._step_ends: list[float] = []
-        self._step_tokens: list[int] = []
-        self._step_samples: list[int] = []
-        self._first = min(job.num_steps - 1, max(1, job.num_steps // 5))
-        """The steps after this one are counted."""
-        self._marks: dict[int, np.ndarray] = {}
-        """After the first and the last step that count: see `_spent`."""
-        self._staleness: list[Counter[int]] = []
+        self._record = Record(job)
         self._is_over = False
 
     # ------------------------------------------------------------ the clock
@@ -123,12 +113,16 @@ class World:
         self._ask()
         if self._is_moving:
             self._at(self.job.heartbeat_s, self._report)
+        with _uncollected():
+            self._run()
+        assert self._is_over, "the simulated job stands still"
+        return self._record.outcome(len(self._replicas))
+
+    def _run(self) -> None:
         queue = self._queue
         while queue and not self._is_over:
             self._now_s, _, action, arguments = heapq.heappop(queue)
             action(*arguments)
-        assert self._is_over, "the simulated job stands still"
-        return self._outcome()
 
     def _at(self, time_s: float, action: Callable[..., None], *arguments: Any) -> None:
         self._serial += 1
@@ -186,11 +180,8 @@ class World:
         """Answer lengths of the next group; and once more, ascending and on the grid, where a group is a lease."""
         if not self._drawn:
             lengths = self.job.lengths.draw_groups(self._rng, self.job.group_size, DRAWN_GROUPS)
-            rounded = lengths
-            if grid := self._grid:
-                cells = np.maximum(1, np.rint(np.asarray(lengths) / grid)).astype(np.int64)
-                rounded = (np.sort(cells, axis=1) * grid).tolist()
-            self._drawn.extend(zip(lengths, rounded, strict=True))
+            cells = np.maximum(1, np.rint(np.asarray(lengths) / (self._grid or 1))).astype(np.int64)
+            self._drawn.extend(zip(lengths, (np.sort(cells, axis=1) * self._grid).tolist(), strict=True))
         return self._drawn.popleft()
 
     def _catch_up(self, worker: int) -> None:
@@ -358,20 +349,17 @@ class World:
         for group in batch.groups:
             lengths += self._lengths.pop(group.group_id)[0]
             staleness[step - 1 - group.first_version] += 1
-        self._staleness.append(staleness)
-        self._step_tokens.append(sum(lengths))
-        self._step_samples.append(len(lengths))
-        lengths = [self.job.prompt_tokens + length for length in lengths]
-        self._waits.append(self._now_s - self._free_since_s)
+        full = [self.job.prompt_tokens + length for length in lengths]
+        seconds = self.costs.train_s(full, self._imbalance(full), self.job.updates_per_step)
+        self._record.batch(lengths, staleness, wait_s=self._now_s - self._free_since_s, train_s=seconds)
         self._is_training = True
-        seconds = self.costs.train_s(lengths, self._imbalance(lengths), self.job.updates_per_step)
-        self._train_s.append(seconds)
         self._at(self._now_s + seconds, self._publish, step)
         self._ask()
 
     def _imbalance(self, lengths: list[int]) -> float:
         """Heaviest rank's tokens over the mean, by the packing that runs in production."""
-        if len(self._imbalances) < PACKED_STEPS:
+        found = self._record.imbalances
+        if len(found) < PACKED_STEPS:
             ranks = self.costs.trainer_ranks
             shares = partition(lengths, ranks)
             loads = [sum(lengths[i] for i in share) for share in shares]
@@ -379,63 +367,33 @@ class World:
             budget = max(self.job.micro_batch_tokens, max(lengths))
             bins = pack([lengths[i] for i in shares[heaviest]], budget)
             assert bins, "the heaviest share has a sequence"
-            self._imbalances.append(loads[heaviest] * ranks / sum(loads))
-        return float(np.mean(self._imbalances))
+            found.append(loads[heaviest] * ranks / sum(loads))
+        return sum(found) / len(found)
 
     def _publish(self, step: int) -> None:
         self._is_training = False
         self._trained = step
         self._free_since_s = self._now_s
-        self._step_ends.append(self._now_s)
-        if step in (self._first, self.job.num_steps):
-            self._marks[step] = self._spent()
+        self._record.step_ended(self._now_s)
+        if self._record.wants_workers:
+            for worker in range(len(self._replicas)):
+                self._catch_up(worker)
+                self._refill(worker)
+            self._record.workers(self._replicas)
         self._handle(p.Published(version=step, lineage="l0", manifest_path=f"v{step}"))
         if step == self.job.num_steps:
             self._at(self._now_s, self._save)
         self._ask()
         self._train()
 
-    # ------------------------------------------------------------ the outcome
 
-    def _spent(self) -> np.ndarray:
-        """Summed over workers: seconds busy, prefilling, paused, idle; tokens, decode steps."""
-        for worker in range(len(self._replicas)):
-            self._catch_up(worker)
-            self._refill(worker)
-        spent = [(r.busy_s, r.prefill_s, r.paused_s, r.idle_s, r.tokens, r.steps) for r in self._replicas]
-        found: np.ndarray = np.asarray(spent).sum(axis=0)
-        return found
-
-    def _outcome(self) -> Outcome:
-        done, first = len(self._step_ends), self._first
-        assert done == self.job.num_steps
-        start_s = self._step_ends[first - 1] if first else 0.0
-        wall_s = self._step_ends[-1] - start_s
-        spent = self._marks[done] - (self._marks[first] if first else 0.0)
-        worker_s = wall_s * len(self._replicas)
-        staleness: Counter[int] = Counter()
-        for counts in self._staleness[first:done]:
-            staleness.update(counts)
-        return Outcome(
-            steps=done,
-            wall_s=wall_s,
-            first_step=first,
-            total_s=self._step_ends[-1],
-            tokens=float(sum(self._step_tokens[first:done])),
-            samples=sum(self._step_samples[first:done]),
-            trainer_wait_share=sum(self._waits[first:done]) / wall_s,
-            rollout_idle_share=float(spent[3] / worker_s),
-            rollout_paused_share=float(spent[2] / worker_s),
-            rollout_prefill_share=float(spent[1] / worker_s),
-            train_s=float(np.mean(self._train_s[first:done])),
-            staleness=staleness,
-            imbalance=float(np.mean(self._imbalances)) if self._imbalances else 1.0,
-            mean_batch=float(spent[4] / spent[5]) if spent[5] > 0 else 0.0,
-            generated_per_s=float(spent[4] / max(spent[:3].sum(), 1e-9) * len(self._replicas)),
-        )
-
-
-@functools.lru_cache
-def _mean_length(lengths: Lengths, seed: int) -> float:
-    """Estimated by draws, which takes longer than a step of a small job."""
-    return lengths.mean_length(seed)
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No event leaves a cycle behind; looking for some among all that lives takes an eighth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

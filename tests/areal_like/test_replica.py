@@ -87,6 +87,49 @@ def test_a_sequence_larger_than_the_cache_goes_on_alone():
     assert [lease_id for lease_id, _ in run_out(filled([5000, 10], cache_tokens=1000.0))] == [0, 1]
 
 
+def test_answers_that_start_together_take_as_long_as_each_on_its_own():
+    apart = filled([300, 700, 700, 1200])
+    together = Replica("r", Linear(), 64)
+    together.add(Sequence(0, 100, (300, 700, 700, 1200)))
+    assert run_out(together) == [(0, pytest.approx(run_out(apart)[-1][1]))]
+    assert together.tokens == pytest.approx(2900)
+    assert together.steps == pytest.approx(1200)
+    assert together.context_tokens == pytest.approx(0)
+
+
+def test_looking_in_between_changes_nothing():
+    plain, watched = (Replica("r", Linear(), 64) for _ in range(2))
+    for replica in (plain, watched):
+        replica.add(Sequence(0, 100, (300, 700, 1200)))
+        replica.add(Sequence(1, 100, (50, 900)))
+    seen, moment_s = [], 0.0
+    watched.refill()
+    while watched.num_active:
+        moment_s = min(moment_s + 0.037, watched.wake_s)
+        watched.advance(moment_s)
+        seen += [(sequence.lease_id, watched.now_s) for sequence in watched.take_ended()]
+        watched.refill()
+    assert seen == [(lease_id, pytest.approx(ended_s)) for lease_id, ended_s in run_out(plain)]
+    assert watched.tokens == pytest.approx(plain.tokens)
+    assert watched.busy_s == pytest.approx(plain.busy_s)
+
+
+def test_cache_and_tokens_add_up_however_often_groups_are_sent_back():
+    replica = Replica("r", Linear(), 64, grid_tokens=500, cache_tokens=20_000.0)
+    for lease_id in range(12):
+        replica.add(Sequence(lease_id, 100, (1000, 2500, 4000)))
+    replica.refill()
+    ended: list[int] = []
+    while replica.num_active:
+        replica.advance(replica.wake_s)
+        ended += [sequence.lease_id for sequence in replica.take_ended()]
+        replica.refill()
+        assert replica.context_tokens <= 20_000 + replica.num_active
+    assert sorted(ended) == list(range(12))
+    assert replica.context_tokens == pytest.approx(0)
+    assert replica.tokens == pytest.approx(12 * 7500, rel=0.1)  # starts are rounded to the grid
+
+
 def test_slots_and_cache_of_a_roofline_agree_about_equal_sequences():
     costs = Roofline(GPUS["h800"], MODELS["7b"], 1, 8, Efficiencies(), slots=10_000)
     assert costs.max_sequences(1000.0) == math.floor(costs.cache_tokens / 1000.0)

@@ -105,6 +105,13 @@ def test_whole_groups_as_leases_give_nearly_the_same_as_samples():
     assert by_group.tokens == pytest.approx(by_sample.tokens, rel=0.05)
 
 
+def test_groups_larger_than_a_workers_slots_are_decoded_in_parts():
+    small = replace(COSTS, slots=2)
+    found = World(job(mode="sync", by_group=True), small, 2).run()
+    assert found.tokens == found.samples * 100
+    assert found.mean_batch == pytest.approx(2)
+
+
 def test_moving_answers_to_idle_workers_shortens_a_synchronous_step():
     uneven = Lengths("uneven", groups=((40,) * 4, (2000, 2000, 2000, 2000)))
     long = job(lengths=uneven, mode="sync", groups_per_step=8, num_steps=5, min_gain_s=0.5, heartbeat_s=2.0)
