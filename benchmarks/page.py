@@ -21,7 +21,7 @@ from benchmarks import plots
 from benchmarks.runs import REPOSITORY, RESULTS
 from docs.hooks.measured import markdown
 
-OWN = ("async_vs_sync", "staleness")
+OWN = ("async_vs_sync", "simulator", "staleness")
 """Benchmarks that draw their own plot: `plot(source, picture)` in their module."""
 
 _PAGE = """<!doctype html>

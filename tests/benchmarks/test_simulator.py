@@ -66,12 +66,18 @@ def test_both_modes_have_the_same_pools_and_differ_by_recomputed_logprobs() -> N
 
 def test_parts_are_kept_beside_each_other(tmp_path: Path) -> None:
     path = tmp_path / "simulator.json"
-    simulator.keep("runs", {"rows": [1]}, path)
-    simulator.keep("speed", {"rows": [2]}, path)
-    simulator.keep("runs", {"rows": [3]}, path)
+    simulator.keep("runs", {"rows": [run_row("first")]}, path)
+    simulator.keep("speed", {"rows": []}, path)
+    simulator.keep("runs", {"rows": [run_row("second")]}, path)
     parts = json.loads(path.read_text())["parts"]
-    assert (parts["runs"]["rows"], parts["speed"]["rows"]) == ([3], [2])
+    assert (parts["runs"]["rows"], parts["speed"]["rows"]) == ([run_row("second")], [])
     assert parts["runs"]["machine"]["cores"] > 0
+    assert "second (<code>sync</code>, bound 0)" in path.with_suffix(".html").read_text()
+
+
+def run_row(name: str) -> dict[str, Any]:
+    return {"run": name, "mode": "sync", "max_staleness": 0, "devices": "real", "calibrated_on": "x",
+            "predicted": 9.0, "measured": 10.0, "error": -0.1}  # fmt: skip
 
 
 def result() -> dict[str, Any]:
@@ -93,7 +99,9 @@ def result() -> dict[str, Any]:
 def test_the_picture_shows_a_result_file(tmp_path: Path) -> None:
     source = tmp_path / "simulator.json"
     source.write_text(json.dumps({"parts": {"paper": result()}}))
-    text = simulator.plot(source, tmp_path / "simulator.svg").read_text()
+    picture = simulator.plot(source, tmp_path / "simulator.svg")
+    assert picture is not None
+    text = picture.read_text()
     assert "hours of Table 1" in text
     assert "1.5b sync: 40.0 h, 41.0" in text
 
