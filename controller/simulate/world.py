@@ -164,7 +164,7 @@ class World:
             if drawn is None:
                 drawn = self._lengths[order.group_id] = self._draw()
             if self._group_size > 1:
-                shares = [(drawn[0][order.sample_index],)]
+                shares = [[drawn[0][order.sample_index]]]
             else:
                 shares = [drawn[1][i : i + self._at_once] for i in range(0, len(drawn[1]), self._at_once)]
             lease = Lease(order.group_id, order.sample_index, worker, len(shares))
