@@ -80,7 +80,7 @@ class Router:
             return self._next(able) if able else None
         if self._for_groups is None:
             group_tokens = self._state.settings.group_size * self._state.lengths.mean
-            self._for_groups = _Queue(self._with_room(), lambda w: (self.wait_s(w, group_tokens), -self.free(w)))
+            self._for_groups = _Queue(self._with_room(), self._key(group_tokens))
         return self._for_groups.best(self._may_start)
 
     def _with_room(self) -> list[Worker]:
@@ -157,10 +157,7 @@ class Router:
 
     def _soonest(self, tokens: float, min_version: int) -> Worker | None:
         """Of those that may take a sample, the one that would be done first with it too."""
-
-        def key(worker: Worker) -> tuple[float, int]:
-            return self.wait_s(worker, tokens), -self.free(worker)
-
+        key = self._key(tokens)
         queue = self._for_samples.get(tokens)
         if queue is None:
             fresh = (worker for worker in self._open if not self.is_behind(worker))
@@ -170,6 +167,11 @@ class Router:
             return best
         able = [worker for worker in self._open if self._can_take(worker, min_version)]  # one pinned to an old version
         return min(able, key=key, default=None)
+
+    def _key(self, more_tokens: float) -> Callable[[Worker], tuple[float, int]]:
+        """The order in which workers take so many tokens; written out, since it is asked most."""
+        usual, free = self._usual, self.free
+        return lambda worker: ((worker.load_tokens + more_tokens) / (worker.speed or usual), -free(worker))
 
     def _worth_s(self, worker: Worker) -> float:
         """Imbalance in seconds up to which a group stays together."""

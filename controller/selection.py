@@ -6,6 +6,7 @@ Owns: the choice and the reasons to wait. Refuses: recording it (the coordinator
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from areal_like import staleness
 from controller.groups import Group
@@ -20,7 +21,8 @@ def choose_batch(state: RunState) -> list[Group] | None:
     bound = state.settings.bound
     is_waiting = bound is not None and state.settings.on_stale == "wait"
     if is_waiting:  # by counts first: most events ask in vain
-        taken, wanted = Counter[int](), count
+        taken: dict[int, int] = {}
+        wanted = count
         for floor in sorted(table.ready_by_floor):
             taken[floor] = min(wanted, len(table.ready_by_floor[floor]))
             wanted -= taken[floor]
@@ -32,12 +34,15 @@ def choose_batch(state: RunState) -> list[Group] | None:
     return sorted(chosen, key=lambda group: group.group_id)
 
 
-def _may_ship(state: RunState, taken: Counter[int]) -> bool:
+def _may_ship(state: RunState, taken: Mapping[int, int]) -> bool:
     """Can all others still meet their deadlines, once so many groups of each floor are gone?"""
-    left, bound = Counter(state.table.num_by_floor), state.settings.bound
+    bound = state.settings.bound
     assert bound is not None, "without a bound nothing has a deadline"
-    left.subtract(taken)
-    by_deadline = {staleness.deadline(floor, bound): number for floor, number in left.items() if number}
+    by_deadline = {
+        staleness.deadline(floor, bound): left
+        for floor, number in state.table.num_by_floor.items()
+        if (left := number - taken.get(floor, 0))
+    }
     return staleness.may_ship(state.next_step, by_deadline, state.settings.groups_per_step)
 
 
@@ -49,7 +54,8 @@ def overdue_groups(state: RunState) -> list[Group]:
     if not state.settings.is_strict:
         return []
     bound, step = state.settings.bound, state.next_step
-    if not any(staleness.is_overdue(step, floor, bound) for floor in state.table.num_by_floor):
+    oldest = min(state.table.num_by_floor, default=step)
+    if not staleness.is_overdue(step, oldest, bound):
         return []
     return [
         group

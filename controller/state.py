@@ -225,8 +225,7 @@ class RunState:
     def take_effects(self) -> list[p.Effect]:
         """The effects so far, ledger effects first, each kind in the order it arose."""
         effects, self._effects = self._effects, []
-        effects.sort(key=lambda effect: not effect.is_ledger)
-        return effects
+        return [*(one for one in effects if one.is_ledger), *(one for one in effects if not one.is_ledger)]
 
     # ------------------------------------------------------------ numbers
 

@@ -36,7 +36,9 @@ class Sequence:
     lease_id: int
     prompt: int
     lengths: Ordered[int]
-    """Tokens that each answer will have, ascending."""
+    """Tokens that answers will have, ascending."""
+    numbers: Ordered[int] = (1,)
+    """Answers of each length."""
     ready: int = 0
     """Tokens that each has already, from another worker: they are prefilled."""
     shared: int = 0
@@ -46,11 +48,15 @@ class Sequence:
     held: float = 0.0
     """Tokens in the cache of each answer, less the count."""
     done: int = 0
-    """Answers that had ended when it was last sent back to wait."""
+    """Lengths whose answers had ended when it was last sent back to wait."""
+
+    def number_from(self, index: int) -> int:
+        """Answers that have not ended while those of `lengths[index]` are next."""
+        return sum(self.numbers[index:])
 
 
 Entry = tuple[float, int, Sequence, int]
-"""When the next answer of a sequence ends, a serial number, the sequence, and which answer that is."""
+"""When answers of a sequence end next, a serial number, the sequence, and which of its lengths they have."""
 
 
 class Replica:
@@ -191,8 +197,9 @@ class Replica:
             else:
                 heapq.heappop(active)
                 ended.append(sequence)
-            self._number -= 1
-            self._held -= sequence.held
+            number = sequence.numbers[index]
+            self._number -= number
+            self._held -= number * sequence.held
 
     def _settle(self) -> None:
         """Bring the heap to now, in the middle of the stretches."""
@@ -228,7 +235,7 @@ class Replica:
         """Slots and cache hold it too, and some growth of all; what is alone always has room."""
         if not self._number:
             return True
-        number = len(sequence.lengths) - sequence.done
+        number = sequence.number_from(sequence.done)
         together = self._number + number
         if together > self._max_sequences:
             return False
@@ -237,7 +244,7 @@ class Replica:
 
     def _start(self, sequence: Sequence) -> int:
         """Returns the tokens to prefill."""
-        number, count, grid = len(sequence.lengths) - sequence.done, self._count, self._grid_tokens
+        number, count, grid = sequence.number_from(sequence.done), self._count, self._grid_tokens
         origin = count - sequence.ready
         sequence.origin = round(origin / grid) * float(grid) if grid else origin
         sequence.held = sequence.prompt + sequence.ready - count
@@ -261,7 +268,7 @@ class Replica:
         self._active = stay
 
     def _send_back(self, sequence: Sequence, index: int) -> None:
-        number = len(sequence.lengths) - index
+        number = sequence.number_from(index)
         self._number -= number
         self._held -= number * sequence.held
         sequence.ready = int(self.tokens_of(sequence))
@@ -291,8 +298,9 @@ class Replica:
             if not is_copy:
                 active, is_copy = active.copy(), True
             heapq.heapreplace(active, (sequence.origin + sequence.lengths[index], serial, sequence, index))
-            number -= 1
-            held -= sequence.held
+            ended = sequence.numbers[index - 1]
+            number -= ended
+            held -= ended * sequence.held
         self._stretches, self._place, self._left_s = stretches, 0, left_s
         self._is_planned = bool(active)
         self._then = active, number, held
@@ -318,7 +326,7 @@ class Replica:
             return
         for place, (_, _, active, index) in enumerate(self._active):
             if active is sequence:
-                number = len(sequence.lengths) - index
+                number = sequence.number_from(index)
                 self._number -= number
                 self._held -= number * sequence.held
                 del self._active[place]

@@ -164,13 +164,14 @@ class World:
             if drawn is None:
                 drawn = self._lengths[order.group_id] = self._draw()
             if self._group_size > 1:
-                shares = [[drawn[0][order.sample_index]]]
+                shares = [Counter((drawn[0][order.sample_index],))]
             else:
-                shares = [drawn[1][i : i + self._at_once] for i in range(0, len(drawn[1]), self._at_once)]
+                shares = [Counter(drawn[1][i : i + self._at_once]) for i in range(0, len(drawn[1]), self._at_once)]
             lease = Lease(order.group_id, order.sample_index, worker, len(shares))
             self._leases[order.lease_id] = lease
             for share in shares:
-                sequence = Sequence(order.lease_id, self.job.prompt_tokens, share, order.prefix_tokens)
+                lengths, numbers = tuple(share), tuple(share.values())
+                sequence = Sequence(order.lease_id, self.job.prompt_tokens, lengths, numbers, order.prefix_tokens)
                 replica.add(sequence)
             if self._is_moving:
                 self._reporter.began(order.lease_id, lease, sequence)

@@ -90,7 +90,7 @@ def test_a_sequence_larger_than_the_cache_goes_on_alone():
 def test_answers_that_start_together_take_as_long_as_each_on_its_own():
     apart = filled([300, 700, 700, 1200])
     together = Replica("r", Linear(), 64)
-    together.add(Sequence(0, 100, (300, 700, 700, 1200)))
+    together.add(Sequence(0, 100, (300, 700, 1200), (1, 2, 1)))
     assert run_out(together) == [(0, pytest.approx(run_out(apart)[-1][1]))]
     assert together.tokens == pytest.approx(2900)
     assert together.steps == pytest.approx(1200)
@@ -100,8 +100,8 @@ def test_answers_that_start_together_take_as_long_as_each_on_its_own():
 def test_looking_in_between_changes_nothing():
     plain, watched = (Replica("r", Linear(), 64) for _ in range(2))
     for replica in (plain, watched):
-        replica.add(Sequence(0, 100, (300, 700, 1200)))
-        replica.add(Sequence(1, 100, (50, 900)))
+        replica.add(Sequence(0, 100, (300, 700, 1200), (1, 1, 3)))
+        replica.add(Sequence(1, 100, (50, 900), (2, 1)))
     seen, moment_s = [], 0.0
     watched.refill()
     while watched.num_active:
@@ -117,7 +117,7 @@ def test_looking_in_between_changes_nothing():
 def test_cache_and_tokens_add_up_however_often_groups_are_sent_back():
     replica = Replica("r", Linear(), 64, grid_tokens=500, cache_tokens=20_000.0)
     for lease_id in range(12):
-        replica.add(Sequence(lease_id, 100, (1000, 2500, 4000)))
+        replica.add(Sequence(lease_id, 100, (1000, 2500, 4000), (1, 1, 1)))
     replica.refill()
     ended: list[int] = []
     while replica.num_active:
