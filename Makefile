@@ -29,9 +29,9 @@ sglang-cpu-if-possible:
 environments:
 	@$(MAKE) --no-print-directory -j 2 $(VENV)/.installed-dev sglang-cpu-if-possible
 
-# Two streams of tests, a file at a time, in the order of tests/conftest.py: three on two cores took as long.
+# Three streams of tests, a file at a time, in the order of tests/conftest.py: two leave a seventh of two cores idle.
 test: environments
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: environments lint types contracts test
 

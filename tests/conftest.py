@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 LONGEST_FIRST = (
-    "test_controls", "test_sglang_job", "test_ray", "test_trainer_ranks", "test_main_job", "test_diagnosis",
+    "test_controls", "test_sglang_job", "test_report_browser", "test_ray", "test_trainer_ranks", "test_main_job",
+    "test_diagnosis",
 )  # fmt: skip
-"""Of the end-to-end files. The first makes the warm start that most others share; the next two need it late."""
+"""Of the end-to-end files. The first makes the warm start that most others share; the next two do without it."""
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """End-to-end runs first: streams that take a file each (`pytest -n 2 --dist loadfile`) then end together."""
+    """End-to-end runs first: streams that take a file each (`pytest -n 3 --dist loadfile`) then end together."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_turn)  # stable: within a file the order stays
 
