@@ -1,13 +1,13 @@
 """What can this GPU do with areal_like? One command, one CUDA GPU, nothing downloaded.
 
     python -m benchmarks.gpu_suite --quick              under 8 minutes
-    python -m benchmarks.gpu_suite                      more sizes, under 40 minutes
+    python -m benchmarks.gpu_suite                      more sizes, under 50 minutes
     python -m benchmarks.gpu_suite --only engine,swap   some parts
     python -m benchmarks.gpu_suite --device cpu --quick a self-check on tiny shapes, whose figures mean nothing
 
-Parts: environment, attention, engine, training, logprobs, swap, quickstart (see the docstrings of the files here). Each
-runs in a process of its own with a deadline; one that fails, or lacks a package, leaves the others alone. Time a part
-does not use passes on to those after it. Needs torch 2.11 and transformers 5.17 or newer, and a few small packages.
+Parts: environment, attention, engine, training, logprobs, swap, modes, quickstart (see their docstrings).
+Each runs in a process of its own with a deadline; one that fails, or lacks a package, leaves the others alone. Time a
+part does not use passes on to those after it. Needs torch 2.11, transformers 5.17 or newer and a few small packages.
 
 Exit status: 1 when a part failed (not when one was skipped or cut), 2 where there is nothing to run on.
 benchmarks/results/gpu_suite.json is written when every part is done, on CUDA; --out FILE writes in any case.

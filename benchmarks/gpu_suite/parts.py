@@ -33,17 +33,16 @@ class Part:
 
 
 MESSAGES = ("msgspec", "pydantic", "psutil")
+JOB = (*MESSAGES, "zmq", "yaml", "rich", "safetensors", "tokenizers")
 PARTS = (
     Part("environment", "environment", "machine, versions and limits", 30, 60),
     Part("attention", "attention", "attention kernels against SDPA per sequence", 60, 240),
-    Part("engine", "decoding", "embedded engine: decode and prefill", 75, 420, MESSAGES),
-    Part("training", "training_speed", "trainer: MFU by length and packing", 75, 480, ("msgspec", "pydantic")),
+    Part("engine", "decoding", "embedded engine: decode and prefill", 65, 420, MESSAGES),
+    Part("training", "training_speed", "trainer: MFU by length and packing", 65, 480, ("msgspec", "pydantic")),
     Part("logprobs", "logprob_memory", "log-probs: memory of chunks and of whole logits", 35, 120),
     Part("swap", "swapping", "a version through shared memory into a generating engine", 50, 420, MESSAGES),
-    Part(
-        "quickstart", "quickstart", "the quickstart on the GPU", 145, 600,
-        (*MESSAGES, "zmq", "yaml", "rich", "safetensors", "tokenizers"),
-    ),
+    Part("modes", "modes", "asynchronous against synchronous, two processes on one GPU", 70, 480, JOB),
+    Part("quickstart", "quickstart", "the quickstart on the GPU", 100, 600, JOB),
 )  # fmt: skip
 
 QUICK_TOTAL_S = sum(part.quick_s for part in PARTS)

@@ -8,7 +8,7 @@ rise by a tenth. The quick form trains for half the steps and evaluates on fewer
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,18 @@ TINY = [
 BFLOAT16 = ["model.dtype=bfloat16", "trainer.precision=bfloat16"]
 
 
+def on_device(context: Context) -> list[str]:
+    """Engine and trainer on the suite's one device."""
+    device = "cpu" if context.device == "cpu" else "cuda"
+    return [f"rollout.engine.device={device}", f"trainer.device={device}"]
+
+
 def overrides(context: Context, precision: str) -> list[str]:
     """What is changed in the quickstart's configuration."""
-    device = "cpu" if context.device == "cpu" else "cuda"
-    keys = ("rollout.engine.device", "trainer.device", "warm_start.sft.device")
+    (device,) = {key.rpartition("=")[2] for key in on_device(context)}
     form = TINY if context.is_tiny else QUICK if context.is_quick else []
     return [
-        f"name=gpu_suite_{precision}", *(f"{key}={device}" for key in keys), *form,
+        f"name=gpu_suite_{precision}", *on_device(context), f"warm_start.sft.device={device}", *form,
         *(BFLOAT16 if precision == "bfloat16" else []),
     ]  # fmt: skip
 
@@ -52,20 +57,25 @@ def run(context: Context) -> None:
 
 
 def _job(context: Context, precision: str) -> Mapping[str, Any]:
-    runs_dir: Path = context.scratch / "runs"
-    timeout_s = context.left_s - LEAVE_S
-    try:
-        summary = train(CONFIG, overrides(context, precision), runs_dir, timeout_s=timeout_s)
-    except subprocess.TimeoutExpired as error:
-        raise Cut(f"still running after {timeout_s:.0f} s") from error
-    except SystemExit as error:
-        print(error)
-        raise RuntimeError(" ".join(str(error).split())[-300:]) from error
+    summary = summary_of(context, overrides(context, precision))
     row = {"precision": precision, **{key: summary.get(key) for key in KEYS}}
     problems = faults(row, must_learn=not context.is_tiny)
     if problems:
         raise Beyond("; ".join(problems), row)
     return row
+
+
+def summary_of(context: Context, told: Sequence[str]) -> Mapping[str, Any]:
+    """Of a job with these overrides. Raises Cut when time is over, RuntimeError with the job's last words."""
+    runs_dir: Path = context.scratch / "runs"
+    timeout_s = context.left_s - LEAVE_S
+    try:
+        return train(CONFIG, told, runs_dir, timeout_s=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise Cut(f"still running after {timeout_s:.0f} s") from error
+    except SystemExit as error:
+        print(error)
+        raise RuntimeError(" ".join(str(error).split())[-300:]) from error
 
 
 def faults(row: Mapping[str, Any], *, must_learn: bool) -> list[str]:

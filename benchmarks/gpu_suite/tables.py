@@ -39,6 +39,11 @@ COLUMNS: dict[str, dict[str, str]] = {
         "case": "swap", "mb": "MB", "publish_s": "publish s", "stage_s": "stage s", "stage_gb_per_s": "GB/s",
         "pause_ms": "pause ms", "gap_ms": "gap ms", "tokens_per_s": "tokens/s before", "staging_share": "while staging",
     },
+    "modes": {
+        "case": "two processes on one GPU", "samples_per_s": "samples/s", "over_sync": "over sync",
+        "tokens_per_s": "tokens/s", "trainer_wait_share": "trainer waits", "rollout_idle_share": "rollout idle",
+        "staleness_max": "max staleness", "steps": "steps", "wall_s": "whole s",
+    },
     "quickstart": {
         "case": "quickstart", "accuracy_before": "before", "accuracy_after": "after", "steps": "steps",
         "samples_per_s": "samples/s", "trainer_wait_share": "trainer waits", "rollout_idle_share": "rollout idle",
