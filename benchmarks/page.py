@@ -19,7 +19,7 @@ from markdown_it import MarkdownIt
 
 from benchmarks import plots
 from benchmarks.runs import REPOSITORY, RESULTS
-from docs.hooks.measured import markdown
+from benchmarks.tables import markdown
 
 OWN = ("async_vs_sync", "simulator", "staleness")
 """Benchmarks that draw their own plot: `plot(source, picture)` in their module."""

@@ -10,6 +10,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from benchmarks.tables import TABLES
+
 HOOKS = Path(__file__).resolve().parents[2] / "docs" / "hooks"
 
 
@@ -65,7 +67,7 @@ def test_every_case_of_the_gpu_suite_is_shown_with_how_it_ended() -> None:
         {"table": "engine", "case": "0.6B", "status": "ok", "tokens_per_s": 12345.6, "share": 0.4321},
         {"table": "engine", "case": "4B", "status": "skipped", "reason": "no | memory"},
     ]
-    text = hook("measured").gpu_suite({"parts": {"engine": {"rows": rows}}})
+    text = TABLES["gpu_suite"]({"parts": {"engine": {"rows": rows}}})
     assert "| 0.6B | 12,346 | 0.432 |  |" in text
     assert "| 4B (skipped) |  |  | no \\| memory |" in text
 

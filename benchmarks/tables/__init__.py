@@ -1,0 +1,43 @@
+"""Result files as Markdown tables, for the documentation and for a result's own page.
+
+Owns: the list of tables. Refuses: numbers of its own, plots (plots.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.tables import jobs, parts
+from benchmarks.tables.form import Result, stamp
+
+TABLES: dict[str, Callable[[Result], str]] = {
+    function.__name__: function
+    for function in (
+        jobs.quickstart,
+        jobs.modes,
+        jobs.async_vs_sync,
+        jobs.interruption,
+        jobs.staleness,
+        jobs.peer_trl,
+        jobs.engines,
+        jobs.soak,
+        jobs.telemetry,
+        jobs.checkpoint,
+        parts.engine,
+        parts.controller,
+        parts.simulator,
+        parts.routing,
+        parts.weight_transfer,
+        parts.delta,
+        parts.packing,
+        parts.logprob_memory,
+        parts.reward,
+        parts.reward_rates,
+        parts.gpu_suite,
+    )
+}
+
+
+def markdown(name: str, result: Result) -> str:
+    """A result as Markdown: its table, and below it what made it."""
+    return "\n\n".join([*([TABLES[name](result)] if name in TABLES else []), stamp(result)])

@@ -1,0 +1,33 @@
+"""How a measured value is written in a table.
+
+Owns: Markdown tables, spreads, intervals, what made a result. Refuses: which values (jobs.py, parts.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Result = dict[str, Any]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    rule = ["---"] + ["---:"] * (len(head) - 1)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rule, *rows])
+
+
+def ranged(spread: Result, digits: int = 0, middle: str = "median") -> str:
+    return f"{spread[middle]:,.{digits}f} ({spread['low']:,.{digits}f} to {spread['high']:,.{digits}f})"
+
+
+def interval(pair: Sequence[float], digits: int, sign: str = "") -> str:
+    return f"{pair[0]:{sign},.{digits}f} ± {pair[1]:,.{digits}f}"
+
+
+def stamp(result: Result) -> str:
+    machine = result.get("machine", {})
+    where = [str(machine[key]) for key in ("gpu", "cpu") if machine.get(key)]
+    where += [f"{machine['cores']} cores"] if machine.get("cores") else []
+    where += [f"{key} {machine[key]}" for key in ("python", "torch", "transformers") if machine.get(key)]
+    made = f"Made by `{result['command'].strip()}`" + (f" on {result['date']}" if "date" in result else "")
+    return f"<small>{made}: {', '.join(where)}.</small>" if where else f"<small>{made}.</small>"

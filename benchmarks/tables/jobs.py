@@ -1,0 +1,174 @@
+"""Tables of benchmarks that run whole jobs, a function each.
+
+Owns: which figures of a result are shown. Refuses: numbers of its own.
+"""
+
+from __future__ import annotations
+
+from benchmarks.tables.form import Result, interval, ranged, table
+
+
+def quickstart(result: Result) -> str:
+    """One line per run: seeds that learn, then the controls."""
+    rows = [
+        (f"{row['kind'].replace('_', ' ')}, seed {row['seed']}", f"{row['accuracy_before']:.3f}",
+         f"{row['accuracy_after']:.3f}", f"{row['wall_s']:,.0f}", f"{row['samples_per_s']:,.0f}",
+         f"{row['staleness_mean']:.2f} / {row['staleness_max']}", row["audit"])
+        for row in result["rows"]
+    ]  # fmt: skip
+    head = ("run", "accuracy before", "after", "wall, s", "samples/s", "staleness mean / max", "audit")
+    return table(head, rows)
+
+
+def modes(result: Result) -> str:
+    """Means with 95 % intervals, and the paired comparison with sync."""
+    rows = []
+    for mode, values in result["modes"].items():
+        against = result["against_sync"].get(mode)
+        rows.append((
+            f"`{mode}`", interval(values["accuracy_after"], 3), interval(values["samples_per_s"], 0),
+            interval(values["tokens_per_s"], 0),
+            interval(against["accuracy_difference"], 3, "+") if against else "",
+            interval(against["throughput_ratio"], 2) if against else "",
+        ))  # fmt: skip
+    head = ("mode", "accuracy", "samples/s", "tokens/s", "accuracy minus sync", "samples/s over sync")
+    return table(head, rows)
+
+
+def async_vs_sync(result: Result) -> str:
+    """A table per kind of device: means over seeds, ratios to the tuned baseline paired by seed."""
+    head = ("", "samples/s", "over sync", "at most", "bound", "trainer waits", "rollout idle", "staleness", "machine")
+    parts = []
+    for part, found in result["parts"].items():
+        lines = found["lines"]
+        for place in dict.fromkeys(line["place"] for line in lines):
+            rows = [_contender(line) for line in lines if line["place"] == place]
+            parts.append(f"**{place}**, {lines[0]['seeds']} seeds\n\n{table(head, rows)}")
+        parts.append(f"<small>{part}: `{found['command']}`, {found['date']}.</small>")
+    return "\n\n".join(parts)
+
+
+def _contender(line: Result) -> tuple[str, ...]:
+    half = line["ratio_half_width_95"]
+    shares = (line[key] for key in ("bound_share", "trainer_wait", "rollout_idle"))
+    ratio = f"{line['ratio']:.2f}" + ("" if half is None else f" ± {half:.2f}")
+    return (
+        line["name"], f"{line['samples_per_s']:,.2f}", ratio,
+        "" if line["ratio_at_most"] is None else f"{line['ratio_at_most']:.2f}",
+        *("" if share is None else f"{share:.1%}" for share in shares), f"{line['staleness_mean']:.2f}",
+        "" if line["late_share"] is None else f"{line['late_share']:.1%}",
+    )  # fmt: skip
+
+
+def interruption(result: Result) -> str:
+    """One line per kind of device and way."""
+    rows = []
+    for line in result["lines"]:
+        half = line["ratio_half_width_95"]
+        ratio = f"{line['ratio']:.3f}" + ("" if half is None else f" ± {half:.3f}")
+        shares = (f"{line[key]:.1%}" for key in ("rollout_idle", "rollout_paused", "rollout_prefill"))
+        rows.append((f"{line['place']}: `{line['way']}`", f"{line['samples_per_s']:,.2f}", ratio, *shares))
+    return table(("", "samples/s", "over drain", "idle", "paused", "prefill"), rows)
+
+
+def staleness(result: Result) -> str:
+    """One line per bound and loss; brackets hold the lowest and highest seed."""
+    rows = []
+    for bound in result["bounds"]:
+        for loss, points in result["points"].items():
+            point, gain = points[bound], result["throughput_against_first_bound"][loss][bound]
+            rows.append((
+                f"{bound}, {loss}", ranged(point["accuracy_after"], 3, "mean"),
+                ranged(point["samples_per_s"], 0, "mean"), f"{gain['mean']:.2f}",
+                f"{point['staleness_mean']['mean']:.2f}", f"{point['ess']['mean']:.3f}",
+            ))  # fmt: skip
+    first = result["bounds"][0]
+    head = ("max_staleness, loss", "final accuracy", "samples/s", f"over bound {first}", "mean staleness", "`ess`")
+    differences = "; ".join(
+        f"{bound}: {paired['mean']:+.3f}"
+        + ("" if paired["half_width_95"] is None else f" ± {paired['half_width_95']:.3f}")
+        for bound, paired in result["decoupled_minus_naive"].items()
+    )
+    seeds = ", ".join(str(seed) for seed in result["seeds"])
+    words = (
+        f"Accuracy of decoupled minus naive, paired by seed (seeds {seeds}), with its 95 % interval, by bound: "
+        f"{differences}."
+    )
+    return f"{table(head, rows)}\n\n{words}"
+
+
+def peer_trl(result: Result) -> str:
+    """One line per side and seed, then the ratios."""
+    rows = [
+        (f"{row['side']}, seed {row['seed']}", f"{row['lr']}", f"{row['samples_per_s']:,.0f}",
+         "never" if row["time_to_s"] is None else f"{row['time_to_s']:,.0f}", f"{row['best']:.3f}")
+        for row in result["rows"]
+    ]  # fmt: skip
+    head = ("", "learning rate", "samples/s", f"s to {result['accuracy']:.0%}", "best accuracy seen")
+    words = []
+    for key, what in (("time_ratio", "TRL's time over ours"), ("samples_ratio", "our samples/s over TRL's")):
+        if (found := result[key]) is not None:
+            half = found["half_width_95"]
+            words.append(f"{what}: {found['mean']:.2f}" + ("" if half is None else f" ± {half:.2f}"))
+    return table(head, rows) + "\n\n" + "; ".join([*words, f"TRL {result['versions']['trl']}"]) + "."
+
+
+def engines(result: Result) -> str:
+    """Benchmark: engines, and below it the paired differences."""
+    rows = [
+        [engine, *(f"{values[key][0]:,.{digits}f} ± {values[key][1]:,.{digits}f}" for key, digits in _ENGINE_COLUMNS)]
+        for engine, values in result["engines"].items()
+    ]
+    difference, ratio = result["accuracy_difference"], result["throughput_ratio"]
+    seeds = len({row["seed"] for row in result["rows"]})
+    return (
+        table(["engine", "accuracy", "samples/s", "tokens/s"], rows)
+        + f"\n\nSGLang against embedded, {seeds} seeds paired: accuracy {difference[0]:+.3f} ± {difference[1]:.3f}, "
+        f"samples/s x {ratio[0]:.2f} ± {ratio[1]:.2f}."
+    )
+
+
+_ENGINE_COLUMNS = (("accuracy_after", 3), ("samples_per_s", 1), ("tokens_per_s", 0))
+
+
+def soak(result: Result) -> str:
+    """Resident memory per process that was there at minute three."""
+    rows = [
+        (row["process"], *(f"{row[key]:,.1f}" for key in ("minute_3_mb", "end_mb", "peak_mb")),
+         "-" if row["slope_mb_per_min"] is None else f"{row['slope_mb_per_min']:+.2f}")
+        for row in result["processes"]
+        if row["minute_3_mb"] is not None
+    ]  # fmt: skip
+    return table(("process", "minute 3, MB", f"minute {result['minutes']:g}, MB", "peak, MB", "slope, MB/min"), rows)
+
+
+def telemetry(result: Result) -> str:
+    """Share of throughput lost against a bare run, by what watched it; negative where the bare run was slower."""
+    rows = [
+        (f"`{arm}`", *(_share_lost(result[arm][key]) for key in ("cpu_lost", "wall_lost")))
+        for arm in ("watched", "sinks")
+        if arm in result
+    ]
+    return table(("", "lost by processor time", "lost by wall time"), rows)
+
+
+def _share_lost(cost: Result) -> str:
+    half = cost["half_width_95"]
+    return f"{cost['mean']:+.2%}" + ("" if half is None else f" ± {half:.2%}")
+
+
+def checkpoint(result: Result) -> str:
+    """What one checkpoint at every step costs, and what the trainer does between steps."""
+    cost, idle = result["cost"], result["idle"]
+    rows = [
+        ("training stands still (the copy)", f"{cost['stall_share']:.2%}"),
+        ("a step takes longer, writing included", f"{cost['more_mean']:+.2%} ± {cost['more_95']:.2%}"),
+        ("the same, median of the pairs", f"{cost['more_median']:+.2%}"),
+        ("not computing between steps, all batches ready", f"{idle['idle_share']:.2%}"),
+    ]
+    words = (
+        f"A step of {cost['tokens_per_step']:,} tokens takes {cost['step_s']:.2f} s; a checkpoint has "
+        f"{cost['checkpoint_bytes'] / 1e6:.1f} MB and is on disk {cost['write_s'] * 1000:.0f} ms after its copy began. "
+        f"{cost['pairs']} pairs of blocks; mean with its 95 % interval."
+    )
+    return f"{table(('one checkpoint at every step', 'share of a step'), rows)}\n\n{words}"

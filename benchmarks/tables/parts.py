@@ -1,0 +1,240 @@
+"""Tables of benchmarks of single parts, from engines to GPUs: a function each.
+
+Owns: which figures of a result are shown. Refuses: numbers of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.tables.form import Result, ranged, table
+
+
+def engine(result: Result) -> str:
+    """Tokens/s of both sides, one line per workload and side."""
+    rows = []
+    for case in result["cases"]:
+        for side, ratio in case["ratio"].items():
+            label = case["workload"] + (", prompts sorted for `generate`" if side != "transformers" else "")
+            speeds = case["tokens_per_s"]
+            rows.append((label, str(case["slots"]), ranged(speeds["embedded"]), ranged(speeds[side]), ranged(ratio, 2)))
+    return table(("workload", "slots", "embedded, tokens/s", "`generate`, tokens/s", "ratio"), rows)
+
+
+def controller(result: Result) -> str:
+    """Median and range over repeats, by kind and number of workers."""
+    cases: dict[tuple[str, int], list[Result]] = {}
+    for row in result["rows"]:
+        cases.setdefault((row["kind"], row["workers"]), []).append(row)
+    rows = []
+    for (kind, workers), found in cases.items():
+        speeds, costs = (sorted(row[key] for row in found) for key in ("trajectories_per_s", "cpu_ms_per_trajectory"))
+        middle = len(found) // 2
+        rows.append((kind, str(workers), f"{speeds[middle]:,.0f} ({speeds[0]:,.0f} to {speeds[-1]:,.0f})",
+                     f"{costs[middle]:.3f} ({costs[0]:.3f} to {costs[-1]:.3f})"))  # fmt: skip
+    return table(("", "workers", "trajectories/s", "CPU ms for each"), rows)
+
+
+def simulator(result: Result) -> str:
+    """Predicted beside reported: the paper's tables and figures, then one's own runs, then how long it takes."""
+    parts, texts = result["parts"], []
+    if "paper" in parts:
+        texts += _simulated_paper(parts["paper"])
+    if "runs" in parts:
+        rows = [
+            (f"{row['run']} (`{row['mode']}`, bound {row['max_staleness']})", row["devices"], row["calibrated_on"],
+             f"{row['predicted']:,.1f}", f"{row['measured']:,.1f}", f"{row['error']:+.1%}")
+            for row in parts["runs"]["rows"]
+        ]  # fmt: skip
+        head = ("own run", "devices", "costs from", "samples/s predicted", "measured", "error")
+        texts += ["### Own runs", table(head, rows), _made(parts["runs"])]
+    if "speed" in parts:
+        rows = [
+            (f"{row['gpus']:,} GPUs, {row['model']}, {row['workers']:,} workers", f"{row['steps']:,}",
+             f"{row['samples']:,}", f"{row['wall_s']:.1f}", f"{row['cpu_s']:.1f}")
+            for row in parts["speed"]["rows"]
+        ]  # fmt: skip
+        head = ("simulated", "steps", "answers", "s", "s of one core")
+        texts += ["### How long it takes", table(head, rows), _made(parts["speed"])]
+    return "\n\n".join(texts)
+
+
+def _simulated_paper(found: Result) -> list[str]:
+    two = [
+        ("unbounded" if row["eta"] is None else str(row["eta"]), f"{row['predicted']:,.0f}", f"{row['reported']:,.0f}",
+         f"{row['predicted_to_sync']:.2f}", f"{row['reported_to_sync']:.2f}", f"{row['error']:+.0%}")
+        for row in found["table_2"]
+    ]  # fmt: skip
+    four = [
+        (f"{row['model']}, {row['context']:,}, {row['gpus']} GPUs", f"{row['predicted_gain']:.2f}",
+         f"{row['reported_gain']:.2f}", f"{row['error']:+.0%}")
+        for row in found["figure_4"]
+    ]  # fmt: skip
+    six = [
+        (row["model"], f"{row['predicted']:,.0f} / {row['predicted_without']:,.0f}",
+         f"{row['reported']:,.0f} / {row['reported_without']:,.0f}", f"{row['predicted_gain'] - 1:+.0%}",
+         f"{row['reported_gain'] - 1:+.0%}", f"{row['error']:+.0%}")
+        for row in found["figure_6b"]
+    ]  # fmt: skip
+    return [
+        _simulated_rows(found, "one length of answers a task"),
+        _simulated_rows(found["by_size"], "lengths that also differ by model size"),
+        table(("Table 2: max_staleness", "k tokens/s", "reported", "over sync", "reported", "error"), two),
+        table(("Figure 4: model, context", "over the fewest GPUs", "reported", "error"), four),
+        table(("Figure 6b", "k tokens/s with / without", "reported", "gain", "reported", "error"), six),
+        _made(found),
+    ]
+
+
+def _simulated_rows(found: Result, assumed: str) -> str:
+    reached = found["efficiencies"]
+    rows = [
+        (row["model"], *_hours(row, "sync"), *_hours(row, "async"), f"{row['predicted_ratio']:.2f}",
+         f"{row['reported_ratio']:.2f}", f"{row['ratio_error']:+.0%}")
+        for row in found["table_1"]
+    ]  # fmt: skip
+    words = (
+        f"With {assumed}: a decode step of at least {reached['decode_floor_s'] * 1e3:.1f} ms, "
+        f"{reached['bandwidth']:.0%} of the memory bandwidth, {reached['step_overhead_s']:.0f} s a step besides; the "
+        f"four synchronous rows are met within {found['fit_error']:.0%} (root mean square)."
+    )
+    head = ("Table 1", "sync, h", "reported", "error", "async, h", "reported", "error", "ratio", "reported", "error")
+    return f"{words}\n\n{table(head, rows)}"
+
+
+def _hours(row: Result, mode: str) -> tuple[str, ...]:
+    return f"{row[f'predicted_{mode}_h']:.1f}", f"{row[f'{mode}_h']:.1f}", f"{row[f'{mode}_error']:+.0%}"
+
+
+def _made(part: Result) -> str:
+    return f"<small>`{part['command']}`, {part['date']}.</small>"
+
+
+def routing(result: Result) -> str:
+    """Emulated: one table for each kind of device. Real: two workers on the machine that is named."""
+    parts = []
+    for device in dict.fromkeys(entry["device"] for entry in result["emulated"]):
+        rows = [
+            (f"{entry['pool']}, {entry['policy']}", f"{entry['step_s']:.2f}", f"{entry['tail_s']:.2f}",
+             f"{entry['prefill_tokens']:,.0f}", _times(entry["speedup"]))
+            for entry in result["emulated"] if entry["device"] == device
+        ]  # fmt: skip
+        head = ("workers, policy", "step, s", "tail, s", "prefilled tokens", "against dealing in turn")
+        parts.append(f"### Emulated: {device}\n\n{table(head, rows)}")
+    if "real" in result:
+        rows = [
+            (entry["policy"], f"{entry['samples_per_s']:.0f}", f"{entry['rollout_idle_share']:.2f}",
+             f"{entry['num_migrated']:.0f}", _times(entry["speedup"]))
+            for entry in result["real"]
+        ]  # fmt: skip
+        head = ("policy", "samples/s", "idle share", "answers moved", "against dealing in turn")
+        parts.append(f"### Real: the quickstart in `sync`, two workers\n\n{table(head, rows)}")
+    return "\n\n".join(parts)
+
+
+def _times(spread: Sequence[float]) -> str:
+    return f"x {spread[0]:.3f} ± {spread[1]:.3f}"
+
+
+def weight_transfer(result: Result) -> str:
+    """Benchmark: weight_transfer, and the machine's own limits below it."""
+    keys = (
+        "copy_ms", "write_ms", "stage_ms", "swap_ms", "seen_ms", "worst_ms", "allowed_ms", "slow", "refill_ms",
+        "sent_mb",
+    )  # fmt: skip
+    keys = tuple(key for key in keys if key in result["rows"][0])  # an older result has fewer
+    rows = [[row["way"], f"{row['mb']:.0f}", *(f"{row[key]:,.1f}" for key in keys)] for row in result["rows"]]
+    limits = [
+        [f"{row['mb']:.0f}", f"{row['memory_copy_ms']:,.1f}", f"{row['loopback_ms']:,.1f}"] for row in result["limits"]
+    ]
+    ways = table(["way", "MB", *(key.replace("_", " ") for key in keys)], rows)
+    return ways + "\n\n" + table(["MB", "memory copy ms", "plain loopback ms"], limits)
+
+
+def delta(result: Result) -> str:
+    """Benchmark: delta."""
+    head = ["published dtype", "learning rate", "whole version, bytes", "delta, median", "least", "most", "share"]
+    rows = [
+        [
+            row["dtype"],
+            f"{row['lr']:g}",
+            *(f"{row[key]:,.0f}" for key in ("full_bytes", "median_bytes", "min_bytes", "max_bytes")),
+            f"{row['share']:.1%}",
+        ]
+        for row in result["rows"]
+    ]
+    return table(head, rows)
+
+
+def packing(result: Result) -> str:
+    """Packed against padded, the ways to fill micro-batches, and how even ranks are."""
+    rows = [
+        (row["set"], f"{row['ratio']:.2f}x", *(f"{row['forms'][form]['tokens_per_s']:,.0f}" for form in _PACKERS),
+         f"{row['budget_used_least']:.1%}", f"{row['imbalance_most']:.2%}")
+        for row in result["rows"]
+    ]  # fmt: skip
+    head = (
+        "lengths", "packed / padded", "Algorithm 1, tokens/s", "first fit, tokens/s", "fixed count, tokens/s",
+        "budget used, least", "ranks differ, most",
+    )  # fmt: skip
+    return table(head, rows)
+
+
+_PACKERS = ("algorithm_1", "first_fit", "fixed_count")
+
+
+def logprob_memory(result: Result) -> str:
+    """One line per case."""
+    rows = [
+        (f"{row['predictions']:,} x {row['vocabulary']:,}", str(row["chunk"] or "whole"), f"{row['peak_mb']:,.0f}",
+         f"{row['logits_mb']:,.0f}", f"{row['seconds']:.2f}")
+        for row in result["rows"]
+    ]  # fmt: skip
+    return table(("predictions x vocabulary", "chunk", "peak, MB", "one copy of the logits, MB", "s"), rows)
+
+
+def reward(result: Result) -> str:
+    """Verdicts per second, then what a sandboxed program costs."""
+    rows = [
+        (name, ranged(told), f"{told['target']:.0f}" if "target" in told else "", f"{told['verdicts']:,}")
+        for name, told in result["throughput"].items()
+    ]
+    head = (f"{result['workers']} scoring processes", "verdicts/s", "asked for", "verdicts")
+    costs = [(name.replace("_", " "), ranged(told, 1)) for name, told in result["overhead_ms"].items()]
+    return f"{table(head, rows)}\n\n{table(('one program on one core', 'ms'), costs)}"
+
+
+def reward_rates(result: Result) -> str:
+    """How many verdicts are what they must be, and which are not."""
+    measured = {name: told for name, told in result.items() if isinstance(told, dict) and "as_they_must_be" in told}
+    rows = [
+        (name, f"{told['rows']:,}", f"{told['as_they_must_be']:,}", f"{told['as_they_must_be'] / told['rows']:.2%}")
+        for name, told in measured.items()
+    ]
+    others = [f"- {name}: `{other}`" for name, told in measured.items() for other in told["others"]]
+    return "\n".join([table(("", "rows", "as they must be", "rate"), rows), "", *others])
+
+
+def gpu_suite(result: Result) -> str:
+    """One table per kind of case, its columns as the suite names them; what was skipped or failed says why."""
+    rows = [row for part in result["parts"].values() for row in part["rows"]]
+    parts = []
+    for name in dict.fromkeys(row["table"] for row in rows):
+        mine = [row for row in rows if row["table"] == name]
+        columns = list(dict.fromkeys(key for row in mine for key in row if key not in ("table", "case", "status")))
+        cells = [[f"{row['case']}{_unless_ok(row)}", *(_cell(row.get(key)) for key in columns)] for row in mine]
+        parts.append(f"### {name.replace('_', ' ').capitalize()}\n\n{table(['case', *columns], cells)}")
+    return "\n\n".join(parts)
+
+
+def _unless_ok(row: Result) -> str:
+    return "" if row["status"] == "ok" else f" ({row['status']})"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value).replace("|", "\\|")
