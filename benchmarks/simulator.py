@@ -2,7 +2,8 @@
 
     python -m benchmarks.simulator                     the paper: fit three numbers, predict the rest; some minutes
     python -m benchmarks.simulator --parts paper,speed         also 1,000 steps of 512 GPUs, and 100,000 GPUs
-    python -m benchmarks.simulator --parts runs --runs RUN RUN ...    your own: costs of the first, the others predicted
+    python -m benchmarks.simulator --parts runs --runs RUN RUN ... --runs RUN RUN ...    your own: costs of the first of
+                                                       each, the others predicted
     python -m benchmarks.simulator --quick             the shipped efficiencies, two steps a row; writes nothing
 
 Three numbers are fitted (least squares on the logarithm of the hours), on the four synchronous rows of Table 1 of arXiv
@@ -44,7 +45,7 @@ LOW = np.log([5e-4, 0.05, 1.0])
 HIGH = np.log([5e-2, 1.0, 300.0])
 STEP = 0.05
 """Of a logarithm, for differences in place of derivatives."""
-FIT_STEPS, SYNC_STEPS, ASYNC_STEPS, SCALING_STEPS = 2, 4, 16, 10
+FIT_STEPS, SYNC_STEPS, ASYNC_STEPS, SCALING_STEPS = 4, 8, 32, 16
 Row = dict[str, Any]
 
 
@@ -241,14 +242,14 @@ def plot(source: Path, picture: Path) -> Path | None:
     for index, mode in enumerate(("sync", "async")):
         rows = found["table_1"]
         _pair(hours, index, mode, [row["model"] for row in rows], [row[f"predicted_{mode}_h"] for row in rows],
-              [row[f"{mode}_h"] for row in rows])  # fmt: skip
+              [row[f"{mode}_h"] for row in rows], line="")  # fmt: skip
         told += [f"{row['model']} {mode}: {row[f'predicted_{mode}_h']:.1f} h, {row[f'{mode}_h']:.1f}" for row in rows]
     hours.set_title("hours of Table 1")
     rows = found["table_2"]
     names = ["∞" if row["eta"] is None else str(row["eta"]) for row in rows]
     _pair(staleness, 0, "1.5B", names, [row["predicted_to_sync"] for row in rows],
           [row["reported_to_sync"] for row in rows])  # fmt: skip
-    staleness.set_title("throughput over synchronous, by max. staleness (Table 2)")
+    staleness.set_title("throughput over sync, by staleness (Table 2)")
     for index, (model, context) in enumerate((("1.5b", 32_768), ("7b", 32_768), ("32b", 32_768))):
         rows = [row for row in found["figure_4"] if (row["model"], row["context"]) == (model, context)]
         _pair(scaling, index, model, [row["gpus"] for row in rows], [row["predicted_gain"] for row in rows],
@@ -256,25 +257,28 @@ def plot(source: Path, picture: Path) -> Path | None:
     scaling.set_xscale("log", base=2)
     scaling.set_xticks([32, 64, 128, 256, 512], ["32", "64", "128", "256", "512 GPUs"])
     scaling.set_title("throughput over the fewest GPUs (Figure 4, 32k)")
-    for panel in (hours, staleness, scaling):
+    for panel, place in ((hours, "lower left"), (staleness, "lower right"), (scaling, "upper left")):
         panel.set_ylim(bottom=0)
-        panel.legend(loc="best", fontsize=8)
+        panel.legend(loc=place, ncols=2 if panel is hours else 1, fontsize=8)
     title = "The cluster simulator beside published runs"
     return pictures.save(made, picture, title=title, description="; ".join(told), source=source)
 
 
 def _pair(
-    panel: Any, index: int, name: str, xs: Sequence[Any], predicted: Sequence[float], reported: Sequence[float]
-) -> None:
+    panel: Any, index: int, name: str, xs: Sequence[Any], predicted: Sequence[float], reported: Sequence[float],
+    *, line: str = "--",
+) -> None:  # fmt: skip
+    """line: none where places have nothing between them; then what is predicted is hollow."""
     colour, marker = pictures.SERIES[index], pictures.MARKERS[index]
     panel.plot(xs, reported, color=colour, marker=marker, markersize=5, linewidth=0, label=f"{name}, reported")
-    panel.plot(xs, predicted, color=colour, linewidth=1.4, linestyle="--", label=f"{name}, predicted")
+    panel.plot(xs, predicted, color=colour, linewidth=1.4, linestyle=line, marker="" if line else marker, markersize=8,
+               markerfacecolor="none", label=f"{name}, predicted")  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="paper", help="of paper, runs, speed, with commas")
-    parser.add_argument("--runs", nargs="*", default=[], type=Path, metavar="RUN")
+    parser.add_argument("--runs", nargs="+", action="append", default=[], type=Path, metavar="RUN")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     if options.quick:
@@ -285,7 +289,7 @@ def main() -> None:
         if part == "paper":
             keep(part, predict_paper(lambda text: print(text, flush=True)))
         elif part == "runs":
-            rows = compare(options.runs)
+            rows = [row for folders in options.runs for row in compare(folders)]
             print_runs(rows)
             keep(part, {"rows": rows})
         elif part == "speed":
