@@ -257,7 +257,7 @@ def plot(source: Path, picture: Path) -> Path | None:
     scaling.set_xscale("log", base=2)
     scaling.set_xticks([32, 64, 128, 256, 512], ["32", "64", "128", "256", "512 GPUs"])
     scaling.set_title("throughput over the fewest GPUs (Figure 4, 32k)")
-    for panel, place in ((hours, "lower left"), (staleness, "lower right"), (scaling, "upper left")):
+    for panel, place in ((hours, "lower center"), (staleness, "lower right"), (scaling, "upper left")):
         panel.set_ylim(bottom=0)
         panel.legend(loc=place, ncols=2 if panel is hours else 1, fontsize=8)
     title = "The cluster simulator beside published runs"
