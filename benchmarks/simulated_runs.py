@@ -30,6 +30,8 @@ from controller.simulate.plan import Setup, job_of, simulate
 from controller.simulate.world import World
 
 Row = dict[str, Any]
+EMULATED_STEPS = 60
+"""At least: emulated runs are short, and a step's longest answer is a matter of luck."""
 
 
 def compare(folders: Sequence[Path]) -> list[Row]:
@@ -68,7 +70,7 @@ def predicted_emulated(config: RunConfig) -> float:
         is_recomputing_logprobs=config.trainer.loss.proximal == "recompute",
     )  # fmt: skip
     lengths = lengths_of(emulation, config.sampling.max_new_tokens)
-    setup = Setup(config, lengths, config.num_steps, prompt_tokens=emulation.prompt_tokens)
+    setup = Setup(config, lengths, max(config.num_steps, EMULATED_STEPS), prompt_tokens=emulation.prompt_tokens)
     job = replace(
         job_of(setup), lengths=lengths,  # the config's cap counts tokens on the wire
         min_gain_s=config.rollout.routing.min_gain_s * emulation.speedup,
@@ -78,10 +80,10 @@ def predicted_emulated(config: RunConfig) -> float:
 
 
 def _row(folder: Path, config: RunConfig, source: str, predicted: float) -> Row:
-    measured = figures(folder)["samples_per_s"]
+    measured, emulation = figures(folder)["samples_per_s"], config.emulation
     return {
         "run": folder.name, "mode": config.mode, "max_staleness": config.staleness.bound, "seed": config.seed,
-        "devices": "real" if config.emulation is None else f"emulated {config.emulation.gpu}",
+        "devices": "real" if emulation is None else f"emulated {emulation.gpu}, {emulation.speedup:g} times as fast",
         "calibrated_on": source, "predicted": predicted, "measured": measured, "error": predicted / measured - 1,
     }  # fmt: skip
 
