@@ -35,9 +35,11 @@ from benchmarks.steady import alone, figures, refuse_distorted, time_to
 from controller.wiring import num_cores
 
 RESULT = RESULTS / "async_vs_sync.json"
-KEPT = ("samples_per_s", "tokens_per_s", "step_s", "trainer_wait", "rollout_idle", "rollout_paused", "rollout_prefill",
-        "staleness_mean", "bound_share", "trainer_alone_s", "rollout_alone_s", "late_share", "time_to_s")  # fmt: skip
-ALONE = ("trainer_alone_s", "rollout_alone_s")
+KEPT = (
+    "samples_per_s", "tokens_per_s", "step_s", "step_tokens", "step_sampled", "trainer_wait", "rollout_idle",
+    "rollout_paused", "rollout_prefill", "staleness_mean", "bound_share", "trainer_alone_s", "rollout_alone_s",
+    "late_share", "time_to_s",
+)  # fmt: skip
 Row = dict[str, Any]
 
 
@@ -56,6 +58,8 @@ def main() -> None:
         counts = [64] if options.quick else [int(count) for count in options.sequences.split(",")]
         places = [Real(count, num_cores()) for count in counts]
         part = "real"
+    if options.config:  # a config of one's own beside the published ones
+        part = f"{Path(options.config).stem}: {part}"
     seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
     extra = ["metrics.report=false"] + (["num_steps=10"] if options.quick else [])
     if kind != "emulated" and options.accuracy is None:
@@ -113,13 +117,12 @@ class Runner:
         contenders = [Contender("sync", "sync", baseline.overrides), *place.contenders(share)]
         rows = []
         for seed in seeds:
-            alone = None if isinstance(place, Emulated) else self._run(place.alone(), seed, "num_steps=10")
+            alone = None if isinstance(place, Emulated) else self._run(place.alone(), seed, "num_steps=12")
             for contender in contenders:
                 row = {"place": place.label, "name": contender.name, "seed": seed, "tuned": baseline.name,
                        **self._run(contender, seed)}  # fmt: skip
                 if alone is not None and isinstance(place, Real) and contender.mode != "sync":
-                    row |= {key: alone[key] for key in ALONE}
-                    row["bound_share"] = place.bound_s(alone) / row["step_s"]
+                    row |= place.bound(alone, row)
                 rows.append(row)
                 tell(row)
         return rows
@@ -142,7 +145,8 @@ class Runner:
             row["time_to_s"] = time_to(folder, self._accuracy) if self._accuracy is not None else None
             if contender.name == "alone":
                 row |= alone(folder)
-            return {"folder": folder.name, **{key: row.get(key) for key in KEPT}}
+            kept = (*KEPT, "trainer_token_s", "rollout_token_s") if contender.name == "alone" else KEPT
+            return {"folder": folder.name, **{key: row.get(key) for key in kept}}
 
         return self._measured.row([self._config, self._accuracy, *overrides], measure)
 

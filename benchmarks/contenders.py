@@ -138,9 +138,16 @@ class Real:
         threads = ("rollout.threads=1", "trainer.threads=1", "rollout.num_workers=1")
         return Contender("alone", "sync", ("mode=sync", *self.settings(), *threads))
 
-    def bound_s(self, alone: Mapping[str, float]) -> float:
-        """Seconds a step if the pool with more work never waited. alone: seconds a step of each (steady.alone)."""
-        return max(alone["trainer_alone_s"], alone["rollout_alone_s"] / max(1, self.cores - 1))
+    def bound(self, alone: Mapping[str, float], row: Mapping[str, float]) -> dict[str, float | None]:
+        """Seconds a step of each pool on its own, and of what is possible the share that a run reached.
+
+        alone: seconds a token of each (steady.alone); row: the run's figures. A share is told where the trainer has
+        more work: what is known of the workers is an upper bound, and would flatter.
+        """
+        trainer_s = alone["trainer_token_s"] * row["step_tokens"]
+        rollout_s = alone["rollout_token_s"] * row["step_sampled"] / max(1, self.cores - 1)
+        share = trainer_s / row["step_s"] if trainer_s >= rollout_s else None
+        return {"trainer_alone_s": trainer_s, "rollout_alone_s": rollout_s, "bound_share": share}
 
     def contenders(self, planned_share: float | None) -> list[Contender]:
         """All but the baseline: one core trains, the others generate."""

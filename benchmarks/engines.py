@@ -41,7 +41,7 @@ def main() -> None:
         for engine in ENGINES:
             given = [f"seed={seed}", f"rollout.engine.kind={engine}", *overrides]
             summary = measured.row([options.config, *given], partial(train, options.config, given, options.runs_dir))
-            rows.append({"seed": seed, "engine": engine, **{key: summary[key] for key in KEYS}})
+            rows.append({"seed": seed, "engine": engine, **{key: summary[key] for key in (*KEYS, "measured")}})
             print("  ".join(f"{key} {rows[-1][key]}" for key in ("seed", "engine", *KEYS[:5])), flush=True)
     result = compare(rows)
     print_table(result)

@@ -13,6 +13,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -28,46 +29,74 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Measured:
-    """The rows of one question."""
+    """The rows of one question. path: the file of rows; None: they are not kept."""
 
-    def __init__(self, path: Path, *, is_going_on: bool = False) -> None:
+    def __init__(self, path: Path | None, *, is_going_on: bool = False) -> None:
         self._path = path
-        self._found: dict[str, dict[str, Any]] = {}
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-        if is_going_on:
-            self._found = {_name(row["key"]): row for row in rows}
-        elif rows:
-            print(f"{len(rows)} rows of an interrupted call are left out; --go-on would have taken them", flush=True)
-            path.unlink()
+        self._used: set[str] = set()
+        rows = _read(path) if path is not None else {}
+        self._found = rows if is_going_on else {}
+        if rows and not is_going_on:
+            print(f"{len(rows)} rows of an interrupted call are there; --go-on takes them", flush=True)
 
     @classmethod
     def of(cls, question: str, options: argparse.Namespace) -> Measured:
-        """Of a command line with `add_options`."""
-        return cls(options.runs_dir.resolve() / f"{question}.rows.jsonl", is_going_on=options.go_on)
+        """Of a command line with `add_options`; a quick form keeps nothing."""
+        path = options.runs_dir.resolve() / f"{question}.rows.jsonl"
+        return cls(None if options.quick else path, is_going_on=options.go_on)
 
     def row(self, key: Sequence[object], measure: Callable[[], Row]) -> Row:
-        """The row of `key` (all that it depends on), measured unless an earlier call has."""
-        words = [str(part) for part in key]
+        """The row of `key` (all that it depends on; of a file, what is in it), measured unless an earlier call has.
+
+        `measured` in it says on which day and with which commit.
+        """
+        words = [_content(str(part)) for part in key]
+        self._used.add(_name(words))
         if (known := self._found.get(_name(words))) is not None:
             print(f"  as measured on {known['date']} with {known['commit']}:", flush=True)
         else:
             known = {"key": words, "date": time.strftime("%Y-%m-%d"), "commit": _commit(), "row": measure()}
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a") as file:
-                file.write(json.dumps(known) + "\n")
+            if self._path is not None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("a") as file:
+                    file.write(json.dumps(known) + "\n")
         return {**known["row"], "measured": f"{known['date']} {known['commit']}"}
 
     def finish(self) -> None:
-        """The result is written: the next call measures anew."""
-        self._path.unlink(missing_ok=True)
+        """The result is written: the next call measures these rows anew. Those of other calls stay."""
+        if self._path is None or not self._path.is_file():
+            return
+        others = [row for name, row in _read(self._path).items() if name not in self._used]
+        if others:
+            self._path.write_text("".join(json.dumps(row) + "\n" for row in others))
+        else:
+            self._path.unlink()
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    """The newest row of each key; the last line may be torn, since calls are interrupted."""
+    rows = {}
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        rows[_name(row["key"])] = row
+    return rows
 
 
 def _name(words: Sequence[str]) -> str:
     return json.dumps(words)
 
 
+def _content(word: str) -> str:
+    """A file's name with a digest of what is in it: a config may have changed since."""
+    path = Path(word)
+    return f"{word} {sha256(path.read_bytes()).hexdigest()[:12]}" if "/" in word and path.is_file() else word
+
+
 def _commit() -> str:
-    words = ["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"]
+    words = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

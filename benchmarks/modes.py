@@ -40,7 +40,7 @@ def main() -> None:
         for mode in MODES:
             given = [f"seed={seed}", f"mode={mode}", *overrides]
             summary = measured.row([options.config, *given], partial(train, options.config, given, options.runs_dir))
-            rows.append({"seed": seed, "mode": mode, **{key: summary[key] for key in KEYS}})
+            rows.append({"seed": seed, "mode": mode, **{key: summary[key] for key in (*KEYS, "measured")}})
             print(
                 "  ".join(f"{key} {rows[-1][key]}" for key in ("seed", "mode", *KEYS[:5], "staleness_max")), flush=True
             )

@@ -3,8 +3,8 @@
     python -m benchmarks.page                         every file of benchmarks/results, pictures drawn again
     python -m benchmarks.page RESULT.json ...         these
 
-Owns: the page (one HTML file beside the result, nothing loaded from anywhere). Refuses: tables (tables.py), plots
-(plots.py and the benchmarks that draw their own).
+Owns: the page (one HTML file beside the result, nothing loaded from anywhere). Refuses: tables (benchmarks/tables),
+plots (plots.py and the benchmarks that draw their own).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from markdown_it import MarkdownIt
 
@@ -46,23 +47,35 @@ def main() -> None:
     for source in [Path(word) for word in sys.argv[1:]] or sorted(RESULTS.glob("*.json")):
         if not source.is_file():
             raise SystemExit(f"{source} is not there; a benchmark writes it: python -m benchmarks.QUESTION")
-        print(publish(source.stem, source))
+        try:
+            print(publish(source.stem, source))
+        except (KeyError, TypeError, ValueError) as error:
+            raise SystemExit(
+                f"{source} is not a result that `python -m benchmarks.{source.stem}` writes: {error!r}"
+            ) from error
 
 
 def publish(name: str, source: Path) -> Path:
     """Draw the result's picture and write its page; returns the page."""
     result = json.loads(source.read_text())
-    picture = picture_of(name, source)
-    if name in OWN:
-        importlib.import_module(f"benchmarks.{name}").plot(source, picture)
-    else:
-        plots.draw(name, result, source, picture)
+    drawn = _draw(name, result, source, picture_of(name, source))
     text = MarkdownIt("commonmark").enable("table").render(markdown(name, result))
     text = text.replace("<table>", '<div class="table"><table>').replace("</table>", "</table></div>")
-    drawn = picture.read_text() if picture.is_file() else ""
     page = source.with_suffix(".html")
-    page.write_text(_PAGE.format(title=html.escape(name.replace("_", " ")), plot=drawn, body=text))
+    plot = drawn.read_text() if drawn is not None else ""
+    page.write_text(_PAGE.format(title=html.escape(name.replace("_", " ")), plot=plot, body=text))
     return page
+
+
+def _draw(name: str, result: dict[str, Any], source: Path, picture: Path) -> Path | None:
+    """The picture; None, and no older one left behind, where there is nothing to draw."""
+    if name in OWN:
+        drawn: Path | None = importlib.import_module(f"benchmarks.{name}").plot(source, picture)
+    else:
+        drawn = plots.draw(name, result, source, picture)
+    if drawn is None:
+        picture.unlink(missing_ok=True)
+    return drawn
 
 
 def picture_of(name: str, source: Path) -> Path:

@@ -237,12 +237,11 @@ def _reward_rates(result: Result) -> list[Panel]:
 
 def _telemetry(result: Result) -> list[Panel]:
     arms = [arm for arm in ("watched", "sinks") if arm in result]
-    series = [
-        _from_intervals(
-            name, ([100 * (result[arm][key][part] or 0) for part in ("mean", "half_width_95")] for arm in arms)
-        )
-        for name, key in (("processor time", "cpu_lost"), ("wall time", "wall_lost"))
-    ]
+    series = []
+    for name, key in (("processor time", "cpu_lost"), ("wall time", "wall_lost")):
+        told = [result[arm][key] for arm in arms]
+        halves = [100 * (math.inf if one["half_width_95"] is None else one["half_width_95"]) for one in told]
+        series.append(_from_intervals(name, zip([100 * one["mean"] for one in told], halves, strict=True)))
     return [Panel("throughput lost, %, 95 % interval", arms, series, mark=100 * result["limit"])]
 
 
@@ -358,12 +357,33 @@ def _routing(result: Result) -> list[Panel]:
     return panels
 
 
+def _reward_service(result: Result) -> list[Panel]:
+    kinds = [name for name, told in result.items() if isinstance(told, dict) and "recovery_s" in told]
+    worst = Series("", [max(result[kind]["recovery_s"]) for kind in kinds])
+    return [Panel("seconds until the service is whole again, at most", kinds, [worst])]
+
+
+def _gpu_suite(result: Result) -> list[Panel]:
+    """Tokens or samples a second of every case that has them, a panel a table."""
+    rows = [row for part in result["parts"].values() for row in part["rows"]]
+    panels = []
+    for table in dict.fromkeys(row["table"] for row in rows):
+        for key in ("samples_per_s", "tokens_per_s"):
+            own = [row for row in rows if row["table"] == table and row.get(key) is not None]
+            if own:
+                told = Series("", [row[key] for row in own])
+                panels.append(Panel(f"{table}: {key.replace('_per_', '/')}", [row["case"] for row in own], [told]))
+                break
+    return panels
+
+
 PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "checkpoint": _checkpoint,
     "controller": _controller,
     "delta": _delta,
     "engine": _engine,
     "engines": _engines,
+    "gpu_suite": _gpu_suite,
     "interruption": _interruption,
     "logprob_memory": _logprob_memory,
     "modes": _modes,
@@ -372,6 +392,7 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "quickstart": _quickstart,
     "reward": _reward,
     "reward_rates": _reward_rates,
+    "reward_service": _reward_service,
     "routing": _routing,
     "soak": _soak,
     "telemetry": _telemetry,

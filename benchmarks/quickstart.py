@@ -51,7 +51,7 @@ def main() -> None:
             for seed in wanted:
                 told = [f"seed={seed}", *extra, *options.overrides]
                 summary = measured.row([kind, *told], partial(train, config, told, runs_dir))
-                rows.append({"kind": kind, "seed": seed, **{key: summary[key] for key in KEYS}})
+                rows.append({"kind": kind, "seed": seed, **{key: summary[key] for key in (*KEYS, "measured")}})
                 print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
         os.chdir(runs_dir)
     after = [row["accuracy_after"] for row in rows if row["kind"] == "learning"]

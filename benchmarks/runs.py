@@ -94,3 +94,5 @@ def show(name: str, path: Path) -> None:
         publish(name, path)
     except ImportError as error:
         print(f"no page beside {path}: {error.name} is not installed")
+    except Exception as error:  # the measurement took hours, and its result is written
+        print(f"no page beside {path}: {error!r}; python -m benchmarks.page {path} tries again")

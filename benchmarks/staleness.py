@@ -153,7 +153,9 @@ def sweep(
         for value in values.split(","):
             told = [f"seed={seed}", *overrides, f"{key}={value}"]
             summary = measured.row([config, *told], partial(train, config, told, runs_dir))
-            rows.append({"key": key, "value": value, "seed": seed, **{name: summary[name] for name in KEYS}})
+            rows.append(
+                {"key": key, "value": value, "seed": seed, **{name: summary[name] for name in (*KEYS, "measured")}}
+            )
             print(f"seed {seed}  {key}={value}  accuracy {_short(summary['accuracy_after'])}  "
                   f"samples/s {_short(summary['samples_per_s'])}", flush=True)  # fmt: skip
     return rows

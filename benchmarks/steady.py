@@ -4,7 +4,7 @@ Owns: which steps count, and these figures. Refuses: starting runs (runs.py), co
 
 Rates of emulated devices are per emulated second, in emulated tokens. `bound_share` is the rate over what the pool with
 more work could do if it never waited: the trainer at the sum of its steps' own times, the rollout workers decoding full
-batches without a pause; on real devices what both need is measured by a run in which they take turns (`alone`).
+batches without a pause; on real devices what the trainer needs is measured by a run in which they take turns (`alone`).
 `late_share` is how much the machine distorted an emulation: the trainer's lateness, and twice the mean lateness of an
 engine's wake-up a step (the last answer, and the next version), over the time of a step.
 """
@@ -47,6 +47,8 @@ def figures(folder: Path) -> Row:
         "samples_per_s": samples / wall_s / speedup,
         "tokens_per_s": tokens * scale / wall_s / speedup,
         "step_s": wall_s * speedup / len(counted),
+        "step_tokens": sum(step.get("tokens", 0.0) for step in counted) / len(counted),
+        "step_sampled": tokens * scale / len(counted),
         **_idle(pulses),
         "staleness_mean": statistics.fmean(step.get("staleness_mean", 0.0) for step in counted),
     }
@@ -56,14 +58,18 @@ def figures(folder: Path) -> Row:
 
 
 def alone(folder: Path) -> Row:
-    """Seconds a step of a trainer and of rollout workers that took turns (`sync`), each with nobody beside it."""
-    data = RunData.load(RunFolder(folder), max_samples=1)
-    begin, end = data.steps[max(1, len(data.steps) // 5) - 1], data.steps[-1]
-    step_s = (end["wall_s"] - begin["wall_s"]) / (end["step"] - begin["step"])
-    pulses = [pulse for pulse in data.pulses if begin["wall_s"] <= pulse["wall_s"] <= end["wall_s"]]
-    seen_s = pulses[-1]["wall_s"] - pulses[0]["wall_s"]
+    """Seconds a token of a trainer and of a rollout worker that took turns (`sync`), each with nobody beside it.
+
+    The worker's contain the thin end of every batch: they are at most so many where batches stay full.
+    """
+    steps = RunData.load(RunFolder(folder), max_samples=1).steps
+    first = max(1, len(steps) // 5)
+    counted = steps[first:]
+    trained_s = sum(step["step_s"] + step.get("publish_s", 0.0) for step in counted)
+    generated_s = counted[-1]["wall_s"] - steps[first - 1]["wall_s"] - trained_s
     return {
-        f"{role}_alone_s": growth(pulses, role).get("busy_s", 0.0) / seen_s * step_s for role in ("trainer", "rollout")
+        "trainer_token_s": trained_s / sum(step["tokens"] for step in counted),
+        "rollout_token_s": generated_s / sum(step["num_sampled_tokens"] for step in counted),
     }
 
 

@@ -54,7 +54,7 @@ def _contender(line: Result) -> tuple[str, ...]:
     ratio = f"{line['ratio']:.2f}" + ("" if half is None else f" ± {half:.2f}")
     return (
         line["name"], f"{line['samples_per_s']:,.2f}", ratio,
-        "" if line["ratio_at_most"] is None else f"{line['ratio_at_most']:.2f}",
+        "" if line.get("ratio_at_most") is None else f"{line['ratio_at_most']:.2f}",
         *("" if share is None else f"{share:.1%}" for share in shares), f"{line['staleness_mean']:.2f}",
         "" if line["late_share"] is None else f"{line['late_share']:.1%}",
     )  # fmt: skip
@@ -94,7 +94,7 @@ def staleness(result: Result) -> str:
         f"Accuracy of decoupled minus naive, paired by seed (seeds {seeds}), with its 95 % interval, by bound: "
         f"{differences}."
     )
-    return f"{table(head, rows)}\n\n{words}"
+    return table(head, rows) + (f"\n\n{words}" if differences else "")
 
 
 def peer_trl(result: Result) -> str:

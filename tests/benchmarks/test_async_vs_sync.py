@@ -30,21 +30,31 @@ def test_more_than_the_busier_pool_can_do_is_not_to_be_had():
     lines = {line["name"]: line for line in async_vs_sync.summarise(rows)}
     assert lines["async 4"]["ratio_at_most"] == pytest.approx(2.0)
     assert lines["sync"]["ratio_at_most"] is None
-    assert Real(64, 3).bound_s({"trainer_alone_s": 1.0, "rollout_alone_s": 3.0}) == pytest.approx(1.5)
 
 
-def test_what_trainer_and_engine_need_alone_is_their_share_of_a_step(tmp_path, monkeypatch):
-    steps = [{"step": number, "wall_s": 10.0 * number} for number in range(1, 6)]
-    pulses = [
-        {"wall_s": float(at), "processes": {
-            "trainer": {"role": "trainer", "counters": {"busy_s": 0.2 * at}},
-            "rollout-0": {"role": "rollout", "counters": {"busy_s": 0.7 * at}},
-        }}
-        for at in range(50)
-    ]  # fmt: skip
-    found = SimpleNamespace(steps=steps, pulses=pulses)
-    monkeypatch.setattr(steady.RunData, "load", lambda *_, **__: found)
-    assert steady.alone(tmp_path) == pytest.approx({"trainer_alone_s": 2.0, "rollout_alone_s": 7.0})
+def test_what_trainer_and_engine_need_alone_is_told_by_token(tmp_path, monkeypatch):
+    steps = [
+        {
+            "step": number,
+            "wall_s": 10.0 * number,
+            "step_s": 4.0,
+            "publish_s": 1.0,
+            "tokens": 100.0,
+            "num_sampled_tokens": 50,
+        }
+        for number in range(1, 6)
+    ]
+    monkeypatch.setattr(steady.RunData, "load", lambda *_, **__: SimpleNamespace(steps=steps))
+    assert steady.alone(tmp_path) == pytest.approx({"trainer_token_s": 0.05, "rollout_token_s": 0.1})
+
+
+def test_the_share_of_what_is_possible_is_told_where_the_trainer_has_more_work():
+    """What a worker needs is known with the thin ends of its batches, which would flatter."""
+    row = {"step_tokens": 100.0, "step_sampled": 50.0, "step_s": 6.0}
+    found = Real(64, 2).bound({"trainer_token_s": 0.05, "rollout_token_s": 0.08}, row)
+    assert found == pytest.approx({"trainer_alone_s": 5.0, "rollout_alone_s": 4.0, "bound_share": 5 / 6})
+    assert Real(64, 2).bound({"trainer_token_s": 0.05, "rollout_token_s": 0.2}, row)["bound_share"] is None
+    assert Real(64, 3).bound({"trainer_token_s": 0.05, "rollout_token_s": 0.2}, row)["rollout_alone_s"] == 5.0
 
 
 def test_parts_measured_on_other_days_are_kept(tmp_path):

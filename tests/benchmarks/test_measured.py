@@ -46,15 +46,50 @@ def test_without_going_on_all_is_measured_anew_and_what_is_left_out_is_said(tmp_
     machine = Machine()
     Measured(tmp_path / "rows").row([1], machine.measure)
     anew = Measured(tmp_path / "rows")
-    assert "1 rows of an interrupted call are left out" in capsys.readouterr().out
+    assert "1 rows of an interrupted call are there; --go-on takes them" in capsys.readouterr().out
     assert anew.row([1], machine.measure)["speed"] == 2.0
+    again = Measured(tmp_path / "rows", is_going_on=True)
+    assert again.row([1], machine.measure)["speed"] == 2.0, "the newest"
+
+
+def test_a_torn_line_is_one_row_less(tmp_path: Path) -> None:
+    machine = Machine()
+    Measured(tmp_path / "rows").row([1], machine.measure)
+    with (tmp_path / "rows").open("a") as file:
+        file.write('{"key": ["2"], "da')
+    again = Measured(tmp_path / "rows", is_going_on=True)
+    assert [again.row([number], machine.measure)["speed"] for number in (1, 2)] == [1.0, 2.0]
+
+
+def test_a_config_that_changed_is_another_row(tmp_path: Path) -> None:
+    machine, config = Machine(), tmp_path / "mine.yaml"
+    for text in ("seed: 1", "seed: 2"):
+        config.write_text(text)
+        Measured(tmp_path / "rows", is_going_on=True).row([config], machine.measure)
+    assert machine.count == 2
 
 
 def test_a_finished_benchmark_leaves_nothing_to_go_on_with(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     add_options(parser)
+    parser.set_defaults(quick=False)
     options, machine = parser.parse_args(["--runs-dir", str(tmp_path), "--go-on"]), Machine()
     measured = Measured.of("speed", options)
     measured.row([1], machine.measure)
     measured.finish()
     assert Measured.of("speed", options).row([1], machine.measure)["speed"] == 2.0
+
+
+def test_what_another_call_left_is_kept_and_a_quick_form_keeps_nothing(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    parser.add_argument("--quick", action="store_true")
+    whole, quick = (parser.parse_args([*words, "--runs-dir", str(tmp_path)]) for words in ([], ["--quick"]))
+    machine = Machine()
+    Measured.of("speed", whole).row(["long"], machine.measure)
+    for options in (quick, whole):
+        other = Measured.of("speed", options)
+        other.row(["short", options.quick], lambda: {"speed": 0.0})
+        other.finish()
+    rows = Measured.of("speed", parser.parse_args(["--go-on", "--runs-dir", str(tmp_path)]))
+    assert rows.row(["long"], machine.measure)["speed"] == 1.0

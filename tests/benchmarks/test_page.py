@@ -60,3 +60,18 @@ def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sys, "argv", ["page", str(tmp_path / "none.json")])
     with pytest.raises(SystemExit, match=r"none.json is not there; a benchmark writes it: python -m benchmarks"):
         page.main()
+
+
+def test_a_file_of_another_kind_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "modes.json").write_text('{"some": "thing"}')
+    monkeypatch.setattr(sys, "argv", ["page", str(tmp_path / "modes.json")])
+    with pytest.raises(SystemExit, match=r"is not a result that `python -m benchmarks.modes` writes"):
+        page.main()
+
+
+def test_a_picture_of_earlier_numbers_does_not_stay_where_nothing_is_drawn(tmp_path: Path) -> None:
+    source = tmp_path / "unknown.json"
+    source.write_text(json.dumps({"command": "python -m benchmarks.unknown"}))
+    source.with_suffix(".svg").write_text("<svg>old</svg>")
+    assert "old" not in page.publish("unknown", source).read_text()
+    assert not source.with_suffix(".svg").exists()

@@ -62,11 +62,20 @@ def _has_step(run, step):
     return any(row["step"] >= step for row in run.metrics("step"))
 
 
-@needs_deepspeed
-def test_killed_rank_and_then_the_killed_group_go_back_to_a_checkpoint_and_the_run_finishes(areal, quickstart, short):
-    """With ZeRO-1, whose steps on two ranks are those of one process (tests/trainer/test_ranks.py)."""
-    two = ["trainer.backend=deepspeed", "trainer.deepspeed.stage=1", "trainer.ranks=2"]
-    run = areal("train", quickstart, *short[1:], *two, "num_steps=12", "trainer.checkpoint.every_steps=2")
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(["trainer.backend=fsdp"], id="fsdp"),
+        pytest.param(["trainer.backend=deepspeed", "trainer.deepspeed.stage=1"], id="zero-1", marks=needs_deepspeed),
+    ],
+)
+def test_killed_rank_and_then_the_killed_group_go_back_to_a_checkpoint_and_the_run_finishes(
+    backend, areal, quickstart, short
+):
+    """ZeRO-1's steps on two ranks are those of one process (tests/trainer/test_ranks.py); it learns as ZeRO-2 does."""
+    run = areal(
+        "train", quickstart, *short[1:], *backend, "trainer.ranks=2", "num_steps=12", "trainer.checkpoint.every_steps=2"
+    )
     run.wait_for_step(5)
     one_life = pids_of_ranks(run)
     os.kill(one_life[1], signal.SIGKILL)
