@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heapreplace
 
+from areal_like.trajectory import NO_VERSION
 from controller.admission import may_start_group
 from controller.groups import Group, Sample
 from controller.state import RunState, Worker
@@ -39,6 +40,8 @@ class Router:
         self._for_groups: _Queue | None = None
         self._for_samples: dict[float, _Queue] = {}
         self._share: float | None = None
+        self._newest_loaded = max((worker.version for worker in self._open), default=NO_VERSION)
+        """Of those with a credit, pinned ones included; a newer version may start whatever an older one may."""
 
     @property
     def is_full(self) -> bool:
@@ -75,6 +78,8 @@ class Router:
 
     def for_group(self) -> Worker | None:
         """The worker that starts the next group: with room for all of it, or one that could never hold two."""
+        if not may_start_group(self._state, self._newest_loaded):
+            return None  # then none may: to ask hundreds of workers after every event would be most of all work
         if self._is_in_turn:
             able = [worker for worker in self._open if self._may_start(worker)]
             return self._next(able) if able else None
