@@ -133,7 +133,12 @@ def world(
         PROMPTS, ANSWERS, steps, lengths, mode="sync" if eta == 0 else "async", max_staleness=eta,
         interruption=interruption, updates_per_step=MINI_BATCHES, by_group=True,
     )  # fmt: skip
-    return World(job, costs, workers, held=math.ceil(PROMPTS / workers) * ANSWERS)
+    return World(job, costs, workers, held=[groups * ANSWERS for groups in shares(workers)])
+
+
+def shares(workers: int) -> list[int]:
+    """Groups that each worker generates at once at most: together a batch."""
+    return [PROMPTS * (i + 1) // workers - PROMPTS * i // workers for i in range(workers)]
 
 
 @functools.cache

@@ -286,7 +286,7 @@ class Replica:
             is_full = False
             while count < end - EPSILON and not is_full:
                 until = end if end - count <= stride else count + stride
-                if number > 1 and held + number * until > cache + number:
+                if len(active) > 1 and held + number * until > cache + number:
                     until, is_full = max(count + 1.0, (cache - held) / number + 1.0), True
                 step_s = decode_s(number, held + number * (count + until) / 2)
                 stretches.append((until, step_s, number, held))

@@ -53,7 +53,7 @@ class Costs(Protocol):
         ...
 
     def train_s(self, lengths: Sequence[int], imbalance: float, updates: int) -> float:
-        """One step on these sequences. imbalance: heaviest rank and micro-batch padding over the mean, at least 1."""
+        """One step on these sequences. imbalance: the heaviest rank's tokens over the mean, at least 1."""
         ...
 
     def max_sequences(self, mean_context: float) -> int:

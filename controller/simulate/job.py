@@ -31,7 +31,6 @@ class Job:
     on_stale: p.OnStale = "wait"
     interruption: str = "recompute"
     updates_per_step: int = 1
-    micro_batch_tokens: int = 32768
     reward_s: float = 0.0
     seed: int = 1
     routing: p.RoutingPolicy = "least_tokens"

@@ -82,7 +82,6 @@ def job_of(setup: Setup) -> Job:
         on_stale=config.staleness.on_stale,
         interruption=config.rollout.interruption,
         updates_per_step=config.trainer.mini_batches,
-        micro_batch_tokens=config.trainer.micro_batch_tokens,
         reward_s=setup.reward_s,
         seed=config.seed,
         routing=config.rollout.routing.policy,

@@ -15,6 +15,7 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Ordered
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 
 from areal_like.emulation.replica import MAX_STRIDE_TOKENS, Replica, Sequence
 from areal_like.emulation.roofline import Costs
-from areal_like.packing import pack, partition
+from areal_like.packing import partition
 from controller import protocol as p
 from controller.coordinator import Coordinator
 from controller.settings import CoordinatorSettings
@@ -40,31 +41,32 @@ MOST_TOKENS = 32_768
 """Longest answer where lengths have no cap: what the coordinator assumes before it has seen any."""
 NEVER_S = 1e18
 """Deadlines that machines on paper cannot miss."""
-PACKED_STEPS = 8
-"""Steps whose batch is really dealt and packed; later ones take their mean imbalance."""
+DEALT_STEPS = 8
+"""Steps whose batch is really dealt to the ranks; later ones take their mean imbalance."""
 
 
 class World:
     """`run()` once."""
 
-    def __init__(self, job: Job, costs: Costs, num_workers: int, *, held: int | None = None) -> None:
-        """held: samples a worker holds at most, waiting ones included; None: twice what it decodes at once."""
+    def __init__(self, job: Job, costs: Costs, num_workers: int, *, held: int | Ordered[int] | None = None) -> None:
+        """held: samples each worker holds at most, waiting ones included; None: twice what it decodes at once."""
         self.job, self.costs = job, costs
-        per_lease = job.group_size if job.is_by_group else 1
+        self._is_by_group = job.is_by_group
+        per_lease = job.group_size if self._is_by_group else 1
         self._group_size = job.group_size // per_lease
         self._at_once = min(per_lease, costs.slots)
         """Answers of a lease that start together."""
         mean = job.mean_length
-        self._capacity = max(1, (held or 2 * costs.max_sequences(job.prompt_tokens + mean)) // per_lease)
-        self._grid = grid = max(1, round(mean / GRID_PARTS)) if job.is_by_group else 0
-        stride = GROUP_STRIDE_TOKENS if job.is_by_group else MAX_STRIDE_TOKENS
+        samples = held or 2 * costs.max_sequences(job.prompt_tokens + mean)
+        each = [samples] * num_workers if isinstance(samples, int) else samples
+        self._capacities = [max(1, count // per_lease) for count in each]
+        self._grid = grid = max(1, round(mean / GRID_PARTS)) if self._is_by_group else 0
+        stride = GROUP_STRIDE_TOKENS if self._is_by_group else MAX_STRIDE_TOKENS
+        cache = costs.cache_tokens
         self._replicas = [
-            Replica(
-                f"rollout-{i}", costs, costs.slots, grid_tokens=grid, cache_tokens=costs.cache_tokens,
-                stride_tokens=stride,
-            )
+            Replica(f"rollout-{i}", costs, costs.slots, grid_tokens=grid, cache_tokens=cache, stride_tokens=stride)
             for i in range(num_workers)
-        ]  # fmt: skip
+        ]
         self._index = {replica.name: i for i, replica in enumerate(self._replicas)}
         self._announced = [-1] * num_workers
         self._staging = [False] * num_workers
@@ -108,7 +110,8 @@ class World:
     def run(self) -> Outcome:
         """Simulate to the end."""
         self._handle(p.RunStarted(lineage="l0"))
-        self._handle(*(p.WorkerJoined(worker=r.name, incarnation="0", capacity=self._capacity) for r in self._replicas))
+        joining = zip(self._replicas, self._capacities, strict=True)
+        self._handle(*(p.WorkerJoined(worker=r.name, incarnation="0", capacity=held) for r, held in joining))
         self._handle(p.Published(version=0, lineage="l0", manifest_path="v0"))
         self._ask()
         if self._is_moving:
@@ -163,10 +166,10 @@ class World:
             drawn = self._lengths.get(order.group_id)
             if drawn is None:
                 drawn = self._lengths[order.group_id] = self._draw()
-            if self._group_size > 1:
-                shares = [Counter((drawn[0][order.sample_index],))]
-            else:
+            if self._is_by_group:
                 shares = [Counter(drawn[1][i : i + self._at_once]) for i in range(0, len(drawn[1]), self._at_once)]
+            else:
+                shares = [Counter((drawn[0][order.sample_index],))]
             lease = Lease(order.group_id, order.sample_index, worker, len(shares))
             self._leases[order.lease_id] = lease
             for share in shares:
@@ -238,7 +241,7 @@ class World:
         lengths = self._lengths[lease.group_id][0]
         return p.SampleReported(
             worker=replica.name, lease_id=lease_id, group_id=lease.group_id, sample_index=lease.index,
-            num_tokens=sum(lengths) if self._group_size == 1 else lengths[lease.index],
+            num_tokens=sum(lengths) if self._is_by_group else lengths[lease.index],
             first_version=lease.first_version, last_version=replica.version, verdict_kind="scored",
             value=float(lease_id % 2),
         )  # fmt: skip
@@ -358,17 +361,13 @@ class World:
         self._ask()
 
     def _imbalance(self, lengths: list[int]) -> float:
-        """Heaviest rank's tokens over the mean, by the packing that runs in production."""
+        """Heaviest rank's tokens over the mean, by the dealing that runs in production."""
         found = self._record.imbalances
-        if len(found) < PACKED_STEPS:
+        if len(found) < DEALT_STEPS:
             ranks = self.costs.trainer_ranks
             shares = partition(lengths, ranks)
             loads = [sum(lengths[i] for i in share) for share in shares]
-            heaviest = max(range(ranks), key=loads.__getitem__)
-            budget = max(self.job.micro_batch_tokens, max(lengths))
-            bins = pack([lengths[i] for i in shares[heaviest]], budget)
-            assert bins, "the heaviest share has a sequence"
-            found.append(loads[heaviest] * ranks / sum(loads))
+            found.append(max(loads) * ranks / sum(loads))
         return sum(found) / len(found)
 
     def _publish(self, step: int) -> None:
@@ -390,7 +389,7 @@ class World:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No event leaves a cycle behind; looking for some among all that lives takes an eighth of the time."""
+    """No event leaves a cycle behind; looking for some among all that lives only takes time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -64,6 +64,13 @@ def test_both_modes_have_the_same_pools_and_differ_by_recomputed_logprobs() -> N
     assert (sync.costs.is_recomputing_logprobs, asynchronous.costs.is_recomputing_logprobs) == (False, True)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("model", "gpus"), [("1.5b", 128), ("1.5b", 256), ("7b", 192), ("7b", 512), ("32b", 384)])
+def test_a_batch_of_groups_is_generated_at_once_at_most(model: str, gpus: int) -> None:
+    world = paper.world(model, gpus, paper.answers(model, "math"), Efficiencies(), eta=8, steps=2)
+    assert sum(world._capacities) == paper.PROMPTS
+    assert max(world._capacities) - min(world._capacities) <= 1
+
+
 def test_parts_are_kept_beside_each_other(tmp_path: Path) -> None:
     path = tmp_path / "simulator.json"
     simulator.keep("runs", {"rows": [run_row("first")]}, path)

@@ -105,6 +105,20 @@ def test_whole_groups_as_leases_give_nearly_the_same_as_samples():
     assert by_group.tokens == pytest.approx(by_sample.tokens, rel=0.05)
 
 
+@pytest.mark.parametrize("by_group", [False, True])
+def test_groups_of_one_are_generated_like_any_others(by_group):
+    found = World(job(mode="sync", groups_per_step=32, group_size=1, by_group=by_group), COSTS, 1).run()
+    assert found.step_s == pytest.approx(100 * STEP_S + TRAIN_S, rel=0.05)  # the grid is an eighth of a length
+    assert found.tokens == found.samples * 100
+
+
+def test_each_worker_may_hold_another_number_of_answers():
+    world = World(job(mode="sync", groups_per_step=3, by_group=True), COSTS, 2, held=[4, 8])
+    assert world.run().step_s == pytest.approx(100 * STEP_S + TRAIN_S, rel=0.05)
+    fewer, more = (replica.tokens for replica in world._replicas)
+    assert more == pytest.approx(2 * fewer)
+
+
 def test_groups_larger_than_a_workers_slots_are_decoded_in_parts():
     small = replace(COSTS, slots=2)
     found = World(job(mode="sync", by_group=True), small, 2).run()
@@ -152,6 +166,15 @@ def test_a_sequence_that_joins_slows_the_others_from_then_on():
     replica.refill()
     assert replica.wake_s == pytest.approx(0.7 + 40 * 0.01)
     assert replica.context_tokens == pytest.approx(10 + 60)
+
+
+def test_a_lone_group_larger_than_the_cache_is_one_event():
+    replica = Replica("r", COSTS, 8, cache_tokens=50.0)
+    replica.add(Sequence(1, 10, (100,), (4,)))
+    replica.refill()
+    assert replica.wake_s == pytest.approx(100 * STEP_S)
+    replica.advance(replica.wake_s)
+    assert len(replica.take_ended()) == 1
 
 
 def test_time_of_a_worker_adds_up():
