@@ -8,18 +8,23 @@ Sources. [P] arXiv 2505.24298 (v5). [C] the authors' repository some weeks later
 
 - Synchronous runs have GPUs for generation and others for training, as the asynchronous ones: [C] says that η = 0 of
   the asynchronous system is its synchronous mode (docs/tutorial/quickstart.md), the configs of its synchronous version
-  2 name both pools (`sglang.d64p1m1+d32p2m1`), and [P]'s own figures agree: Table 1's 41.0 / 14.8 hours are Table 2's
-  356.6 / 128.7. Three quarters of the GPUs generate ([P] 6.1).
+  2 name both pools (`sglang.d64p1m1+d32p2m1`). Three quarters of the GPUs generate ([P] 6.1). [P]'s figures speak for
+  it as well, but not independently of what is predicted: Table 1's 41.0 / 14.8 hours are Table 2's 356.6 / 128.7, so
+  Table 2's η = 0, which is of the asynchronous system, is Table 1's synchronous row. That uses an asynchronous row to
+  argue for a structural assumption; and 356.6 is the throughput at η = 2 or 4, while row 1 is simulated at η = 8, which
+  [P] 6.1 gives for math (Table 2 has 371.7 there, a ratio of 2.89).
 - GPUs of one engine: 1 for 1.5B and 7B, 8 for 32B ([C] benchmark/*/build_cmd.py), 4 for 14B ([C] v0.3-qwen3-code).
 - Proximal log-probs are recomputed in asynchronous runs and not in synchronous ones ([C] training/configs).
 - At most 512 groups are generated at once: `max_concurrent_rollouts` is the batch size unless it is given ([C]).
 - TFLOP/s of the trainer ([P] Figure 6a) are counted as [C] realhf/base/monitor.py counts: four forward passes an
   update, attention without the causal mask, embeddings as if they were multiplied. Time is their count over their
   rate; 14B, which is not in the figure, has the geometric mean of its neighbours.
-- Math answers have a mean of 9,270 tokens: Table 2's 128.7 k tokens/s times Table 1's 41.0 h / 250 steps / 8,192.
+- Math answers have a mean of 9,270 tokens: Table 2's 128.7 k tokens/s times Table 1's 41.0 h / 250 steps / 8,192. It
+  is solved from the first synchronous row and so a fourth calibrated number beside the three that are fitted.
   Code answers: 12,750, the middle of 8K to 17.5K that DeepCoder's authors report for the 14B model on the same
   problems (together.ai/blog/deepcoder). Both are log-normal before the cut at 27,648, with a coefficient of variation
-  of 0.87 and 65 % of the log variance between prompts (areal_like/emulation/lengths.py).
+  of 0.87 and 75 % of the log variance between prompts, both as measured on another model's answers
+  (THINKING_QUANTILES in areal_like/emulation/lengths.py).
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from areal_like.emulation.lengths import Lengths
+from areal_like.emulation.lengths import THINKING_BETWEEN, Lengths
 from areal_like.emulation.machines import GPUS, MODELS
 from areal_like.emulation.roofline import Efficiencies, Roofline
 from controller.simulate.job import Job
@@ -39,6 +44,8 @@ from controller.simulate.world import World
 
 PROMPTS, ANSWERS, MINI_BATCHES = 512, 16, 4
 ROLLOUT_SHARE = 0.75
+TAIL_STEPS = 10
+"""Batches that may be under way or wait at the largest bound simulated beside the paper's rows (η 8), and one more."""
 MAX_NEW_TOKENS = 27_648
 CV = 0.87
 GPU = GPUS["h800"]
@@ -46,9 +53,6 @@ TP: Mapping[str, int] = {"1.5b": 1, "7b": 1, "14b": 4, "32b": 8}
 """GPUs of one engine."""
 MEAN_TOKENS: Mapping[str, float] = {"math": 9_270.0, "code": 12_750.0}
 """Of an answer, after the cut."""
-RELATIVE_LENGTH: Mapping[str, float] = {"1.5b": 1.0, "7b": 3198.8 / 4315.8, "14b": 1.0, "32b": 2849.3 / 2944.8}
-"""Answers of the same task by model size: mean tokens of the four models on MATH's test problems, in a public
-evaluation; relative to the model that the task's mean is known of. Used where it says so."""
 TFLOPS: Mapping[str, float] = {"1.5b": 427.4, "7b": 454.7, "14b": math.sqrt(454.7 * 387.7), "32b": 387.7}
 """A trainer's GPU with dynamic batching ([P] Figure 6a, 1B for 1.5B)."""
 INTERMEDIATE_AND_VOCABULARY: Mapping[str, tuple[int, int]] = {
@@ -92,10 +96,10 @@ FIGURE_6B_GPUS = 32
 
 
 @functools.cache
-def answers(model: str, task: str, *, by_size: bool = False, cap: int = MAX_NEW_TOKENS) -> Lengths:
+def answers(task: str, *, cap: int = MAX_NEW_TOKENS) -> Lengths:
     """Lengths of a task's answers; another cap cuts the same answers elsewhere."""
-    mean = MEAN_TOKENS[task] * (RELATIVE_LENGTH[model] if by_size else 1.0)
-    return Lengths(f"{task} answers", mean=mean_before_cut(mean, CV, MAX_NEW_TOKENS), cv=CV, cap=cap)
+    mean = mean_before_cut(MEAN_TOKENS[task], CV, MAX_NEW_TOKENS)
+    return Lengths(f"{task} answers", mean=mean, cv=CV, between=THINKING_BETWEEN, cap=cap)
 
 
 def mean_before_cut(mean: float, cv: float, cap: float) -> float:
@@ -122,7 +126,11 @@ def world(
     model: str, gpus: int, lengths: Lengths, reached: Efficiencies, *, eta: int | None, steps: int,
     interruption: str = "recompute",
 ) -> World:  # fmt: skip
-    """The job, ready to run. eta: max_staleness; 0: synchronous; None: unbounded."""
+    """The job, ready to run. eta: max_staleness; 0: synchronous; None: unbounded.
+
+    steps: an asynchronous job has TAIL_STEPS more, which are not counted: there no new groups start.
+    """
+    tail = TAIL_STEPS if eta != 0 else 0
     trainer = gpus - round(gpus * ROLLOUT_SHARE)
     workers = (gpus - trainer) // TP[model]
     costs = Roofline(
@@ -130,8 +138,9 @@ def world(
         is_recomputing_logprobs=eta != 0,
     )  # fmt: skip
     job = Job(
-        PROMPTS, ANSWERS, steps, lengths, mode="sync" if eta == 0 else "async", max_staleness=eta,
+        PROMPTS, ANSWERS, steps + tail, lengths, mode="sync" if eta == 0 else "async", max_staleness=eta,
         interruption=interruption, updates_per_step=MINI_BATCHES, by_group=True,
+        num_tail_steps=tail,
     )  # fmt: skip
     return World(job, costs, workers, held=[groups * ANSWERS for groups in shares(workers)])
 

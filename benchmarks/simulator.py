@@ -4,14 +4,15 @@
     python -m benchmarks.simulator --parts paper,speed         also 1,000 steps of 512 GPUs, and 100,000 GPUs
     python -m benchmarks.simulator --parts runs --runs RUN RUN ... --runs RUN RUN ...    your own: costs of the first of
                                                        each, the others predicted
-    python -m benchmarks.simulator --quick             the shipped efficiencies, two steps a row; writes nothing
+    python -m benchmarks.simulator --quick             the shipped efficiencies, two counted steps a row; writes nothing
 
 Three numbers are fitted (least squares on the logarithm of the hours), on the four synchronous rows of Table 1 of arXiv
-2505.24298 and on nothing else: the decode floor, the share of the memory bandwidth in decoding, and the time of a step
-that does not depend on the model. The asynchronous rows, Table 2 (throughput by staleness), Figure 4 (scaling, relative
-to the fewest GPUs) and Figure 6b (interruptible generation) are predicted. benchmarks/published.py holds what was
-reported and every assumption with its source. `by size` is the same once more with answers that also differ in
-length by model size, fitted anew: it shows how much hangs on lengths that the paper does not print.
+2505.24298: the decode floor, the share of the memory bandwidth in decoding, and the time of a step that does not depend
+on the model. A fourth is solved from the first of these rows: the mean of the math answers. Four numbers for four rows
+can hide much; one assumption, pools of their own in synchronous runs, was also held against an asynchronous row
+(benchmarks/published.py, which has what was reported and every assumption with its source). The asynchronous rows,
+Table 2 (throughput by staleness), Figure 4 (scaling, relative to the fewest GPUs) and Figure 6b (interruptible
+generation) are predicted, in jobs that go on a while after the last step that counts.
 
 Figure 6a (dynamic batching) is not predicted: the simulator has no model of how a micro-batch's size changes a GPU's
 rate; the figure's TFLOP/s with dynamic batching are what the trainer is given.
@@ -22,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -36,6 +36,7 @@ from benchmarks import pictures
 from benchmarks import published as paper
 from benchmarks.runs import RESULTS, machine, write
 from benchmarks.simulated_runs import compare, print_runs, speed
+from controller.overrides import load_config
 
 RESULT = RESULTS / "simulator.json"
 FITTED = ("decode_floor_s", "bandwidth", "step_overhead_s")
@@ -45,33 +46,39 @@ LOW = np.log([5e-4, 0.05, 1.0])
 HIGH = np.log([5e-2, 1.0, 300.0])
 STEP = 0.05
 """Of a logarithm, for differences in place of derivatives."""
-FIT_STEPS, SYNC_STEPS, ASYNC_STEPS, SCALING_STEPS = 4, 8, 32, 16
+SYNC_STEPS, ASYNC_STEPS, SCALING_STEPS = 10, 40, 20
+"""The first fifth does not count. The fit sees the very steps that the table shows."""
+QUICK_STEPS = 3
+PARTS = ("paper", "runs", "speed")
 Row = dict[str, Any]
 
 
-def row_hours(row: paper.Row, reached: Efficiencies, *, eta: int | None, steps: int, by_size: bool) -> float:
+def row_hours(row: paper.Row, reached: Efficiencies, *, eta: int | None, steps: int) -> float:
     """Predicted hours of a row of Table 1."""
-    lengths = paper.answers(row.model, row.task, by_size=by_size)
-    found = paper.world(row.model, row.gpus, lengths, reached, eta=eta, steps=steps).run()
+    found = paper.world(row.model, row.gpus, paper.answers(row.task), reached, eta=eta, steps=steps).run()
     return found.step_s * row.steps / 3600
 
 
 # ------------------------------------------------------------ the fit
 
 
-def fit(steps: int, *, by_size: bool, tell: Callable[[str], None]) -> tuple[Efficiencies, float]:
-    """The efficiencies whose synchronous rows are nearest in ratio, and their root mean square error."""
+def fit(steps: int, *, tell: Callable[[str], None]) -> Efficiencies:
+    """The efficiencies whose synchronous rows are nearest in ratio."""
 
     def errors(point: np.ndarray) -> np.ndarray:
         reached = _reached(point)
-        rows = [row_hours(row, reached, eta=0, steps=steps, by_size=by_size) / row.sync_h for row in paper.TABLE_1]
+        rows = [row_hours(row, reached, eta=0, steps=steps) / row.sync_h for row in paper.TABLE_1]
         tell(f"  {', '.join(f'{name} {value:.3g}' for name, value in _named(point).items())}: "
              + " ".join(f"{ratio - 1:+.1%}" for ratio in rows))  # fmt: skip
         return np.log(rows)
 
     ends = [least_squares(errors, start, LOW, HIGH) for start in STARTS]
-    found, left = min(((end, errors(end)) for end in ends), key=lambda pair: float(pair[1] @ pair[1]))
-    return _reached(found), float(np.sqrt(np.square(left).mean()))
+    return _reached(min(ends, key=lambda end: float(np.square(errors(end)).sum())))
+
+
+def fit_error(rows: Sequence[Row]) -> float:
+    """Root mean square of the synchronous rows' errors, as logarithms."""
+    return float(np.sqrt(np.mean([math.log1p(row["sync_error"]) ** 2 for row in rows])))
 
 
 def _named(point: np.ndarray) -> dict[str, float]:
@@ -110,15 +117,15 @@ def least_squares(
 # ------------------------------------------------------------ what is predicted
 
 
-def table_1(reached: Efficiencies, *, sync_steps: int, async_steps: int, by_size: bool) -> list[Row]:
+def table_1(reached: Efficiencies, *, sync_steps: int, async_steps: int) -> list[Row]:
     """Hours, and what asynchrony gains."""
     rows = []
     for row in paper.TABLE_1:
-        sync = row_hours(row, reached, eta=0, steps=sync_steps, by_size=by_size)
-        asynchronous = row_hours(row, reached, eta=row.eta, steps=async_steps, by_size=by_size)
+        sync = row_hours(row, reached, eta=0, steps=sync_steps)
+        asynchronous = row_hours(row, reached, eta=row.eta, steps=async_steps)
         ratio, reported = sync / asynchronous, row.sync_h / row.async_h
         rows.append({
-            **asdict(row), "mean_tokens": paper.answers(row.model, row.task, by_size=by_size).mean_length(),
+            **asdict(row), "mean_tokens": paper.answers(row.task).mean_length(),
             "predicted_sync_h": sync, "sync_error": sync / row.sync_h - 1,
             "predicted_async_h": asynchronous, "async_error": asynchronous / row.async_h - 1,
             "predicted_ratio": ratio, "reported_ratio": reported, "ratio_error": ratio / reported - 1,
@@ -129,7 +136,7 @@ def table_1(reached: Efficiencies, *, sync_steps: int, async_steps: int, by_size
 def table_2(reached: Efficiencies, etas: Sequence[int | None], *, sync_steps: int, async_steps: int) -> list[Row]:
     """Throughput by max_staleness, 1.5B on 128 GPUs."""
     rows: list[Row] = []
-    lengths = paper.answers("1.5b", "math")
+    lengths = paper.answers("math")
     for eta in etas:
         steps = sync_steps if eta == 0 else async_steps
         rate = paper.world("1.5b", 128, lengths, reached, eta=eta, steps=steps).run().tokens_per_s / 1e3
@@ -144,7 +151,7 @@ def figure_4(reached: Efficiencies, *, steps: int) -> list[Row]:
     """Throughput relative to the fewest GPUs of each model and context."""
     rows = []
     for (model, context), points in paper.FIGURE_4.items():
-        lengths = paper.answers(model, "math", cap=context - paper.MAX_PROMPT)
+        lengths = paper.answers("math", cap=context - paper.MAX_PROMPT)
         first: tuple[float, float] | None = None
         for gpus, reported in points.items():
             world = paper.world(model, gpus, lengths, reached, eta=paper.FIGURE_4_ETA, steps=steps)
@@ -161,7 +168,7 @@ def figure_6b(reached: Efficiencies, *, steps: int) -> list[Row]:
     """Generated tokens a second with answers interrupted by a new version, and with workers that drain first."""
     rows = []
     for model, (with_it, without) in paper.FIGURE_6B.items():
-        lengths = paper.answers(model, "math")
+        lengths = paper.answers("math")
         rates = {}
         for way in ("recompute", "drain"):
             gpus = paper.FIGURE_6B_GPUS
@@ -176,22 +183,16 @@ def figure_6b(reached: Efficiencies, *, steps: int) -> list[Row]:
 
 def predict_paper(tell: Callable[[str], None]) -> Row:
     """Everything about the paper."""
-    found: Row = {"fitted": FITTED}
-    for by_size in (False, True):
-        reached, error = fit(FIT_STEPS, by_size=by_size, tell=tell)
-        rows = table_1(reached, sync_steps=SYNC_STEPS, async_steps=ASYNC_STEPS, by_size=by_size)
-        part: Row = {"efficiencies": asdict(reached), "fit_error": error, "table_1": rows}
-        print(f"\nlengths by {'task and model size' if by_size else 'task'}: fitted within {error:.1%}; "
-              + ", ".join(f"{name} {asdict(reached)[name]:g}" for name in FITTED))  # fmt: skip
-        print_table_1(rows)
-        if by_size:
-            found["by_size"] = part
-            break
-        found |= part
-        found["table_2"] = table_2(reached, tuple(paper.TABLE_2), sync_steps=SYNC_STEPS, async_steps=ASYNC_STEPS)
-        found["figure_4"] = figure_4(reached, steps=SCALING_STEPS)
-        found["figure_6b"] = figure_6b(reached, steps=SCALING_STEPS)
-        print_others(found)
+    reached = fit(SYNC_STEPS, tell=tell)
+    rows = table_1(reached, sync_steps=SYNC_STEPS, async_steps=ASYNC_STEPS)
+    found: Row = {"fitted": FITTED, "efficiencies": asdict(reached), "fit_error": fit_error(rows), "table_1": rows}
+    print(f"\nfitted within {found['fit_error']:.1%}: "
+          + ", ".join(f"{name} {asdict(reached)[name]:g}" for name in FITTED))  # fmt: skip
+    print_table_1(rows)
+    found["table_2"] = table_2(reached, tuple(paper.TABLE_2), sync_steps=SYNC_STEPS, async_steps=ASYNC_STEPS)
+    found["figure_4"] = figure_4(reached, steps=SCALING_STEPS)
+    found["figure_6b"] = figure_6b(reached, steps=SCALING_STEPS)
+    print_others(found)
     return found
 
 
@@ -224,12 +225,12 @@ def _print_gain(name: str, row: Row, gain: float, reported: float) -> None:
           f"{reported:.2f} ({row['error']:+.0%})")  # fmt: skip
 
 
-def keep(name: str, part: Row, path: Path = RESULT) -> Path:
-    """Put a part into the result file, in place of an earlier one."""
+def keep(name: str, part: Row, command: str, path: Path = RESULT) -> Path:
+    """Put a part into the result file, in place of an earlier one. command: what made it."""
     parts = json.loads(path.read_text())["parts"] if path.is_file() else {}
-    command = " ".join(["python -m benchmarks.simulator", *sys.argv[1:]])
     parts[name] = {"date": time.strftime("%Y-%m-%d"), "command": command, "machine": machine(), **part}
-    return write("simulator", "python -m benchmarks.simulator --parts paper,runs,speed", {"parts": parts}, path)
+    made = "; ".join(parts[name]["command"] for name in PARTS if name in parts)
+    return write("simulator", made, {"parts": parts}, path)
 
 
 def plot(source: Path, picture: Path) -> Path | None:
@@ -275,6 +276,21 @@ def _pair(
                markerfacecolor="none", label=f"{name}, predicted")  # fmt: skip
 
 
+def checked(parts: Sequence[str], runs: Sequence[Sequence[Path]]) -> Sequence[str]:
+    """The parts, if there are such and the runs are there. Raises SystemExit with what is wrong."""
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise SystemExit(f"--parts: {unknown[0]!r} is none of {', '.join(PARTS)}.")
+    if ("runs" in parts) != bool(runs):
+        raise SystemExit("--runs names the runs that --parts runs compares: give both or neither.")
+    for folder in (folder for folders in runs for folder in folders):
+        if not (folder / "config.yaml").is_file():
+            raise SystemExit(f"--runs: {folder} is no folder of a run (it has no config.yaml).")
+    for folders in runs:
+        if len(folders) == 1 and load_config(str(folders[0])).config.emulation is None:
+            raise SystemExit(f"--runs: {folders[0]} gives the costs, and no other run is named to predict with them.")
+    return parts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="paper", help="of paper, runs, speed, with commas")
@@ -282,20 +298,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     if options.quick:
-        print_table_1(table_1(Efficiencies(), sync_steps=2, async_steps=6, by_size=False))
+        print_table_1(table_1(Efficiencies(), sync_steps=QUICK_STEPS, async_steps=QUICK_STEPS))
         print("not fitted, and too short to mean anything: it ran")
         return
-    for part in options.parts.split(","):
-        if part == "paper":
-            keep(part, predict_paper(lambda text: print(text, flush=True)))
-        elif part == "runs":
-            rows = [row for folders in options.runs for row in compare(folders)]
-            print_runs(rows)
-            keep(part, {"rows": rows})
-        elif part == "speed":
-            keep(part, {"rows": speed()})
-        else:
-            parser.error(f"--parts: {part!r} is none of paper, runs, speed")
+    chosen = checked(options.parts.split(","), options.runs)
+    command = "python -m benchmarks.simulator --parts"
+    if "paper" in chosen:
+        keep("paper", predict_paper(lambda text: print(text, flush=True)), f"{command} paper")
+    if "runs" in chosen:
+        rows = [row for folders in options.runs for row in compare(folders)]
+        print_runs(rows)
+        told = " ".join(f"--runs {' '.join(map(str, folders))}" for folders in options.runs)
+        keep("runs", {"rows": rows}, f"{command} runs {told}")
+    if "speed" in chosen:
+        keep("speed", {"rows": speed()}, f"{command} speed")
     print(f"written to {RESULT}")
 
 

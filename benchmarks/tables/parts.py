@@ -78,8 +78,7 @@ def _simulated_paper(found: Result) -> list[str]:
         for row in found["figure_6b"]
     ]  # fmt: skip
     return [
-        _simulated_rows(found, "one length of answers a task"),
-        _simulated_rows(found["by_size"], "lengths that also differ by model size"),
+        _simulated_rows(found),
         table(("Table 2: max_staleness", "k tokens/s", "reported", "over sync", "reported", "error"), two),
         table(("Figure 4: model, context", "over the fewest GPUs", "reported", "error"), four),
         table(("Figure 6b", "k tokens/s with / without", "reported", "gain", "reported", "error"), six),
@@ -87,7 +86,7 @@ def _simulated_paper(found: Result) -> list[str]:
     ]
 
 
-def _simulated_rows(found: Result, assumed: str) -> str:
+def _simulated_rows(found: Result) -> str:
     reached = found["efficiencies"]
     rows = [
         (row["model"], *_hours(row, "sync"), *_hours(row, "async"), f"{row['predicted_ratio']:.2f}",
@@ -95,7 +94,7 @@ def _simulated_rows(found: Result, assumed: str) -> str:
         for row in found["table_1"]
     ]  # fmt: skip
     words = (
-        f"With {assumed}: a decode step of at least {reached['decode_floor_s'] * 1e3:.1f} ms, "
+        f"Fitted: a decode step of at least {reached['decode_floor_s'] * 1e3:.1f} ms, "
         f"{reached['bandwidth']:.0%} of the memory bandwidth, {reached['step_overhead_s']:.0f} s a step besides; the "
         f"four synchronous rows are met within {found['fit_error']:.0%} (root mean square)."
     )

@@ -40,6 +40,8 @@ class Job:
     min_gain_s: float = 2.0
     heartbeat_s: float = 30.0
     """Between two reports of a worker's speed and its answers so far, which only migration asks for."""
+    num_tail_steps: int = 0
+    """Last steps that do not count, as the first ones: no new groups start towards the end of a job."""
     by_group: bool | None = None
     """A lease is a whole group; None: in jobs of more than MAX_LEASES samples."""
 
@@ -67,11 +69,12 @@ class Outcome:
     """What happened. Times in seconds, after the warm-up (`first_step`)."""
 
     steps: int
+    """Up to the last that counts."""
     wall_s: float
-    """From the end of step `first_step` to the end of the last."""
+    """From the end of step `first_step` to the end of the last that counts."""
     first_step: int
     total_s: float
-    """The whole job, from its start."""
+    """From the job's start to there."""
     tokens: float
     """Sampled tokens of the steps counted in wall_s."""
     samples: int

@@ -18,9 +18,9 @@ class Record:
     """Filled by the world while it runs."""
 
     def __init__(self, job: Job) -> None:
-        self._num_steps = job.num_steps
-        self.first = min(job.num_steps - 1, max(1, job.num_steps // 5))
-        """The steps after this one are counted."""
+        self._last = last = job.num_steps - job.num_tail_steps
+        self.first = min(last - 1, max(1, last // 5))
+        """The steps after this one are counted, up to `_last`."""
         self.imbalances: list[float] = []
         """Heaviest rank's tokens over the mean, of the batches that were really dealt."""
         self._waits_s: list[float] = []
@@ -47,7 +47,7 @@ class Record:
     @property
     def wants_workers(self) -> bool:
         """`workers` is due after this step."""
-        return len(self._ends_s) in (self.first, self._num_steps)
+        return len(self._ends_s) in (self.first, self._last)
 
     def workers(self, replicas: Sequence[Replica]) -> None:
         """What they have spent so far; bring them to now before."""
@@ -56,28 +56,29 @@ class Record:
 
     def outcome(self, num_workers: int) -> Outcome:
         """Of the whole job."""
-        done, first = len(self._ends_s), self.first
-        assert done == self._num_steps
-        wall_s = self._ends_s[-1] - (self._ends_s[first - 1] if first else 0.0)
+        done, first = self._last, self.first
+        assert len(self._ends_s) >= done
+        counted = slice(first, done)
+        wall_s = self._ends_s[done - 1] - (self._ends_s[first - 1] if first else 0.0)
         busy_s, prefill_s, paused_s, idle_s, tokens, steps = (
             self._spent[done] - (self._spent[first] if first else 0.0)
         ).tolist()
         worker_s = wall_s * num_workers
         staleness: Counter[int] = Counter()
-        for counts in self._staleness[first:]:
+        for counts in self._staleness[counted]:
             staleness.update(counts)
         return Outcome(
             steps=done,
             wall_s=wall_s,
             first_step=first,
-            total_s=self._ends_s[-1],
-            tokens=float(sum(self._tokens[first:])),
-            samples=sum(self._samples[first:]),
-            trainer_wait_share=sum(self._waits_s[first:]) / wall_s,
+            total_s=self._ends_s[done - 1],
+            tokens=float(sum(self._tokens[counted])),
+            samples=sum(self._samples[counted]),
+            trainer_wait_share=sum(self._waits_s[counted]) / wall_s,
             rollout_idle_share=idle_s / worker_s,
             rollout_paused_share=paused_s / worker_s,
             rollout_prefill_share=prefill_s / worker_s,
-            train_s=float(np.mean(self._train_s[first:])),
+            train_s=float(np.mean(self._train_s[counted])),
             staleness=staleness,
             imbalance=float(np.mean(self.imbalances)) if self.imbalances else 1.0,
             mean_batch=tokens / steps if steps > 0 else 0.0,

@@ -76,6 +76,14 @@ def test_pool_with_more_work_never_rests_when_the_bound_allows():
     assert found.rollout_idle_share < 0.02
 
 
+def test_steps_at_the_end_can_be_left_out():
+    whole = World(job(lengths=LONG_TAILED, num_steps=20), COSTS, 2).run()
+    cut = World(job(lengths=LONG_TAILED, num_steps=20, num_tail_steps=8), COSTS, 2).run()
+    assert (cut.steps, cut.first_step) == (12, 2)
+    assert cut.samples == 10 * 32
+    assert cut.total_s < whole.total_s
+
+
 def test_the_same_seed_gives_the_same_run_and_another_one_another():
     first, again, other = (World(job(lengths=LONG_TAILED, seed=seed), COSTS, 2).run() for seed in (3, 3, 4))
     assert first == again
