@@ -84,7 +84,10 @@ class Emulated:
         return found
 
     def planned_share(self, config: str, overrides: Sequence[str]) -> float:
-        """The share of the GPUs for rollout that the simulator finds best, for async at max_staleness 4."""
+        """The share of the GPUs for rollout that the simulator finds best, for async at max_staleness 4.
+
+        It plans for engines that admit by their cache, not for emulated ones (docs/simulate.md).
+        """
         told = load_config(config, [*overrides, "mode=async", "staleness.max_staleness=4"]).config
         emulation = told.emulation
         assert emulation is not None

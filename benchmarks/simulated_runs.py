@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from areal_like.emulation.device import lengths_of, roofline_of
+from areal_like.emulation.device import lengths_of, roofline_of, slots_of
 from areal_like.emulation.lengths import thinking
 from areal_like.emulation.machines import GPUS, MODELS
 from areal_like.emulation.roofline import Roofline
@@ -59,7 +59,11 @@ def predicted_real(source: Path, config: RunConfig) -> float:
 
 
 def predicted_emulated(config: RunConfig) -> float:
-    """Samples an emulated second of a job on emulated devices."""
+    """Samples an emulated second of a job on emulated devices.
+
+    An emulated engine takes as many answers as its memory holds at their final mean length, so the simulated worker has
+    as many slots; beyond that it may still run out of cache, which the engine does not know.
+    """
     emulation = config.emulation
     assert emulation is not None
     costs = replace(
@@ -76,7 +80,9 @@ def predicted_emulated(config: RunConfig) -> float:
         min_gain_s=config.rollout.routing.min_gain_s * emulation.speedup,
         heartbeat_s=config.launch.heartbeat_s * emulation.speedup,
     )  # fmt: skip
-    return World(job, costs, config.rollout.num_workers, held=config.worker_capacity).run().samples_per_s
+    slots = slots_of(emulation, costs, lengths)
+    held = slots + (config.rollout.queue_samples or slots)  # as rollout/worker.py joins
+    return World(job, replace(costs, slots=slots), config.rollout.num_workers, held=held).run().samples_per_s
 
 
 def _row(folder: Path, config: RunConfig, source: str, predicted: float) -> Row:

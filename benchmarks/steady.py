@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from areal_like.emulation.device import lengths_of, roofline_of
+from areal_like.emulation.device import lengths_of, roofline_of, slots_of
 from controller.config import RunConfig
 from controller.overrides import load_config
 from controller.report.data import RunData
@@ -119,7 +119,7 @@ def full_rate(config: RunConfig) -> float:
     costs = roofline_of(emulation, slots=config.rollout.engine.num_slots)
     lengths = lengths_of(emulation, config.sampling.max_new_tokens)
     mean, squares = moments(lengths)
-    slots = costs.max_sequences(emulation.prompt_tokens + lengths.mean_length(groups=500))
+    slots = slots_of(emulation, costs, lengths)
     context = emulation.prompt_tokens + squares / (2 * mean)
     """Of a token being decoded, on average."""
     per_sequence_s = costs.decode_s(slots, slots * context) + slots / mean * costs.prefill_s(emulation.prompt_tokens)

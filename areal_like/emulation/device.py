@@ -1,6 +1,6 @@
-"""From the settings of an emulation to its roofline, its lengths, and its clock.
+"""From the settings of an emulation to its roofline, its lengths, its slots and its clock.
 
-Owns: those three. Refuses: batches, processes.
+Owns: those four. Refuses: batches, processes.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ def roofline_of(
 def lengths_of(settings: EmulationSettings, max_new_tokens: int) -> Lengths:
     """Emulated tokens of the answers. max_new_tokens: on the wire."""
     return thinking(max_new_tokens * settings.token_scale, settings.mean_tokens)
+
+
+def slots_of(settings: EmulationSettings, costs: Roofline, lengths: Lengths) -> int:
+    """Answers an emulated engine decodes at once: as many as its memory holds at their final mean length."""
+    return costs.max_sequences(settings.prompt_tokens + lengths.mean_length(groups=500))
 
 
 class EmulatedClock:

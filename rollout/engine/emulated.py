@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.config import EmulationSettings
-from areal_like.emulation.device import EmulatedClock, Lateness, roofline_of
+from areal_like.emulation.device import EmulatedClock, Lateness, roofline_of, slots_of
 from areal_like.emulation.replica import Replica, Sequence
 from areal_like.errors import EngineError
 from areal_like.trajectory import Segment
@@ -69,7 +69,7 @@ class EmulatedEngine:
         self._emulation, self._settings = emulation, settings
         self._costs = roofline_of(emulation, slots=settings.num_slots)
         self._planner = Planner(emulation, max_new_tokens=max_new_tokens, max_context=settings.max_context, seed=seed)
-        num_slots = self._costs.max_sequences(emulation.prompt_tokens + self._planner.lengths.mean_length(groups=500))
+        num_slots = slots_of(emulation, self._costs, self._planner.lengths)
         self._num_slots = num_slots
         self._replica = Replica("engine", self._costs, num_slots)
         self._replica.is_admitting = False
