@@ -18,13 +18,13 @@ SUMMARY_KEYS = {
 
 
 @pytest.fixture(scope="module")
-def finished(request, runs_dir, quickstart, sooner, tmp_path_factory):
-    """The quickstart, shorter and with more updates a step, shared by the tests of this module."""
+def finished(request, runs_dir, quickstart, tmp_path_factory):
+    """The quickstart, some half as long, shared by the tests of this module."""
     from_module = request.getfixturevalue("run_class")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(SHARED, raising=False)  # all as a user has it
         run = from_module(
-            ["train", quickstart, "num_steps=32", "eval.every_steps=12", *sooner, f"runs_dir={runs_dir}"],
+            ["train", quickstart, "num_steps=48", f"runs_dir={runs_dir}"],
             tmp_path_factory.mktemp("main"),
             runs_dir,
         )

@@ -216,8 +216,10 @@ def test_a_process_killed_in_mid_request_costs_one_attempt(service: Service, not
 
 
 def test_a_process_killed_idle_is_replaced(service: Service) -> None:
-    for pid in service.scoring_pids():
+    killed = service.scoring_pids()
+    for pid in killed:
         os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not killed & service.scoring_pids(), "their end")  # counted as alive until then
     assert_pool_recovers(service)
 
 
