@@ -38,8 +38,8 @@ LEARNING = [
     "data.eval.limit=200", "metrics.report=false",
 ]  # fmt: skip
 """The quickstart in a third of its steps with two updates each: 0.99, 1.00 and 1.00 (seeds 1, 4 and 5, 2026-11-21).
-One update reached 0.80 on seed 1. Half of the groups at twice the rate reached 0.90 to 0.98 over five seeds, and fell to
-0.54 once on Ray: too large a rate for so small a batch."""
+One update reached 0.80 on seed 1. Half of the groups at twice the rate reached 0.90 to 0.98 over five seeds, and fell
+to 0.54 once on Ray: too large a rate for so small a batch."""
 
 
 def words_of(process: psutil.Process) -> list[str]:
