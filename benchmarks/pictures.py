@@ -58,7 +58,10 @@ def save(made: Any, path: Path, *, title: str, description: str, source: Path) -
     """Write the figure as an SVG marked with the digest of the result file it shows. title, description: for readers
     who cannot see it."""
     buffer = io.StringIO()
+    from matplotlib import pyplot
+
     made.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    pyplot.close(made)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
