@@ -22,7 +22,6 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from typing import Any
 from benchmarks import pictures
 from benchmarks.contenders import PLANNED, Contender, Emulated, Real
 from benchmarks.measured import Measured, add_options
-from benchmarks.runs import RESULTS, machine, mean_interval, show, train
+from benchmarks.runs import RESULTS, mean_interval, parts_with, train, write
 from benchmarks.steady import alone, figures, refuse_distorted, time_to
 from controller.wiring import num_cores
 
@@ -117,12 +116,12 @@ class Runner:
         contenders = [Contender("sync", "sync", baseline.overrides), *place.contenders(share)]
         rows = []
         for seed in seeds:
-            alone = None if isinstance(place, Emulated) else self._run(place.alone(), seed, "num_steps=12")
+            in_turns = self._run(place.alone(), seed, "num_steps=12") if isinstance(place, Real) else None
             for contender in contenders:
                 row = {"place": place.label, "name": contender.name, "seed": seed, "tuned": baseline.name,
                        **self._run(contender, seed)}  # fmt: skip
-                if alone is not None and isinstance(place, Real) and contender.mode != "sync":
-                    row |= place.bound(alone, row)
+                if in_turns is not None and isinstance(place, Real) and contender.mode != "sync":
+                    row |= place.bound(in_turns, row)
                 rows.append(row)
                 tell(row)
         return rows
@@ -143,10 +142,8 @@ class Runner:
             row = figures(folder)
             refuse_distorted(row, folder)
             row["time_to_s"] = time_to(folder, self._accuracy) if self._accuracy is not None else None
-            if contender.name == "alone":
-                row |= alone(folder)
-            kept = (*KEPT, "trainer_token_s", "rollout_token_s") if contender.name == "alone" else KEPT
-            return {"folder": folder.name, **{key: row.get(key) for key in kept}}
+            by_token = alone(folder) if contender.name == "alone" else {}
+            return {"folder": folder.name, **{key: row.get(key) for key in KEPT}, **by_token}
 
         return self._measured.row([self._config, self._accuracy, *overrides], measure)
 
@@ -209,18 +206,10 @@ def _cell(value: float | None, form: str) -> str:
 
 def keep(part: str, rows: Sequence[Row], path: Path = RESULT) -> Path:
     """Put the rows into the result file, in place of earlier ones of the same part."""
-    found = json.loads(path.read_text()) if path.is_file() else {"parts": {}}
-    command = " ".join(["python -m benchmarks.async_vs_sync", *sys.argv[1:]])
-    found["parts"][part] = {
-        "date": time.strftime("%Y-%m-%d"), "command": command, "machine": machine(), "rows": list(rows),
-        "lines": summarise(rows),
-    }  # fmt: skip
-    found = {"date": time.strftime("%Y-%m-%d"), "command": "python -m benchmarks.async_vs_sync", "machine": machine(),
-             "parts": found["parts"]}  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n")
-    show("async_vs_sync", path)
-    return path
+    question = "python -m benchmarks.async_vs_sync"
+    found = {"rows": list(rows), "lines": summarise(rows)}
+    parts = parts_with(path, part, " ".join([question, *sys.argv[1:]]), found)
+    return write("async_vs_sync", question, {"parts": parts}, path)
 
 
 def plot(source: Path, picture: Path) -> Path:

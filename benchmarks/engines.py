@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 from typing import Any
 
 from benchmarks.measured import Measured, add_options
-from benchmarks.runs import mean_interval, train, write
+from benchmarks.runs import mean_interval, write
 
 ENGINES = ("embedded", "sglang")
 KEYS = ("accuracy_before", "accuracy_after", "samples_per_s", "tokens_per_s", "train_wall_s", "trainer_wait_share",
@@ -40,7 +39,7 @@ def main() -> None:
     for seed in seeds:
         for engine in ENGINES:
             given = [f"seed={seed}", f"rollout.engine.kind={engine}", *overrides]
-            summary = measured.row([options.config, *given], partial(train, options.config, given, options.runs_dir))
+            summary = measured.job(options.config, given, options.runs_dir)
             rows.append({"seed": seed, "engine": engine, **{key: summary[key] for key in (*KEYS, "measured")}})
             print("  ".join(f"{key} {rows[-1][key]}" for key in ("seed", "engine", *KEYS[:5])), flush=True)
     result = compare(rows)

@@ -13,11 +13,12 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runs import REPOSITORY
+from benchmarks.runs import REPOSITORY, train
 
 Row = dict[str, Any]
 
@@ -61,6 +62,10 @@ class Measured:
                 with self._path.open("a") as file:
                     file.write(json.dumps(known) + "\n")
         return {**known["row"], "measured": f"{known['date']} {known['commit']}"}
+
+    def job(self, config: str, told: Sequence[str], runs_dir: Path) -> Row:
+        """The summary of a job with these overrides."""
+        return self.row([config, *told], partial(train, config, told, runs_dir))
 
     def finish(self) -> None:
         """The result is written: the next call measures these rows anew. Those of other calls stay."""

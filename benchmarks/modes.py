@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 from typing import Any
 
 from benchmarks.measured import Measured, add_options
-from benchmarks.runs import mean_interval, train, write
+from benchmarks.runs import mean_interval, write
 
 MODES = ("sync", "one_step_off", "async")
 KEYS = ("accuracy_before", "accuracy_after", "samples_per_s", "tokens_per_s", "train_wall_s", "trainer_wait_share",
@@ -39,7 +38,7 @@ def main() -> None:
     for seed in seeds:
         for mode in MODES:
             given = [f"seed={seed}", f"mode={mode}", *overrides]
-            summary = measured.row([options.config, *given], partial(train, options.config, given, options.runs_dir))
+            summary = measured.job(options.config, given, options.runs_dir)
             rows.append({"seed": seed, "mode": mode, **{key: summary[key] for key in (*KEYS, "measured")}})
             print(
                 "  ".join(f"{key} {rows[-1][key]}" for key in ("seed", "mode", *KEYS[:5], "staleness_max")), flush=True

@@ -19,6 +19,8 @@ INK, FAINT = "#010203", "#040506"
 """Stand-ins for text and for grid lines; no series may use them."""
 SERIES = ("#2f7de1", "#d9731a", "#2c9c6a", "#a259c4")
 """Colours that read on white and on dark grey, told apart by the colour-blind as well (each has a marker too)."""
+WIDTH_IN, PANEL_IN = 4.8, 2.4
+"""Of a picture and of a panel's height: legible on a phone."""
 MARKERS = ("o", "s", "^", "D")
 
 _STYLE = (
@@ -27,12 +29,9 @@ _STYLE = (
 )
 
 
-def figure(
-    num_panels: int, *, width_in: float = 4.8, heights_in: Sequence[float] | None = None
-) -> tuple[Any, list[Any]]:
-    """An empty figure with panels one below the other (so that it stays legible on a phone), 2.4 inches high or as
-    told."""
-    heights = list(heights_in) if heights_in is not None else [2.4] * num_panels
+def figure(num_panels: int, *, heights_in: Sequence[float] | None = None) -> tuple[Any, list[Any]]:
+    """An empty figure with panels one below the other, PANEL_IN high or as told."""
+    heights = list(heights_in) if heights_in is not None else [PANEL_IN] * num_panels
     import matplotlib
 
     matplotlib.use("Agg")
@@ -45,7 +44,7 @@ def figure(
     from matplotlib import pyplot
 
     made, axes = pyplot.subplots(
-        num_panels, 1, figsize=(width_in, sum(heights)), height_ratios=heights, layout="constrained"
+        num_panels, 1, figsize=(WIDTH_IN, sum(heights)), height_ratios=heights, layout="constrained"
     )
     panels = [axes] if num_panels == 1 else list(axes)
     for panel in panels:

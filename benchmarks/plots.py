@@ -10,6 +10,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,6 @@ FRAME_IN = 0.75
 """Height of a panel's title and axis, inches."""
 LEGEND_IN = 0.22
 """Height of a line of its legend, inches."""
-WIDTH_IN = 4.8
-"""Of a picture, inches; legible on a phone."""
 CHARACTER_IN = 0.095
 """Of a title, inches."""
 
@@ -65,7 +64,7 @@ def draw(name: str, result: Result, source: Path, picture: Path) -> Path | None:
     panels = PLOTS[name](result) if name in PLOTS else []
     if not panels:
         return None
-    made, axes = pictures.figure(len(panels), width_in=WIDTH_IN, heights_in=[_height_in(panel) for panel in panels])
+    made, axes = pictures.figure(len(panels), heights_in=[_height_in(panel) for panel in panels])
     left_in = max(_labels_in(panel) for panel in panels)  # their axes are aligned
     for axis, panel in zip(axes, panels, strict=True):
         (_lines if panel.is_lines else _bars)(axis, panel)
@@ -78,7 +77,7 @@ def draw(name: str, result: Result, source: Path, picture: Path) -> Path | None:
 def _height_in(panel: Panel) -> float:
     num_bars = len(panel.places) * len(panel.series) + len(panel.places) // 2
     legend_in = LEGEND_IN * math.ceil(len(panel.series) / _columns(panel)) if len(panel.series) > 1 else 0.0
-    return (2.4 if panel.is_lines else FRAME_IN + BAR_IN * num_bars) + legend_in
+    return (pictures.PANEL_IN if panel.is_lines else FRAME_IN + BAR_IN * num_bars) + legend_in
 
 
 def _labels_in(panel: Panel) -> float:
@@ -93,7 +92,7 @@ def _labels_in(panel: Panel) -> float:
 def _columns(panel: Panel) -> int:
     """Of its legend."""
     longest = max(len(series.name) for series in panel.series)
-    return max(1, int((WIDTH_IN - _labels_in(panel)) / (CHARACTER_IN * (longest + 5))))
+    return max(1, int((pictures.WIDTH_IN - _labels_in(panel)) / (CHARACTER_IN * (longest + 5))))
 
 
 def _bars(axis: Any, panel: Panel) -> None:
@@ -141,7 +140,7 @@ def _lines(axis: Any, panel: Panel) -> None:
 
 
 def _name(axis: Any, panel: Panel, left_in: float) -> None:
-    axis.set_title("\n".join(textwrap.wrap(panel.title, int((WIDTH_IN - left_in) / CHARACTER_IN))))
+    axis.set_title("\n".join(textwrap.wrap(panel.title, int((pictures.WIDTH_IN - left_in) / CHARACTER_IN))))
     if len(panel.series) > 1:  # below: nothing there that it could hide
         below_in = 0.55 if panel.is_lines else 0.3
         axis.legend(loc="upper left", bbox_to_anchor=(0, -below_in / _height_in(panel)), ncols=_columns(panel),
@@ -187,15 +186,8 @@ def _quickstart(result: Result) -> list[Panel]:
     return [Panel("greedy accuracy on held-out prompts", places, series, mark=0.9)]
 
 
-def _modes(result: Result) -> list[Panel]:
-    return [
-        Panel(title, list(result["modes"]), [_from_intervals(title, (told[key] for told in result["modes"].values()))])
-        for title, key in (("accuracy, 95 % interval", "accuracy_after"), ("samples/s, 95 % interval", "samples_per_s"))
-    ]
-
-
-def _engines(result: Result) -> list[Panel]:
-    told = result["engines"]
+def _accuracy_and_speed(sides: str, result: Result) -> list[Panel]:
+    told = result[sides]
     return [
         Panel(title, list(told), [_from_intervals(title, (values[key] for values in told.values()))])
         for title, key in (("accuracy, 95 % interval", "accuracy_after"), ("samples/s, 95 % interval", "samples_per_s"))
@@ -382,11 +374,11 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "controller": _controller,
     "delta": _delta,
     "engine": _engine,
-    "engines": _engines,
+    "engines": partial(_accuracy_and_speed, "engines"),
     "gpu_suite": _gpu_suite,
     "interruption": _interruption,
     "logprob_memory": _logprob_memory,
-    "modes": _modes,
+    "modes": partial(_accuracy_and_speed, "modes"),
     "packing": _packing,
     "peer_trl": _peer_trl,
     "quickstart": _quickstart,

@@ -13,12 +13,11 @@ import os
 import statistics
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measured import Measured, add_options
-from benchmarks.runs import train, write
+from benchmarks.runs import write
 
 COIN = "import random\n\ndef toss(row, response, **info):\n    return random.Random(response).choice([0.0, 1.0])\n"
 CONTROLS = {
@@ -50,7 +49,7 @@ def main() -> None:
         for kind, wanted, extra in [("learning", seeds, []), *((kind, controls, CONTROLS[kind]) for kind in CONTROLS)]:
             for seed in wanted:
                 told = [f"seed={seed}", *extra, *options.overrides]
-                summary = measured.row([kind, *told], partial(train, config, told, runs_dir))
+                summary = measured.job(config, told, runs_dir)
                 rows.append({"kind": kind, "seed": seed, **{key: summary[key] for key in (*KEYS, "measured")}})
                 print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
         os.chdir(runs_dir)

@@ -80,10 +80,19 @@ def write(name: str, command: str, result: dict[str, Any], path: Path | None = N
     """
     path = path or RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    envelope = {"date": time.strftime("%Y-%m-%d"), "command": command.strip(), "machine": machine(), **result}
-    path.write_text(json.dumps(envelope, indent=1) + "\n")
+    path.write_text(json.dumps(_stamped(command, result), indent=1) + "\n")
     show(name, path)
     return path
+
+
+def parts_with(path: Path, part: str, command: str, found: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a result file that is made in several calls, this one new or in place of an earlier one."""
+    parts: dict[str, Any] = json.loads(path.read_text())["parts"] if path.is_file() else {}
+    return {**parts, part: _stamped(command, found)}
+
+
+def _stamped(command: str, result: dict[str, Any]) -> dict[str, Any]:
+    return {"date": time.strftime("%Y-%m-%d"), "command": command.strip(), "machine": machine(), **result}
 
 
 def show(name: str, path: Path) -> None:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -34,7 +33,7 @@ import numpy as np
 from areal_like.emulation.roofline import Efficiencies
 from benchmarks import pictures
 from benchmarks import published as paper
-from benchmarks.runs import RESULTS, machine, write
+from benchmarks.runs import RESULTS, parts_with, write
 from benchmarks.simulated_runs import compare, print_runs, speed
 from controller.overrides import load_config
 
@@ -227,8 +226,7 @@ def _print_gain(name: str, row: Row, gain: float, reported: float) -> None:
 
 def keep(name: str, part: Row, command: str, path: Path = RESULT) -> Path:
     """Put a part into the result file, in place of an earlier one. command: what made it."""
-    parts = json.loads(path.read_text())["parts"] if path.is_file() else {}
-    parts[name] = {"date": time.strftime("%Y-%m-%d"), "command": command, "machine": machine(), **part}
+    parts = parts_with(path, name, command, part)
     made = "; ".join(parts[name]["command"] for name in PARTS if name in parts)
     return write("simulator", made, {"parts": parts}, path)
 

@@ -25,7 +25,6 @@ import json
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +151,7 @@ def sweep(
     for seed in seeds:
         for value in values.split(","):
             told = [f"seed={seed}", *overrides, f"{key}={value}"]
-            summary = measured.row([config, *told], partial(train, config, told, runs_dir))
+            summary = measured.job(config, told, runs_dir)
             rows.append(
                 {"key": key, "value": value, "seed": seed, **{name: summary[name] for name in (*KEYS, "measured")}}
             )

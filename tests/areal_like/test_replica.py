@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -26,14 +27,15 @@ class Linear:
         return 0.0
 
 
-def run_out(replica: Replica) -> list[tuple[int, float]]:
-    """Let it work to the end; lease ids with the moment each ended."""
+def run_out(replica: Replica, most_context: Callable[[Replica], float] = lambda _: math.inf) -> list[tuple[int, float]]:
+    """Let it work to the end; lease ids with the moment each ended. most_context: what the cache may hold then."""
     found = []
     replica.refill()
     while replica.num_active:
         replica.advance(replica.wake_s)
         found += [(sequence.lease_id, replica.now_s) for sequence in replica.take_ended()]
         replica.refill()
+        assert replica.context_tokens <= most_context(replica)
     return found
 
 
@@ -57,15 +59,8 @@ def test_a_cache_that_holds_all_changes_nothing():
 
 
 def test_the_cache_never_holds_more_than_fits_and_every_answer_ends():
-    replica = filled([4000] * 10, cache_tokens=20_000.0)
-    replica.refill()
-    ended: list[int] = []
-    while replica.num_active:
-        replica.advance(replica.wake_s)
-        ended += [sequence.lease_id for sequence in replica.take_ended()]
-        replica.refill()
-        assert replica.context_tokens <= 20_000
-    assert sorted(ended) == list(range(10))
+    ended = run_out(filled([4000] * 10, cache_tokens=20_000.0), lambda _: 20_000)
+    assert sorted(lease_id for lease_id, _ in ended) == list(range(10))
 
 
 def test_who_has_the_fewest_tokens_waits_again_and_keeps_them():
@@ -118,14 +113,8 @@ def test_cache_and_tokens_add_up_however_often_groups_are_sent_back():
     replica = Replica("r", Linear(), 64, grid_tokens=500, cache_tokens=20_000.0)
     for lease_id in range(12):
         replica.add(Sequence(lease_id, 100, (1000, 2500, 4000), (1, 1, 1)))
-    replica.refill()
-    ended: list[int] = []
-    while replica.num_active:
-        replica.advance(replica.wake_s)
-        ended += [sequence.lease_id for sequence in replica.take_ended()]
-        replica.refill()
-        assert replica.context_tokens <= 20_000 + replica.num_active
-    assert sorted(ended) == list(range(12))
+    ended = run_out(replica, lambda working: 20_000 + working.num_active)
+    assert sorted(lease_id for lease_id, _ in ended) == list(range(12))
     assert replica.context_tokens == pytest.approx(0)
     assert replica.tokens == pytest.approx(12 * 7500, rel=0.1)  # starts are rounded to the grid
 
