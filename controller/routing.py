@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from heapq import heapify, heappop, heapreplace
 
 from areal_like.trajectory import NO_VERSION
@@ -40,8 +41,6 @@ class Router:
         self._for_groups: _Queue | None = None
         self._for_samples: dict[float, _Queue] = {}
         self._share: float | None = None
-        self._newest_loaded = max((worker.version for worker in self._open), default=NO_VERSION)
-        """Of those with a credit, pinned ones included; a newer version may start whatever an older one may."""
 
     @property
     def is_full(self) -> bool:
@@ -78,7 +77,7 @@ class Router:
 
     def for_group(self) -> Worker | None:
         """The worker that starts the next group: with room for all of it, or one that could never hold two."""
-        if not may_start_group(self._state, self._newest_loaded):
+        if not may_start_group(self._state, self._newest_open):
             return None  # then none may: to ask hundreds of workers after every event would be most of all work
         if self._is_in_turn:
             able = [worker for worker in self._open if self._may_start(worker)]
@@ -87,6 +86,11 @@ class Router:
             group_tokens = self._state.settings.group_size * self._state.lengths.mean
             self._for_groups = _Queue(self._with_room(), self._key(group_tokens))
         return self._for_groups.best(self._may_start)
+
+    @cached_property
+    def _newest_open(self) -> int:
+        """Version of those with a credit, pinned ones included: a newer one may start whatever an older one may."""
+        return max((worker.version for worker in self._open), default=NO_VERSION)
 
     def _with_room(self) -> list[Worker]:
         """Those not behind that hold less than their share; written out, since it looks at many for each event."""
