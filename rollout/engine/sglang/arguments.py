@@ -103,7 +103,12 @@ class Launch:
         # On a CPU there is nothing to overlap with: it is slower.
         if self.is_cpu or self.interruption == "keep_kv":
             flags.append("disable-overlap-schedule")
+        # Its scheduler polls without a pause while it has nothing to do, on a core that others here want.
+        if self.is_cpu or self.in_turns:
+            flags.append("sleep-on-idle")
         given = {word.removeprefix("--") for word in self.extra if word.startswith("--")}
+        unset = {name.replace("_", "-") for name, value in self.settings.sglang.arguments.items() if value is False}
+        flags = [flag for flag in flags if flag not in unset]
         line = [str(self.python), "-m", "sglang.launch_server"]
         for name, value in words.items():
             line += [] if name in given else [f"--{name}", str(value)]

@@ -222,7 +222,7 @@ def main():
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--mem-fraction-static", type=float)
     for name in ("skip-tokenizer-init", "incremental-streaming-output", "skip-server-warmup",
-                 "disable-overlap-schedule", "enable-memory-saver"):  # fmt: skip
+                 "disable-overlap-schedule", "enable-memory-saver", "sleep-on-idle"):  # fmt: skip
         parser.add_argument(f"--{name}", action="store_true")
     arguments = parser.parse_args()
     words = os.environ.get("FAKE_DIE_AT_START")

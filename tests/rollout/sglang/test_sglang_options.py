@@ -57,6 +57,13 @@ def test_each_switch_is_one_flag_and_none_is_set_by_default():
     assert "--enable-" not in words()
 
 
+def test_a_server_whose_core_others_want_sleeps_while_it_has_nothing_to_do():
+    assert "--sleep-on-idle " in words(device="cpu")
+    assert "--sleep-on-idle " in words(in_turns=True)
+    assert "--sleep-on-idle " not in words()
+    assert "--sleep-on-idle " not in words(device="cpu", arguments={"sleep_on_idle": False}), "unless told otherwise"
+
+
 def test_an_engine_spread_over_several_servers_is_refused_with_the_reason():
     settings = EngineSettings(kind="sglang", sglang=SGLangSettings(arguments={"disaggregation-mode": "prefill"}))
     with pytest.raises(UserError, match="the others would go on with the old version"):
