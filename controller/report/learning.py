@@ -32,8 +32,10 @@ ENTROPY_COLLAPSED = 0.1
 ENTROPY_EXPLODED = 3.0
 ESS_LOW = 0.5
 """Effective share of the samples under the correction weights: below it half of the batch is wasted. Healthy: 0.97."""
-KL_LARGE = 0.3
-"""Nats a token between the policies that sampled and train: healthy runs stay below 0.1."""
+KL_LARGE = 0.1
+"""Nats a token between the policy that sampled and the one that trains. Sound runs of the quickstart with four
+mini-batches a step stay below 0.03; chosen on four runs that fell apart (benchmarks/divergence.py makes such).
+"""
 WEIGHT_CUT_LARGE = 0.1
 """Share of tokens whose correction weight was truncated or masked: healthy runs have 0.001."""
 CLIP_LARGE = 0.4
@@ -79,6 +81,11 @@ class Fall:
     """Of the best."""
     is_certain: bool
     """More than chance."""
+
+    @property
+    def is_notable(self) -> bool:
+        """Large enough to tell, and more than chance."""
+        return self.is_certain and self.share >= REWARD_FALL_NOTABLE
 
 
 @dataclass(frozen=True)
@@ -166,11 +173,7 @@ def accuracy_fall(data: RunData) -> Fall | None:
 
 def _collapse(data: RunData, signs: Sequence[Sign]) -> list[Rated]:
     falls = [("reward", "step", reward_fall(data)), ("held-out accuracy", "version", accuracy_fall(data))]
-    certain = [
-        (name, unit, fall)
-        for name, unit, fall in falls
-        if fall is not None and fall.is_certain and fall.share >= REWARD_FALL_NOTABLE
-    ]
+    certain = [(name, unit, fall) for name, unit, fall in falls if fall is not None and fall.is_notable]
     if not certain:
         return []
     certain.sort(key=lambda one: -one[2].share)
@@ -219,7 +222,9 @@ def _cure(data: RunData, signs: Sequence[Sign], step: int) -> str:
         ways.append(f"lower trainer.optimizer.lr{change} (with warmup_steps)")
     if "stale" in causes and isinstance(bound, int) and bound > 1:
         ways.append(f"lower staleness.max_staleness from {bound} to {bound // 2}")
-    if "stale" in causes and data.setting("trainer.loss.weight.mode") in ("exact", "off"):
+    if "stale" in causes and _is_naive(data):
+        ways.append("take the decoupled loss (trainer.loss.proximal: recompute, trainer.loss.weight.mode: truncate)")
+    elif "stale" in causes and data.setting("trainer.loss.weight.mode") == "exact":
         ways.append("bound the correction weight (trainer.loss.weight.mode: truncate)")
     if "entropy" in causes:
         ways.append("keep entropy up (trainer.loss.entropy_coef, or eps_high above eps_low)")
@@ -233,28 +238,41 @@ def _cure(data: RunData, signs: Sequence[Sign], step: int) -> str:
 def _signs(data: RunData) -> list[Sign]:
     """What goes with a collapse, most telling first."""
     found: list[Sign] = []
-    for key, words, is_over, cause in (
-        ("ess", "effective sample size of the weights fell to", lambda v: v <= ESS_LOW, "stale"),
-        ("kl_behaviour_proximal", "KL to the sampling policy rose to", lambda v: v >= KL_LARGE, "stale"),
-        ("clip_fraction", "share of tokens outside the trust region rose to", lambda v: v >= CLIP_LARGE, "lr"),
-        ("ratio_max", "largest ratio within a step rose to", lambda v: v >= RATIO_LARGE, "lr"),
+    outside = series(data.steps, "clip_fraction")
+    truncated, masked = (series(data.steps, f"weight_{how}_share") for how in ("truncated", "masked"))
+    for values, words, is_over, cause in (
+        (series(data.steps, "ess"), "effective sample size of the weights fell to", lambda v: v <= ESS_LOW, "stale"),
+        (_drift(data), "KL to the sampling policy rose to", lambda v: v >= KL_LARGE, "stale"),
+        (outside, "share of tokens outside the trust region rose to", lambda v: v >= CLIP_LARGE, "lr"),
+        (series(data.steps, "ratio_max"), "largest ratio within a step rose to", lambda v: v >= RATIO_LARGE, "lr"),
+        (truncated, "share of tokens with a truncated weight rose to", lambda v: v >= WEIGHT_CUT_LARGE, "stale"),
+        (masked, "share of tokens with a masked weight rose to", lambda v: v >= WEIGHT_CUT_LARGE, "stale"),
     ):
-        found += _beyond(data, key, words, is_over, cause)
-    for key in ("weight_truncated_share", "weight_masked_share"):
-        words = f"share of tokens with a {key.split('_')[1]} weight rose to"
-        found += _beyond(data, key, words, lambda v: v >= WEIGHT_CUT_LARGE, "stale")
+        found += _beyond(data, values, words, is_over, cause)
     found += _entropy(data) + _gradients(data) + _lengths(data) + _cut(data)
     return found
 
 
-def _beyond(data: RunData, key: str, words: str, is_over: Callable[[float], bool], cause: str) -> list[Sign]:
-    """A number past its threshold in more than a stray step: the mean of the late ones, or a fifth of all."""
-    values = series(data.steps, key)
+def _is_naive(data: RunData) -> bool:
+    """Ordinary PPO: the policy that sampled is the one its ratios count from."""
+    return data.setting("trainer.loss.proximal") == "behaviour"
+
+
+def _drift(data: RunData) -> np.ndarray:
+    """Nats a token between the policy that sampled and the one that trains: at the beginning of the step, or in
+    ordinary PPO, which does not look at that one, on average over the step's updates.
+    """
+    return series(data.steps, "kl_proximal_current" if _is_naive(data) else "kl_behaviour_proximal")
+
+
+def _beyond(data: RunData, values: np.ndarray, words: str, is_over: Callable[[float], bool], cause: str) -> list[Sign]:
+    """A number past its threshold: the mean of the late ones, or a fifth of all."""
     over = np.array([is_over(value) for value in values], dtype=bool)  # NaN compares as False
     k = window(len(values))
     if not over.any() or not (is_over(_mean(values[-k:])) or over.mean() >= 0.2):
         return []
-    worst = np.nanmin(values[over]) if key == "ess" else np.nanmax(values[over])
+    is_low = is_over(-math.inf)
+    worst = np.nanmin(values[over]) if is_low else np.nanmax(values[over])
     return [Sign(f"{words} {figure(float(worst))}", _first_step(data, over), cause)]
 
 

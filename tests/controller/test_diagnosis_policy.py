@@ -47,6 +47,15 @@ def test_signs_of_a_collapse_to_come_are_a_warning_with_their_step(column, value
     assert found.title.startswith("Updates are unstable")
 
 
+def test_ordinary_ppo_is_told_of_its_distance_and_of_the_decoupled_loss():
+    naive = config(trainer__loss__proximal="behaviour", trainer__loss__weight__mode="off")
+    away = step_rows(kl_behaviour_proximal=0.0, kl_proximal_current=np.linspace(0.0, 0.3, 40))
+    found = verdict(steps=away, settings=naive)
+    assert found.title == "Updates are unstable: KL to the sampling policy rose to 0.3"
+    assert "trainer.loss.proximal: recompute" in found.advice
+    assert verdict(steps=away).severity == "good", "with the decoupled loss that is within the step"
+
+
 def test_accuracy_that_falls_between_evaluations_is_a_collapse_though_the_reward_holds():
     evals = [{"version": v, "accuracy": a, "num_scored": 200} for v, a in ((0, 0.3), (20, 0.8), (40, 0.1))]
     found = verdict(evals=evals)
