@@ -41,7 +41,7 @@ def diagnosed(run) -> list[Finding]:
 
 def test_run_with_too_few_rollout_slots_is_told_so_first(areal, quickstart):
     few = ["rollout.engine.num_slots=1", "rollout.queue_samples=16"]
-    first = diagnosed(areal("train", quickstart, *SMALL, *few, "groups_per_step=12", "num_steps=12", "name=few"))[0]
+    first = diagnosed(areal("train", quickstart, *SMALL, *few, "groups_per_step=12", "num_steps=8", "name=few"))[0]
     assert "too few rollout workers or slots" in first.title
     assert "The trainer waited" in first.title
     assert "rollout.engine.num_slots from 1 to" in first.advice

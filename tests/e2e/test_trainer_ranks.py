@@ -19,11 +19,11 @@ needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="dee
     "backend",
     [
         pytest.param(["trainer.backend=fsdp"], id="fsdp"),
-        pytest.param(["trainer.backend=deepspeed", "trainer.deepspeed.stage=2"], id="zero-2", marks=needs_deepspeed),
         pytest.param(["trainer.backend=deepspeed", "trainer.deepspeed.stage=3"], id="zero-3", marks=needs_deepspeed),
     ],
 )
 def test_thirty_steps_on_two_ranks_reach_three_quarters(backend, areal, quickstart, learning):
+    """The steps of the other stages of ZeRO are those of one process (tests/trainer/test_ranks.py)."""
     run = areal("train", quickstart, *learning, "trainer.ranks=2", *backend)
     assert run.wait() == 0, run.output
     summary = run.summary
@@ -72,7 +72,6 @@ def _has_step(run, step):
 def test_killed_rank_and_then_the_killed_group_go_back_to_a_checkpoint_and_the_run_finishes(
     backend, areal, quickstart, short
 ):
-    """ZeRO-1's steps on two ranks are those of one process (tests/trainer/test_ranks.py); it learns as ZeRO-2 does."""
     run = areal(
         "train", quickstart, *short[1:], *backend, "trainer.ranks=2", "num_steps=12", "trainer.checkpoint.every_steps=2"
     )

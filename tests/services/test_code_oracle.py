@@ -103,7 +103,7 @@ def test_published_references_pass_their_own_tests(bench: CodeBench, published: 
     for row in rows_of(published("code/humaneval.jsonl")):
         outcome = bench.answer(row, row["canonical_solution"])
         failed += [] if outcome.value == 1.0 and not outcome.reason else [(row["task_id"], outcome.reason)]
-    for row in rows_of(published("code/mbpp_nontest.jsonl"))[::3]:  # benchmarks.reward_rates takes all
+    for row in rows_of(published("code/mbpp_nontest.jsonl"))[::6]:  # benchmarks.reward_rates takes all
         given = row | {"test_list": row["test_list"] + row["challenge_test_list"]}
         outcome = bench.answer(given, f"```python\n{row['code']}\n```")
         failed += [] if outcome.value == 1.0 and not outcome.reason else [(row["task_id"], outcome.reason)]
@@ -118,12 +118,12 @@ def test_verdicts_on_mutants_of_published_references_are_those_of_a_bare_python(
     bench: CodeBench, published: Callable[[str], Path], tmp_path: Path
 ) -> None:
     tasks = []
-    for row in rows_of(published("code/humaneval.jsonl"))[::4]:
+    for row in rows_of(published("code/humaneval.jsonl"))[::6]:
         tests = f"{row['test']}\ncheck({row['entry_point']})"
         tasks.append((row, row["prompt"] + row["canonical_solution"], tests))
-    for row in rows_of(published("code/mbpp_nontest.jsonl"))[::12]:
+    for row in rows_of(published("code/mbpp_nontest.jsonl"))[::18]:
         tasks.append((row, row["code"], "\n".join([row["test_setup_code"], *row["test_list"]])))
     found, num_judged, num_right = disagreements(bench, tasks, 1, tmp_path, 2.0, 6.0)
     assert found == []
-    assert num_judged >= 75
+    assert num_judged >= 50
     assert 0 < num_right < num_judged / 2

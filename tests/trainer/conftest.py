@@ -25,11 +25,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def made_model() -> Callable[..., PreTrainedModel]:
     """Make a two-layer model of a family; large initial weights, so that mistakes show."""
