@@ -315,6 +315,14 @@ def _logprob_memory(result: Result) -> list[Panel]:
     return [Panel("peak memory, MB", places, series, is_logarithmic=True)]
 
 
+def _divergence(result: Result) -> list[Panel]:
+    rows = [row for row in result["rows"] if row["is_driven_too_hard"]]
+    told = [Series(name, [row[key] for row in rows]) for name, key in (("warned", "warned"), ("fallen", "fell"))]
+    return [
+        Panel("step of the first warning, and of the fall", [f"{row['loss']}, {row['seed']}" for row in rows], told)
+    ]
+
+
 def _peer_trl(result: Result) -> list[Panel]:
     sides = list(dict.fromkeys(row["side"] for row in result["rows"]))
     seeds = sorted({row["seed"] for row in result["rows"]})
@@ -373,6 +381,7 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "checkpoint": _checkpoint,
     "controller": _controller,
     "delta": _delta,
+    "divergence": _divergence,
     "engine": _engine,
     "engines": partial(_accuracy_and_speed, "engines"),
     "gpu_suite": _gpu_suite,

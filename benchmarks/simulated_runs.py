@@ -10,8 +10,9 @@ roofline of the run's own config is all the simulator gets, so what is compared 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,11 @@ def compare(folders: Sequence[Path]) -> list[Row]:
     for folder in folders:
         config = load_config(str(folder)).config
         if config.emulation is not None:
-            rows.append(_row(folder, config, "its config's roofline", predicted_emulated(config)))
+            rows.append(_row(folder, config, "its config's roofline", partial(predicted_emulated, config)))
         elif source is None:
             source = folder
         else:
-            rows.append(_row(folder, config, source.name, predicted_real(source, config)))
+            rows.append(_row(folder, config, source.name, partial(predicted_real, source, config)))
     return rows
 
 
@@ -85,8 +86,9 @@ def predicted_emulated(config: RunConfig) -> float:
     return World(job, replace(costs, slots=slots), config.rollout.num_workers, held=held).run().samples_per_s
 
 
-def _row(folder: Path, config: RunConfig, source: str, predicted: float) -> Row:
+def _row(folder: Path, config: RunConfig, source: str, predict: Callable[[], float]) -> Row:
     measured, emulation = figures(folder)["samples_per_s"], config.emulation
+    predicted = predict()
     return {
         "run": folder.name, "mode": config.mode, "max_staleness": config.staleness.bound, "seed": config.seed,
         "devices": "real" if emulation is None else f"emulated {emulation.gpu}, {emulation.speedup:g} times as fast",

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from areal_like.emulation.roofline import Efficiencies
+from areal_like.errors import UserError
 from benchmarks import pictures
 from benchmarks import published as paper
 from benchmarks.runs import RESULTS, parts_with, write
@@ -304,7 +305,10 @@ def main() -> None:
     if "paper" in chosen:
         keep("paper", predict_paper(lambda text: print(text, flush=True)), f"{command} paper")
     if "runs" in chosen:
-        rows = [row for folders in options.runs for row in compare(folders)]
+        try:
+            rows = [row for folders in options.runs for row in compare(folders)]
+        except UserError as error:
+            raise SystemExit(str(error)) from error
         print_runs(rows)
         told = " ".join(f"--runs {' '.join(map(str, folders))}" for folders in options.runs)
         keep("runs", {"rows": rows}, f"{command} runs {told}")

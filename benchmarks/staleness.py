@@ -1,21 +1,23 @@
 """What does staleness cost, what does it buy, and does the decoupled loss help? The quickstart at several bounds.
 
-    python -m benchmarks.staleness                              5 bounds x 2 losses x 2 seeds: 20 runs, over an hour
+    python -m benchmarks.staleness                              7 bounds x 4 losses x 5 seeds: an hour and a half
+    python -m benchmarks.staleness --losses decoupled,naive                           the half of it
     python -m benchmarks.staleness --quick                      2 bounds, 1 seed, 10 steps; writes nothing
-    python -m benchmarks.staleness --bounds 0,4,unbounded --seeds 1,2,3 trainer.optimizer.lr=2e-4
-    python -m benchmarks.staleness --losses decoupled,exact,mask,naive --tune 5e-5,1e-4,2e-4 --seeds 1,2,3,4,5
-                              --bounds 0,1,2,4,8,16,unbounded   every weight mode, each tuned alike: about a day
+    python -m benchmarks.staleness --config mine.yaml --bounds 0,4,unbounded --seeds 1,2,3 --tune 1e-6,2e-6
+                                                                your own job, decoupled and naive, tuned alike
     python -m benchmarks.staleness --config mine.yaml --sweep staleness.max_staleness=0,2,8 --seeds 1,2
                                                                 one key of your own config; writes nothing
 
-Everything but the bound and the loss is the same, four mini-batches a step included (with one, a step has no trust
-region that the two losses could differ in). `decoupled`: proximal log-probs recomputed, weights truncated at 5, the
-shipped default; `exact` and `mask` are its other weight modes. `naive`: ordinary PPO against the behaviour policy.
---tune gives every loss the same budget: it keeps the learning rate with the best accuracy at the last but one bound,
-on a seed that is not counted. Runs of a seed follow each other, bound by bound, the two losses in turn, from the same
-warm start; at bound 0 the two losses are the same up to rounding, so what differs there is noise. Bound 0 is
-synchronous here with one core per process; `mode: sync` would give all cores to whichever phase runs, see
-benchmarks/modes.py. Accuracy is greedy, on held-out prompts, of the last version.
+Without --config: the quickstart with sums of at most six terms and half of its groups a step, 30 steps, so that a run
+takes half a minute; they are few for what is to be learnt, so that what staleness costs shows. Everything but the
+bound and the loss is the same, four mini-batches a step included (with one, a step has no trust region that the losses
+could differ in). `decoupled`: proximal log-probs recomputed, weights truncated at 5, the shipped default; `exact` and
+`mask` are its other weight modes. `naive`: ordinary PPO against the behaviour policy. Every loss has the same budget
+of tuning: it keeps the learning rate with the best accuracy at the last but one bound, on a seed that is not counted.
+Runs of a seed follow each other, bound by bound, the losses in turn, from the same warm start; at bound 0 they are the
+same up to rounding, so what differs there is noise. Bound 0 is synchronous here with one core per process; `mode:
+sync` would give all cores to whichever phase runs, see benchmarks/modes.py. Accuracy is greedy, on held-out prompts,
+of the last version.
 """
 
 from __future__ import annotations
@@ -38,12 +40,19 @@ LOSSES: dict[str, tuple[str, ...]] = {
     "mask": ("trainer.loss.proximal=recompute", "trainer.loss.weight.mode=mask", "trainer.loss.weight.low=0.2"),
     "naive": ("trainer.loss.proximal=behaviour", "trainer.loss.weight.mode=off"),
 }
-SHOWN_LOSSES = ("decoupled", "naive")
+SMALL = (
+    "data.train.options.max_terms=6", "data.eval.options.max_terms=6", "sampling.max_new_tokens=48",
+    "groups_per_step=24", "num_steps=30", "trainer.optimizer.schedule=constant",
+)  # fmt: skip
+"""What the quickstart becomes here."""
+BOUNDS, RATES = "0,1,2,4,8,16,unbounded", "5e-5,1e-4,2e-4"
+OWN_LOSSES = ("decoupled", "naive")
 TUNING_SEED = 1000
 MINI_BATCHES = 4
 KEYS = ("accuracy_before", "accuracy_after", "samples_per_s", "tokens_per_s", "train_wall_s", "trainer_wait_share",
         "rollout_idle_share", "staleness_mean", "staleness_max", "steps", "groups_dropped", "audit")  # fmt: skip
-MONITORS = ("ess", "clip_fraction", "weight_truncated_share", "kl_behaviour_proximal", "entropy")
+MONITORS = ("ess", "clip_fraction", "weight_truncated_share", "kl_behaviour_proximal", "kl_proximal_current",
+            "entropy")  # fmt: skip
 """Metrics of the steps whose mean is kept: what a user would watch."""
 Row = dict[str, Any]
 
@@ -51,30 +60,31 @@ Row = dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--config", default="configs/quickstart.yaml")
-    parser.add_argument("--bounds", default="0,1,2,4,8", help="values of staleness.max_staleness; `unbounded` is one")
-    parser.add_argument("--seeds", default="1,2")
-    parser.add_argument("--losses", default=",".join(SHOWN_LOSSES), help=f"of {', '.join(LOSSES)}")
-    parser.add_argument("--tune", default="", metavar="LR,LR", help="learning rates each loss is tuned over")
+    parser.add_argument("--config", default="", help="your own job; without it the small quickstart")
+    parser.add_argument("--bounds", default=BOUNDS, help="values of staleness.max_staleness; `unbounded` is one")
+    parser.add_argument("--seeds", default="1,2,3,4,5")
+    parser.add_argument("--losses", help=f"of {', '.join(LOSSES)}; all, or decoupled,naive with --config")
+    parser.add_argument("--tune", metavar="LR,LR", help=f"learning rates of every loss; {RATES}, or none with --config")
     parser.add_argument("--sweep", default="", metavar="KEY=A,B", help="instead: values of one key of your config")
     parser.add_argument("--quick", action="store_true")
     add_options(parser)
     options = parser.parse_intermixed_args()
+    config = options.config or "configs/quickstart.yaml"
     bounds = ["0", "4"] if options.quick else options.bounds.split(",")
     seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
-    extra = ["num_steps=10", "data.eval.limit=200"] if options.quick else []
+    extra = [*([] if options.config else SMALL), *(["num_steps=10", "data.eval.limit=200"] if options.quick else [])]
     measured = Measured.of("staleness", options)
     if options.sweep:
         more = [*extra, *options.overrides]
-        print_sweep(sweep(options.config, options.sweep, seeds, more, options.runs_dir, measured))
+        print_sweep(sweep(config, options.sweep, seeds, more, options.runs_dir, measured))
         measured.finish()
         return
-    losses = options.losses.split(",")
+    losses = options.losses.split(",") if options.losses else list(OWN_LOSSES if options.config else LOSSES)
     if unknown := set(losses) - set(LOSSES):
         raise SystemExit(f"no loss {', '.join(sorted(unknown))}; known: {', '.join(LOSSES)}")
     overrides = [f"trainer.mini_batches={MINI_BATCHES}", "eval.every_steps=0", *extra, *options.overrides]
-    rates = options.tune.split(",") if options.tune else []
-    jobs = Jobs(options.config, overrides, options.runs_dir, measured)
+    rates = rates_of(options)
+    jobs = Jobs(config, overrides, options.runs_dir, measured)
     tuned = {loss: jobs.tune(loss, rates, bounds) for loss in losses}
     rows = jobs.measure(bounds, seeds, tuned)
     result = {"mini_batches": MINI_BATCHES, "bounds": bounds, "seeds": seeds, "losses": losses, "tuned": tuned,
@@ -85,6 +95,16 @@ def main() -> None:
     measured.finish()
 
 
+def rates_of(options: argparse.Namespace) -> list[str]:
+    """Learning rates to tune over; none where the command gives one."""
+    given = [word for word in options.overrides if word.startswith("trainer.optimizer.lr=")]
+    if given and options.tune:
+        raise SystemExit(f"--tune and {given[0]}: the learning rate is either tuned or given")
+    is_own = bool(options.config or given or options.quick)
+    told = RATES if options.tune is None and not is_own else options.tune
+    return told.split(",") if told else []
+
+
 class Jobs:
     """Runs of one config, one after the other."""
 
@@ -92,8 +112,9 @@ class Jobs:
         self._config, self._overrides, self._runs_dir, self._measured = config, overrides, runs_dir, measured
 
     def tune(self, loss: str, rates: Sequence[str], bounds: Sequence[str]) -> list[str]:
-        """Overrides of the best learning rate for a loss, none where nothing is tuned. One run each, the same for
-        all."""
+        """Overrides of the best learning rate for a loss (of equals the highest), none where nothing is tuned. One run
+        each, the same for all.
+        """
         if not rates:
             return []
         bound = bounds[max(0, len(bounds) - 2)]
@@ -102,7 +123,7 @@ class Jobs:
             row = self._run(TUNING_SEED, bound, loss, [f"trainer.optimizer.lr={rate}"])
             found[rate] = row["accuracy_after"]
             print(f"tuning {loss}: lr {rate}, max_staleness {bound}: accuracy {found[rate]:.3f}", flush=True)
-        return [f"trainer.optimizer.lr={max(found, key=found.__getitem__)}"]
+        return [f"trainer.optimizer.lr={max(found, key=lambda rate: (found[rate], float(rate)))}"]
 
     def measure(self, bounds: Sequence[str], seeds: Sequence[int], tuned: Mapping[str, Sequence[str]]) -> list[Row]:
         """Everything that is compared. tuned: by loss, what it runs with besides."""

@@ -26,12 +26,14 @@ from controller.run_folder import RunFolder
 
 MAX_LATE_SHARE = 0.05
 """An emulated run distorted by more than this is not published."""
+FEWEST_STEPS = 3
+"""One to begin at, and two that are counted."""
 Row = dict[str, Any]
 
 
 def figures(folder: Path) -> Row:
     """Of a finished run, without the first fifth of its steps, and at least as many as its bound lets run ahead."""
-    data = RunData.load(RunFolder(folder), max_samples=1)
+    data = _settled(folder)
     config = load_config(str(folder)).config
     ahead = config.staleness.bound or 0
     first = min(max(1, len(data.steps) // 5, ahead), len(data.steps) - 2)
@@ -62,7 +64,7 @@ def alone(folder: Path) -> Row:
 
     The worker's contain the thin end of every batch: they are at most so many where batches stay full.
     """
-    steps = RunData.load(RunFolder(folder), max_samples=1).steps
+    steps = _settled(folder).steps
     first = max(1, len(steps) // 5)
     counted = steps[first:]
     trained_s = sum(step["step_s"] + step.get("publish_s", 0.0) for step in counted)
@@ -71,6 +73,17 @@ def alone(folder: Path) -> Row:
         "trainer_token_s": trained_s / sum(step["tokens"] for step in counted),
         "rollout_token_s": generated_s / sum(step["num_sampled_tokens"] for step in counted),
     }
+
+
+def _settled(folder: Path) -> RunData:
+    """The run's data. Raises SystemExit where it has too few steps for a rate."""
+    data = RunData.load(RunFolder(folder), max_samples=1)
+    if len(data.steps) < FEWEST_STEPS:
+        raise SystemExit(
+            f"{folder}: a rate needs {FEWEST_STEPS} steps, and this run has {len(data.steps)}: name a longer one, or "
+            "raise num_steps"
+        )
+    return data
 
 
 def refuse_distorted(row: Row, folder: Path) -> None:

@@ -97,6 +97,17 @@ def staleness(result: Result) -> str:
     return table(head, rows) + (f"\n\n{words}" if differences else "")
 
 
+def divergence(result: Result) -> str:
+    """One line per run: when the report first spoke, and when the accuracy had fallen."""
+    rows = [
+        (f"{row['loss']}, seed {row['seed']}" + ("" if row["is_driven_too_hard"] else ", sound"),
+         *("never" if row[key] is None else str(row[key]) for key in ("warned", "fell")),
+         f"{row['best']:.3f}", f"{row['last']:.3f}", row["words"].partition(". ")[0] or "-")
+        for row in result["rows"]
+    ]  # fmt: skip
+    return table(("", "warned at step", "fallen at step", "best accuracy", "last", "first words"), rows)
+
+
 def peer_trl(result: Result) -> str:
     """One line per side and seed, then the ratios."""
     rows = [

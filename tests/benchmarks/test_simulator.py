@@ -107,6 +107,16 @@ def test_costs_of_a_single_run_predict_nothing_and_leave_what_was_published(tmp_
         simulator.checked(["runs"], [[tmp_path]])
 
 
+@pytest.mark.parametrize("config", ["emulated", "quickstart"])
+def test_runs_that_measured_nothing_are_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str
+) -> None:
+    (tmp_path / "config.yaml").write_text(Path(f"configs/{config}.yaml").read_text())
+    monkeypatch.setattr("sys.argv", ["simulator", "--parts", "runs", "--runs", str(tmp_path), str(tmp_path)])
+    with pytest.raises(SystemExit, match="a rate needs 3 steps, and this run has 0"):
+        simulator.main()
+
+
 def test_the_fits_error_is_that_of_the_rows_shown() -> None:
     rows = [{"sync_error": 0.1}, {"sync_error": -0.1}]
     assert simulator.fit_error(rows) == pytest.approx(0.1, rel=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def test_losses_and_throughput_are_compared_within_a_seed() -> None:
     result = staleness.compare(rows((1, 2, 3)), BOUNDS)
     assert result["decoupled_minus_naive"]["0"]["pairs"] == [0.0, 0.0, 0.0]
     assert result["decoupled_minus_naive"]["4"]["mean"] == pytest.approx(0.08)
-    for loss in staleness.SHOWN_LOSSES:  # seeds differ in speed, ratios within a seed do not
+    for loss in staleness.OWN_LOSSES:  # seeds differ in speed, ratios within a seed do not
         assert result["throughput_against_first_bound"][loss]["4"]["pairs"] == pytest.approx([2.0, 2.0, 2.0])
 
 
@@ -69,3 +70,16 @@ def test_plot_follows_the_theme_and_says_which_file_it_shows(tmp_path: Path) -> 
     assert "var(--plot-ink)" in text
     assert pictures.INK not in text
     assert "{stroke-linejoin" not in text.replace(".plot *{stroke-linejoin", ""), "a style for the whole page"
+
+
+def options(*overrides: str, tune: str | None = None, config: str = "", quick: bool = False) -> argparse.Namespace:
+    return argparse.Namespace(overrides=list(overrides), tune=tune, config=config, quick=quick)
+
+
+def test_a_learning_rate_is_tuned_or_given_and_never_replaced_in_silence() -> None:
+    assert staleness.rates_of(options()) == staleness.RATES.split(",")
+    assert staleness.rates_of(options(tune="1e-5,2e-5")) == ["1e-5", "2e-5"]
+    for told in (options("trainer.optimizer.lr=2e-4"), options(config="mine.yaml"), options(quick=True)):
+        assert staleness.rates_of(told) == []
+    with pytest.raises(SystemExit, match=r"either tuned or given"):
+        staleness.rates_of(options("trainer.optimizer.lr=2e-4", tune="1e-4,2e-4"))

@@ -1,0 +1,107 @@
+"""Is a divergence seen before the accuracy falls? Runs driven too hard, and what a reader would have been told.
+
+    python -m benchmarks.divergence                 2 losses x 5 seeds and a sound run of each: 8 minutes
+    python -m benchmarks.divergence --quick         one seed, one loss; writes nothing
+    python -m benchmarks.divergence --seeds 1,2 --lr 4e-3
+
+The staleness benchmark's small quickstart without a bound on staleness, at five times its learning rate, evaluated
+every other step. Each run is read again step by step, as `areal-like report` would have found it there, but without
+its evaluations: `warned` is the first step at which the numbers of the steps alone make it speak of the policy, `fell`
+the first evaluation that lies a fifth, and more than chance, below the best one so far. Beside them a run of each loss
+at a sound learning rate and bound, of which nothing must be said. Thresholds were chosen on seeds 1 and 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measured import Measured, add_options
+from benchmarks.runs import train, write
+from benchmarks.staleness import LOSSES, MINI_BATCHES, OWN_LOSSES, SMALL, limit
+from controller.report.data import RunData
+from controller.report.finding import Weight
+from controller.report.learning import MIN_TREND_STEPS, accuracy_fall, find
+from controller.run_folder import RunFolder
+
+CONFIG = "configs/quickstart.yaml"
+HARD, SOUND = "5e-4", "1e-4"
+"""Learning rates."""
+EVAL_EVERY = 2
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="3,4,5,6,7")
+    parser.add_argument("--lr", default=HARD, help="learning rate that is too high")
+    parser.add_argument("--quick", action="store_true")
+    add_options(parser)
+    options = parser.parse_args()
+    seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
+    measured = Measured.of("divergence", options)
+    rows = []
+    for loss in OWN_LOSSES[-1:] if options.quick else OWN_LOSSES:
+        for seed, is_hard in [*((seed, True) for seed in seeds), (seeds[0], False)]:
+            told = overrides(loss, seed, options.lr if is_hard else SOUND, "unbounded" if is_hard else "2")
+            row = measured.row([CONFIG, *told], partial(measure, told, options.runs_dir))
+            rows.append({"loss": loss, "seed": seed, "is_driven_too_hard": is_hard, **row})
+            print(line(rows[-1]), flush=True)
+    if not options.quick:
+        command = " ".join(["python -m benchmarks.divergence", *sys.argv[1:]])
+        print(f"written to {write('divergence', command, {'learning_rate': options.lr, 'rows': rows})}")
+    measured.finish()
+
+
+def overrides(loss: str, seed: int, rate: str, bound: str) -> list[str]:
+    """Of one run."""
+    return [
+        f"seed={seed}", *SMALL, f"trainer.mini_batches={MINI_BATCHES}", *LOSSES[loss], f"trainer.optimizer.lr={rate}",
+        *limit(bound), f"eval.every_steps={EVAL_EVERY}", "metrics.report=false",
+    ]  # fmt: skip
+
+
+def measure(told: list[str], runs_dir: Path) -> Row:
+    """One run, and when what was seen."""
+    folder = Path(train(CONFIG, told, runs_dir)["folder"])
+    return {"folder": folder.name, **told_when(RunData.load(RunFolder(folder), max_samples=1))}
+
+
+def told_when(data: RunData) -> Row:
+    """At which step the report first spoke of the policy, with its words, and at which the accuracy had fallen."""
+    told = ((step["step"], said(data, step["step"])) for step in data.steps[MIN_TREND_STEPS - 1 :])
+    warned, words = next(((step, words) for step, words in told if words), (None, ""))
+    return {
+        "warned": warned, "words": words,
+        "fell": next((row["version"] for row in data.evals if has_fallen(data, row["version"])), None),
+        "best": max(row["accuracy"] for row in data.evals), "last": data.evals[-1]["accuracy"],
+        "evals": [(row["version"], row["accuracy"]) for row in data.evals],
+    }  # fmt: skip
+
+
+def said(data: RunData, step: int) -> str:
+    """What the report would have said of the policy after a step, without evaluations; empty if nothing."""
+    then = replace(data, steps=[row for row in data.steps if row["step"] <= step], evals=[])
+    found = [rated.finding for rated in find(then) if rated.weight == Weight.POLICY]
+    return f"{found[0].title}. {found[0].detail}" if found else ""
+
+
+def has_fallen(data: RunData, version: int) -> bool:
+    """Whether the evaluation of a version lies below the best until then, notably and by more than chance."""
+    fall = accuracy_fall(replace(data, evals=[row for row in data.evals if row["version"] <= version]))
+    return fall is not None and fall.is_notable
+
+
+def line(row: Row) -> str:
+    """One run, as text."""
+    name = f"{row['loss']:10} seed {row['seed']}  {'too hard' if row['is_driven_too_hard'] else 'sound':9}"
+    warned, fell = (f"step {row[key]}" if row[key] is not None else "never" for key in ("warned", "fell"))
+    return f"{name} warned: {warned:8} fell: {fell:8} accuracy {row['best']:.3f} -> {row['last']:.3f}  {row['words']}"
+
+
+if __name__ == "__main__":
+    main()

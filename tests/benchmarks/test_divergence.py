@@ -1,0 +1,38 @@
+"""benchmarks/divergence.py: what it reads out of a run's folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.divergence import line, told_when
+from controller.report.data import RunData
+from controller.run_folder import RunFolder
+
+
+def run(folder: Path, kl: list[float], accuracy: dict[int, float]) -> RunData:
+    steps = [
+        {"kind": "step", "step": n, "wall_s": float(n), "time_s": float(n), "kl_behaviour_proximal": value,
+         "reward_mean": 0.5, "reward_std": 0.5, "groups": 24.0}
+        for n, value in enumerate(kl, 1)
+    ]  # fmt: skip
+    evals = [{"kind": "eval", "version": v, "accuracy": share, "num_scored": 200} for v, share in accuracy.items()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*steps, *evals]))
+    return RunData.load(RunFolder(folder), max_samples=1)
+
+
+def test_a_warning_is_dated_by_what_was_known_at_its_step(tmp_path: Path) -> None:
+    kl = [0.01] * 9 + [0.2] * 6
+    found = told_when(run(tmp_path, kl, {0: 0.3, 4: 0.8, 8: 0.82, 12: 0.78, 14: 0.2}))
+    assert found["warned"] == 10, "the mean of steps 9 and 10"
+    assert found["words"].startswith("Updates are unstable: KL to the sampling policy rose to 0.2")
+    assert found["fell"] == 14
+    assert (found["best"], found["last"]) == (0.82, 0.2)
+
+
+def test_a_sound_run_is_neither_warned_of_nor_fallen(tmp_path: Path) -> None:
+    found = told_when(run(tmp_path, [0.01] * 12, {0: 0.3, 6: 0.8, 12: 0.79}))
+    assert (found["warned"], found["words"], found["fell"]) == (None, "", None)
+    told = line({"loss": "naive", "seed": 1, "is_driven_too_hard": False, **found})
+    assert "warned: never" in told
+    assert "accuracy 0.800 -> 0.790" in told
