@@ -1,7 +1,7 @@
 """What does asynchrony gain over strict synchrony? Same devices, same samples, the baseline tuned.
 
-    python -m benchmarks.async_vs_sync --devices emulated:h800 --model 1.5b                     3 seeds, about an hour
-    python -m benchmarks.async_vs_sync --devices emulated:h800 --model 1.5b --floors 0.9,3,6,12     about four hours
+    python -m benchmarks.async_vs_sync --devices emulated:h800 --model 1.5b                  3 seeds, fifty minutes
+    python -m benchmarks.async_vs_sync --devices emulated:h800 --model 1.5b --floors 0.9,6,12 --bounds 4    two hours
     python -m benchmarks.async_vs_sync --devices real          3 seeds, 16, 64 and 384 a core: about an hour and a half
     python -m benchmarks.async_vs_sync --devices emulated:h800 --model 7b --quick                     a few minutes
     python -m benchmarks.async_vs_sync configs/mine.yaml trainer.optimizer.lr=1e-5 --devices real     your own job
@@ -11,9 +11,9 @@
 a roofline gives (docs/decisions/0030-emulated-devices.md), everything else is real; every such figure is of a model of
 hardware. Lengths: on emulated devices a thinking model's, on real ones as they come. `bound share` is the rate over
 what the pool with more work could do if it never waited (benchmarks/steady.py), and `at most` the ratio to sync that
-it could then reach. With --accuracy X real runs evaluate
-every few steps and the time to X is told. Results are added to benchmarks/results/async_vs_sync.json, a part for each
-kind of device and model. A run that the machine distorted by more than 5 % ends the benchmark.
+it could then reach. With --accuracy X real runs evaluate every few steps and the time to X is told. Results are added
+to benchmarks/results/async_vs_sync.json as they come, a part for each setting of the devices (--floors, --sequences). A
+run that the machine distorted by more than 5 % ends the benchmark.
 """
 
 from __future__ import annotations
@@ -51,14 +51,10 @@ def main() -> None:
         places: list[Emulated | Real] = [
             Emulated(gpu or "h800", options.model, options.gpus, options.share, floor) for floor in floors
         ]
-        part = f"{options.gpus} {gpu or 'h800'}, {options.model}"
     else:
         config = options.config or "configs/quickstart.yaml"
         counts = [64] if options.quick else [int(count) for count in options.sequences.split(",")]
         places = [Real(count, num_cores()) for count in counts]
-        part = "real"
-    if options.config:  # a config of one's own beside the published ones
-        part = f"{Path(options.config).stem}: {part}"
     seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
     extra = ["metrics.report=false"] + (["num_steps=10"] if options.quick else [])
     if kind != "emulated" and options.accuracy is None:
@@ -66,11 +62,14 @@ def main() -> None:
     elif kind != "emulated":
         extra.append(f"eval.every_steps={options.eval_every}")
     measured = Measured.of("async_vs_sync", options)
+    bounds = [int(bound) for bound in options.bounds.split(",")]
     runner = Runner(config, [*extra, *options.overrides], options.runs_dir, options.accuracy, measured)
-    rows = [row for place in places for row in runner.compare(place, seeds, is_planning=not options.no_plan)]
-    print_table(rows)
-    if not options.quick:
-        print(f"written to {keep(part, rows)}")
+    for place in places:
+        rows = runner.compare(place, seeds, bounds, is_planning=not options.no_plan)
+        print_table(rows)
+        if not options.quick:  # a config of one's own stands beside the published ones
+            part = f"{Path(options.config).stem}: {place.label}" if options.config else place.label
+            print(f"written to {keep(part, rows)}")
     measured.finish()
 
 
@@ -87,6 +86,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sequences", default="16,64,384", help="real: sequences a core")
     parser.add_argument("--accuracy", type=float, help="real: tell the time until this accuracy")
     parser.add_argument("--eval-every", type=int, default=5, help="steps between evaluations, with --accuracy")
+    parser.add_argument("--bounds", default="1,2,4,8", help="values of max_staleness")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--no-plan", action="store_true", help="leave out the planner's split")
     parser.add_argument("--quick", action="store_true", help="one seed, few steps; writes nothing")
@@ -106,14 +106,16 @@ class Runner:
         self._config, self._overrides, self._runs_dir, self._accuracy = config, list(overrides), runs_dir, accuracy
         self._measured = measured
 
-    def compare(self, place: Emulated | Real, seeds: Sequence[int], *, is_planning: bool) -> list[Row]:
+    def compare(
+        self, place: Emulated | Real, seeds: Sequence[int], bounds: Sequence[int], *, is_planning: bool
+    ) -> list[Row]:
         """Every contender on every seed, the tuned baseline first."""
         print(f"\n{place.label}", flush=True)
         baseline = self._tuned(place, seeds[0])
         share = None
         if is_planning and isinstance(place, Emulated):
             share = place.planned_share(self._config, self._overrides)
-        contenders = [Contender("sync", "sync", baseline.overrides), *place.contenders(share)]
+        contenders = [Contender("sync", "sync", baseline.overrides), *place.contenders(bounds, share)]
         rows = []
         for seed in seeds:
             in_turns = self._run(place.alone(), seed, "num_steps=12") if isinstance(place, Real) else None
@@ -213,24 +215,25 @@ def keep(part: str, rows: Sequence[Row], path: Path = RESULT) -> Path:
 
 
 def plot(source: Path, picture: Path) -> Path:
-    """Draw a result file: throughput over the tuned synchronous baseline, a panel per kind of device."""
-    parts = json.loads(source.read_text())["parts"]
-    made, panels = pictures.figure(len(parts))
+    """Draw a result file: throughput over the tuned synchronous baseline, a panel per kind of device and model."""
+    kinds: dict[str, dict[str, list[Row]]] = {}
+    for part, found in json.loads(source.read_text())["parts"].items():
+        kind, _, setting = part.rpartition(", ")
+        kinds.setdefault(kind, {})[setting] = found["lines"]
+    made, panels = pictures.figure(len(kinds))
     told = []
-    for panel, (part, found) in zip(panels, parts.items(), strict=True):
-        lines = found["lines"]
-        names = list(dict.fromkeys(_short(line["name"]) for line in lines))
-        for index, place in enumerate(dict.fromkeys(line["place"] for line in lines)):
-            own = [line for line in lines if line["place"] == place]
-            colour, marker = (kind[index % len(kind)] for kind in (pictures.SERIES, pictures.MARKERS))
+    for panel, (kind, settings) in zip(panels, kinds.items(), strict=True):
+        names = list(dict.fromkeys(_short(line["name"]) for lines in settings.values() for line in lines))
+        for index, (setting, own) in enumerate(settings.items()):
+            colour, marker = (of[index % len(of)] for of in (pictures.SERIES, pictures.MARKERS))
             style = {"color": colour, "marker": marker, "markersize": 5, "linewidth": 1.4}
             places = [names.index(_short(line["name"])) for line in own]
-            panel.plot(places, [line["ratio"] for line in own], label=place.rpartition(", ")[2], **style)
-            told.append(f"{place}: " + ", ".join(f"{line['name']} {line['ratio']:.2f}" for line in own))
+            panel.plot(places, [line["ratio"] for line in own], label=setting, **style)
+            told.append(f"{kind}, {setting}: " + ", ".join(f"{line['name']} {line['ratio']:.2f}" for line in own))
         panel.axhline(1.0, color=pictures.FAINT, linewidth=1)
         panel.set_xticks(range(len(names)), names)
         panel.set_ylim(bottom=0)
-        panel.set_title(f"samples/s over tuned sync: {part}" + ("" if part == "real" else " (emulated)"))
+        panel.set_title(f"samples/s over tuned sync: {kind}")
         panel.legend(loc="best")
     title = "Throughput over the tuned synchronous baseline"
     return pictures.save(made, picture, title=title, description="; ".join(told), source=source)

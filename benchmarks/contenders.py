@@ -18,7 +18,6 @@ from controller.overrides import load_config
 from controller.simulate.lengths import THINKING, parse_lengths
 from controller.simulate.plan import Setup, simulate
 
-BOUNDS = (1, 2, 4, 8)
 PLANNED = "planned split"
 SPEEDUPS = {"1.5b": 20, "7b": 60, "14b": 120, "32b": 240}
 """Such that a step takes some seconds; the system's own time counts so many times in the figures."""
@@ -69,13 +68,13 @@ class Emulated:
         still = ("mode=sync", *self.settings(is_sync=True), "rollout.routing.migration=false")
         return [*made, Contender("sync, tp 1, no migration", "sync", still)]
 
-    def contenders(self, planned_share: float | None) -> list[Contender]:
+    def contenders(self, bounds: Sequence[int], planned_share: float | None) -> list[Contender]:
         """All but the baseline."""
         apart = self.settings(is_sync=False)
         found = [Contender("one_step_off", "one_step_off", ("mode=one_step_off", *apart))]
         found += [
             Contender(f"async {bound}", "async", ("mode=async", f"staleness.max_staleness={bound}", *apart))
-            for bound in BOUNDS
+            for bound in bounds
         ]
         if planned_share is not None:
             planned = self.settings(is_sync=False, share=planned_share)
@@ -152,11 +151,11 @@ class Real:
         share = trainer_s / row["step_s"] if trainer_s >= rollout_s else None
         return {"trainer_alone_s": trainer_s, "rollout_alone_s": rollout_s, "bound_share": share}
 
-    def contenders(self, planned_share: float | None) -> list[Contender]:
+    def contenders(self, bounds: Sequence[int], planned_share: float | None) -> list[Contender]:
         """All but the baseline: one core trains, the others generate."""
         own = (*self.settings(), f"rollout.num_workers={max(1, self.cores - 1)}")
         found = [Contender("one_step_off", "one_step_off", ("mode=one_step_off", *own))]
         return found + [
             Contender(f"async {bound}", "async", ("mode=async", f"staleness.max_staleness={bound}", *own))
-            for bound in BOUNDS
+            for bound in bounds
         ]

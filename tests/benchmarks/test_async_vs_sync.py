@@ -89,7 +89,7 @@ def test_synchronous_contenders_have_all_gpus_in_both_phases():
         config = load_config("emulated", list(baseline.overrides)).config
         assert config.mode == "sync"
         assert config.emulation.trainer_gpus == config.emulation.tp * config.rollout.num_workers == 8
-    for contender in place.contenders(0.5):
+    for contender in place.contenders([1, 4], 0.5):
         config = load_config("emulated", list(contender.overrides)).config
         assert config.emulation.trainer_gpus + config.rollout.num_workers == 8
 
@@ -97,7 +97,8 @@ def test_synchronous_contenders_have_all_gpus_in_both_phases():
 def test_real_contenders_consume_equal_samples():
     place = Real(16, 2)
     configs = [
-        load_config("quickstart", list(one.overrides)).config for one in (*place.baselines(), *place.contenders(None))
+        load_config("quickstart", list(one.overrides)).config
+        for one in (*place.baselines(), *place.contenders([1, 4], None))
     ]
     assert {config.samples_per_step for config in configs} == {32}
 
