@@ -7,6 +7,7 @@
     python -m benchmarks.async_vs_sync configs/mine.yaml trainer.optimizer.lr=1e-5 --devices real     your own job
 
 *sync*: all devices generate, wait for the longest answer, then all train; its settings are the best of a small search.
+*sync, pools apart*: on emulated devices also as the paper has it, with a pool for each phase.
 *one_step_off*: batch n+1 is generated while batch n trains. *async N*: max_staleness N. Emulated devices take the time
 a roofline gives (docs/decisions/0030-emulated-devices.md), everything else is real; every such figure is of a model of
 hardware. Lengths: on emulated devices a thinking model's, on real ones as they come. `bound share` is the rate over
@@ -48,15 +49,15 @@ def main() -> None:
     kind, _, gpu = options.devices.partition(":")
     if kind == "emulated":
         config = options.config or "configs/emulated.yaml"
-        places: list[Emulated | Real] = [
-            Emulated(gpu or "h800", options.model, options.gpus, options.share, floor) for floor in floors
-        ]
+        emulated = [Emulated(gpu or "h800", options.model, options.gpus, options.share, floor) for floor in floors]
+        batch = [] if options.config else emulated[0].batch()
+        places: list[Emulated | Real] = list(emulated)
     else:
         config = options.config or "configs/quickstart.yaml"
         counts = [64] if options.quick else [int(count) for count in options.sequences.split(",")]
-        places = [Real(count, num_cores()) for count in counts]
+        places, batch = [Real(count, num_cores()) for count in counts], []
     seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
-    extra = ["metrics.report=false"] + (["num_steps=10"] if options.quick else [])
+    extra = ["metrics.report=false", *batch] + (["num_steps=10"] if options.quick else [])
     if kind != "emulated" and options.accuracy is None:
         extra += ["data.eval=null", "eval.every_steps=0"]
     elif kind != "emulated":
@@ -112,10 +113,10 @@ class Runner:
         """Every contender on every seed, the tuned baseline first."""
         print(f"\n{place.label}", flush=True)
         baseline = self._tuned(place, seeds[0])
-        share = None
+        planned = None
         if is_planning and isinstance(place, Emulated):
-            share = place.planned_share(self._config, self._overrides)
-        contenders = [Contender("sync", "sync", baseline.overrides), *place.contenders(bounds, share)]
+            planned = place.planned(self._config, self._overrides)
+        contenders = [Contender("sync", "sync", baseline.overrides), *place.contenders(bounds, planned)]
         rows = []
         for seed in seeds:
             in_turns = self._run(place.alone(), seed, "num_steps=12") if isinstance(place, Real) else None

@@ -4,21 +4,29 @@ Owns: overrides of each contender, the candidates the synchronous baseline is tu
 running (async_vs_sync.py).
 
 Every contender has the same devices, consumes the same number of samples, and gets the same answers' lengths where
-devices are emulated. Synchronous: all GPUs generate, then all train; otherwise `share` of them generate.
+devices are emulated. Synchronous: all GPUs generate, then all train; otherwise `share` of them generate. Every answer
+of a synchronous step is of the policy that trains on it, so the baseline does not recompute proximal log-probs.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from areal_like.emulation.machines import gpu_named, model_named
 from areal_like.emulation.roofline import Efficiencies
+from areal_like.errors import UserError
+from benchmarks.published import PROMPTS, TABLE_1
 from controller.overrides import load_config
 from controller.simulate.lengths import THINKING, parse_lengths
 from controller.simulate.plan import Setup, simulate
 
+SYNC = ("mode=sync", "trainer.loss.proximal=behaviour", "trainer.loss.weight.mode=off")
+APART = "sync, pools apart"
 PLANNED = "planned split"
+TPS = (1, 2, 4)
+"""GPUs of a rollout worker."""
 SPEEDUPS = {"1.5b": 20, "7b": 60, "14b": 120, "32b": 240}
 """Such that a step takes some seconds; the system's own time counts so many times in the figures."""
 
@@ -47,6 +55,11 @@ class Emulated:
         """For tables."""
         return f"emulated {self.gpus} {self.gpu}, {self.model}, floor {self.floor_ms:g} ms"
 
+    def batch(self) -> list[str]:
+        """As many groups a GPU as in the published run of this size; the config's own where none was published."""
+        gpus = [row.gpus for row in TABLE_1 if row.model == self.model]
+        return [f"groups_per_step={max(1, round(PROMPTS * self.gpus / gpus[0]))}"] if gpus else []
+
     def settings(self, *, is_sync: bool, share: float | None = None, tp: int = 1) -> tuple[str, ...]:
         """Overrides that lay the job over the GPUs. tp: GPUs of a rollout worker."""
         rollout = self.gpus if is_sync else round(self.gpus * (share or self.share) / tp) * tp
@@ -61,29 +74,33 @@ class Emulated:
     def baselines(self) -> list[Contender]:
         """What strict synchrony is tuned over: GPUs a worker, the depth of its batch, migration."""
         made = [
-            Contender(f"sync, tp {tp}", "sync", ("mode=sync", *self.settings(is_sync=True, tp=tp)))
-            for tp in (1, 2, 4)
+            Contender(f"sync, tp {tp}", "sync", (*SYNC, *self.settings(is_sync=True, tp=tp)))
+            for tp in TPS
             if self.gpus % tp == 0
         ]
-        still = ("mode=sync", *self.settings(is_sync=True), "rollout.routing.migration=false")
+        still = (*SYNC, *self.settings(is_sync=True), "rollout.routing.migration=false")
         return [*made, Contender("sync, tp 1, no migration", "sync", still)]
 
-    def contenders(self, bounds: Sequence[int], planned_share: float | None) -> list[Contender]:
-        """All but the baseline."""
+    def contenders(self, bounds: Sequence[int], planned: tuple[float, int] | None) -> list[Contender]:
+        """All but the baseline, with the paper's own one beside them: synchronous, on the same two pools."""
         apart = self.settings(is_sync=False)
-        found = [Contender("one_step_off", "one_step_off", ("mode=one_step_off", *apart))]
+        found = [
+            Contender(APART, "sync", (*SYNC, *apart)),
+            Contender("one_step_off", "one_step_off", ("mode=one_step_off", *apart)),
+        ]
         found += [
             Contender(f"async {bound}", "async", ("mode=async", f"staleness.max_staleness={bound}", *apart))
             for bound in bounds
         ]
-        if planned_share is not None:
-            planned = self.settings(is_sync=False, share=planned_share)
-            name = f"async 4, {PLANNED} {planned_share:.0%}"
-            found.append(Contender(name, "async", ("mode=async", "staleness.max_staleness=4", *planned)))
+        if planned is not None:
+            share, tp = planned
+            laid = self.settings(is_sync=False, share=share, tp=tp)
+            name = f"async 4, {PLANNED} {share:.1%}, tp {tp}"
+            found.append(Contender(name, "async", ("mode=async", "staleness.max_staleness=4", *laid)))
         return found
 
-    def planned_share(self, config: str, overrides: Sequence[str]) -> float:
-        """The share of the GPUs for rollout that the simulator finds best, for async at max_staleness 4.
+    def planned(self, config: str, overrides: Sequence[str]) -> tuple[float, int]:
+        """Share of the GPUs for rollout and GPUs a worker that the simulator finds best, at max_staleness 4.
 
         It plans for engines that admit by their cache, not for emulated ones (docs/simulate.md).
         """
@@ -101,10 +118,15 @@ class Emulated:
         sampling = told.sampling.model_copy(update={"max_new_tokens": cap})
         setup = Setup(
             told.model_copy(update={"sampling": sampling}), lengths, num_steps=24, gpu=gpu_named(self.gpu),
-            model=model_named(self.model), gpus=self.gpus, tp=1, reached=reached, prompt_tokens=emulation.prompt_tokens,
+            model=model_named(self.model), gpus=self.gpus, reached=reached, prompt_tokens=emulation.prompt_tokens,
         )  # fmt: skip
-        shares = [count / self.gpus for count in range(1, self.gpus)]
-        return max(shares, key=lambda share: simulate(replace(setup, rollout_share=share)).outcome.samples_per_s)
+        rates = {}
+        for tp in TPS:
+            for gpus in range(tp, self.gpus, tp):
+                laid = replace(setup, rollout_share=gpus / self.gpus, tp=tp)
+                with contextlib.suppress(UserError):  # so few GPUs cannot hold the model
+                    rates[gpus / self.gpus, tp] = simulate(laid).outcome.samples_per_s
+        return max(rates, key=lambda laid: rates[laid])
 
 
 @dataclass(frozen=True)
@@ -130,7 +152,7 @@ class Real:
 
     def baselines(self) -> list[Contender]:
         """One worker with all threads, or a worker a core."""
-        whole = ("mode=sync", *self.settings())
+        whole = (*SYNC, *self.settings())
         spread = (*whole, f"rollout.num_workers={self.cores}", "rollout.threads=1",
                   f"rollout.engine.num_slots={self.sequences}")  # fmt: skip
         return [Contender("sync, one worker", "sync", whole), Contender("sync, a worker a core", "sync", spread)]
@@ -151,7 +173,7 @@ class Real:
         share = trainer_s / row["step_s"] if trainer_s >= rollout_s else None
         return {"trainer_alone_s": trainer_s, "rollout_alone_s": rollout_s, "bound_share": share}
 
-    def contenders(self, bounds: Sequence[int], planned_share: float | None) -> list[Contender]:
+    def contenders(self, bounds: Sequence[int], planned: tuple[float, int] | None) -> list[Contender]:
         """All but the baseline: one core trains, the others generate."""
         own = (*self.settings(), f"rollout.num_workers={max(1, self.cores - 1)}")
         found = [Contender("one_step_off", "one_step_off", ("mode=one_step_off", *own))]

@@ -89,7 +89,7 @@ def test_synchronous_contenders_have_all_gpus_in_both_phases():
         config = load_config("emulated", list(baseline.overrides)).config
         assert config.mode == "sync"
         assert config.emulation.trainer_gpus == config.emulation.tp * config.rollout.num_workers == 8
-    for contender in place.contenders([1, 4], 0.5):
+    for contender in place.contenders([1, 4], (0.5, 1)):
         config = load_config("emulated", list(contender.overrides)).config
         assert config.emulation.trainer_gpus + config.rollout.num_workers == 8
 
