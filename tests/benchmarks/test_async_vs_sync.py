@@ -89,9 +89,22 @@ def test_synchronous_contenders_have_all_gpus_in_both_phases():
         config = load_config("emulated", list(baseline.overrides)).config
         assert config.mode == "sync"
         assert config.emulation.trainer_gpus == config.emulation.tp * config.rollout.num_workers == 8
-    for contender in place.contenders([1, 4], (0.5, 1)):
+    for contender in place.contenders([1, 4], (0.5, 2)):
         config = load_config("emulated", list(contender.overrides)).config
-        assert config.emulation.trainer_gpus + config.rollout.num_workers == 8
+        assert config.emulation.trainer_gpus + config.rollout.num_workers * config.emulation.tp == 8
+
+
+def test_a_gpu_has_as_many_groups_as_in_the_published_run():
+    batches = {model: Emulated("h800", model, 16, 0.75, 3.0).batch() for model in ("1.5b", "7b", "3b")}
+    assert batches == {"1.5b": ["groups_per_step=64"], "7b": ["groups_per_step=43"], "3b": []}
+
+
+def test_the_baseline_does_not_recompute_what_it_knows():
+    """Answers of a synchronous step are of the policy that trains on them."""
+    made = [one for place in (Emulated("h800", "1.5b", 8, 0.75, 3.0), Real(16, 2)) for one in place.baselines()]
+    assert {load_config("emulated", list(one.overrides)).config.trainer.loss.proximal for one in made} == {"behaviour"}
+    measuring = load_config("quickstart", list(Real(16, 2).alone().overrides)).config
+    assert measuring.trainer.loss.proximal == "recompute", "what an asynchronous step costs"
 
 
 def test_real_contenders_consume_equal_samples():
