@@ -8,12 +8,14 @@
 paper's); `keep_kv` goes on with the old ones; `drain` lets running answers finish first, and is what a system without
 interruption does (arXiv 2505.24298, section 7.5, reports 12 % for 1.5B and 17 % for 7B over it, on other work).
 Emulated devices take the time that a roofline gives (docs/decisions/0030-emulated-devices.md): those figures are of a
-model of hardware. All at max_staleness 4, seeds paired.
+model of hardware, with three quarters of the GPUs for rollout, where the trainer has more work, and with half of them.
+All at max_staleness 4, seeds paired.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 from collections.abc import Sequence
@@ -39,7 +41,7 @@ def main() -> None:
     parser.add_argument("--devices", default="", help="real, or emulated:GPU; both if not given")
     parser.add_argument("--model", default="", help="size of the emulated policy; 1.5b and 7b if not given")
     parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--share", type=float, default=0.75)
+    parser.add_argument("--shares", default="0.75,0.5", help="of them for rollout; several with commas")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--quick", action="store_true")
     add_options(parser)
@@ -64,11 +66,13 @@ def places(options: argparse.Namespace) -> list[tuple[str, str, list[str]]]:
     """(label, config, overrides) of each kind of device."""
     kind, _, gpu = options.devices.partition(":")
     models = [options.model] if options.model else ["1.5b"] if options.quick else ["1.5b", "7b"]
+    shares = [float(share) for share in options.shares.split(",")][: 1 if options.quick else None]
     found = []
     if kind in ("", "emulated"):
-        for model in models:
-            emulated = Emulated(gpu or "h800", model, options.gpus, options.share, 3.0)
-            found.append((emulated.label, "configs/emulated.yaml", list(emulated.settings(is_sync=False))))
+        for model, share in itertools.product(models, shares):
+            emulated = Emulated(gpu or "h800", model, options.gpus, share, 3.0)
+            told = [*emulated.batch(), *emulated.settings(is_sync=False)]
+            found.append((f"{emulated.label}, {share:.0%} for rollout", "configs/emulated.yaml", told))
     if kind == "real" or (not kind and not options.quick):
         short = ["data.eval=null", "eval.every_steps=0", "num_steps=40"]
         found.append(("this machine's cores", "configs/quickstart.yaml", short))
