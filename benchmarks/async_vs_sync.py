@@ -32,6 +32,7 @@ from benchmarks.contenders import PLANNED, Contender, Emulated, Real
 from benchmarks.measured import Measured, add_options
 from benchmarks.runs import RESULTS, mean_interval, parts_with, train, write
 from benchmarks.steady import alone, figures, refuse_distorted, time_to
+from controller.overrides import load_config
 from controller.wiring import num_cores
 
 RESULT = RESULTS / "async_vs_sync.json"
@@ -122,12 +123,17 @@ class Runner:
             in_turns = self._run(place.alone(), seed, "num_steps=12") if isinstance(place, Real) else None
             for contender in contenders:
                 row = {"place": place.label, "name": contender.name, "seed": seed, "tuned": baseline.name,
-                       **self._run(contender, seed)}  # fmt: skip
+                       **self._run(contender, seed, self._steps(contender), skip=max(bounds) + 1)}  # fmt: skip
                 if in_turns is not None and isinstance(place, Real) and contender.mode != "sync":
                     row |= place.bound(in_turns, row)
                 rows.append(row)
                 tell(row)
         return rows
+
+    def _steps(self, contender: Contender) -> str:
+        """Its number of steps: as many more as it runs ahead, so that all contenders count the same prompts."""
+        config = load_config(self._config, [*contender.overrides, *self._overrides]).config
+        return f"num_steps={config.num_steps + (config.staleness.bound or 0)}"
 
     def _tuned(self, place: Emulated | Real, seed: int) -> Contender:
         """The fastest of the baseline's candidates over six steps."""
@@ -137,18 +143,18 @@ class Runner:
             print(f"  tuning {candidate.name}: {rate:.2f} samples/s", flush=True)
         return candidates[rates.index(max(rates))]
 
-    def _run(self, contender: Contender, seed: int, *more: str) -> Row:
+    def _run(self, contender: Contender, seed: int, *more: str, skip: int = 0) -> Row:
         overrides = [f"seed={seed}", *contender.overrides, *self._overrides, *more]
 
         def measure() -> Row:
             folder = Path(train(self._config, overrides, self._runs_dir)["folder"])
-            row = figures(folder)
+            row = figures(folder, skip)
             refuse_distorted(row, folder)
             row["time_to_s"] = time_to(folder, self._accuracy) if self._accuracy is not None else None
             by_token = alone(folder) if contender.name == "alone" else {}
             return {"folder": folder.name, **{key: row.get(key) for key in KEPT}, **by_token}
 
-        return self._measured.row([self._config, self._accuracy, *overrides], measure)
+        return self._measured.row([self._config, self._accuracy, skip, *overrides], measure)
 
 
 def tell(row: Row) -> None:

@@ -66,7 +66,7 @@ class Emulated:
         trainer = self.gpus if is_sync else self.gpus - rollout
         return (
             f"emulation.gpu={self.gpu}", f"emulation.model={self.model}", f"emulation.tp={tp}",
-            f"emulation.speedup={SPEEDUPS.get(self.model, 20)}",
+            f"emulation.speedup={SPEEDUPS.get(self.model, 20) * (1.5 if self.floor_ms >= 6 else 1)}",
             f"emulation.trainer_gpus={trainer}", f"rollout.num_workers={rollout // tp}",
             f"emulation.decode_floor_s={self.floor_ms / 1e3}",
         )  # fmt: skip

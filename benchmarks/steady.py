@@ -31,13 +31,18 @@ FEWEST_STEPS = 3
 Row = dict[str, Any]
 
 
-def figures(folder: Path) -> Row:
-    """Of a finished run, without the first fifth of its steps, and at least as many as its bound lets run ahead."""
+def figures(folder: Path, skip: int = 0) -> Row:
+    """Of a finished run, between its start and its end.
+
+    Left out at the start: a fifth of the steps, at least one more than its bound lets run ahead (the first batches take
+    the answers that are ready, which are the shortest, and the one after them has what is left), at least `skip`. At
+    the end: as many as the bound lets run ahead, for which nothing is left to generate.
+    """
     data = _settled(folder)
     config = load_config(str(folder)).config
     ahead = config.staleness.bound or 0
-    first = min(max(1, len(data.steps) // 5, ahead), len(data.steps) - 2)
-    begin, counted = data.steps[first - 1], data.steps[first:]
+    first = min(max(1, len(data.steps) // 5, ahead + 1, skip), len(data.steps) - 2)
+    begin, counted = data.steps[first - 1], data.steps[first : max(first + 2, len(data.steps) - ahead)]
     wall_s = counted[-1]["wall_s"] - begin["wall_s"]
     samples = sum(step["num_samples"] for step in counted)
     tokens = sum(step["num_sampled_tokens"] for step in counted)

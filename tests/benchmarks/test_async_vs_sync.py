@@ -32,6 +32,21 @@ def test_more_than_the_busier_pool_can_do_is_not_to_be_had():
     assert lines["sync"]["ratio_at_most"] is None
 
 
+def test_neither_the_start_of_a_run_counts_nor_the_end_with_nothing_left_to_generate(tmp_path, monkeypatch):
+    """At bound 2 the first two batches take short answers, the third what they left; the last two wait for nothing."""
+    seconds = [1.0, 1.0, 9.0, *[4.0] * 5, 1.0, 1.0]
+    walls = [sum(seconds[: number + 1]) for number in range(len(seconds))]
+    steps = [{"wall_s": wall, "num_samples": 8, "num_sampled_tokens": 80} for wall in walls]
+    config = SimpleNamespace(staleness=SimpleNamespace(bound=2), emulation=None)
+    monkeypatch.setattr(steady.RunData, "load", lambda *_, **__: SimpleNamespace(steps=steps, pulses=[]))
+    monkeypatch.setattr(steady, "load_config", lambda *_: SimpleNamespace(config=config))
+    found = steady.figures(tmp_path)
+    assert (found["steps_counted"], found["step_s"], found["samples_per_s"]) == (5, 4.0, 2.0)
+    assert steady.figures(tmp_path, skip=6)["steps_counted"] == 2
+    config.staleness.bound = 0
+    assert steady.figures(tmp_path)["steps_counted"] == 8
+
+
 def test_what_trainer_and_engine_need_alone_is_told_by_token(tmp_path, monkeypatch):
     steps = [
         {
