@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pictures
-from benchmarks.contenders import PLANNED, Contender, Emulated, Real
+from benchmarks.contenders import EMULATED, PLANNED, Contender, Emulated, Real
 from benchmarks.measured import Measured, add_options
 from benchmarks.runs import RESULTS, mean_interval, parts_with, train, write
 from benchmarks.steady import alone, figures, refuse_distorted, time_to
@@ -165,14 +165,19 @@ def tell(row: Row) -> None:
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
-    """A line per place and contender: means over seeds, and the ratio to sync paired by seed with its 95 % interval."""
+    """A line per place and contender: means over seeds, and the ratio to sync paired by seed with its 95 % interval.
+
+    The ratio is of tokens/s where devices are emulated: every contender gets answers of the same lengths, but which of
+    them end up in the steps that count is luck. On real ones it is of samples/s.
+    """
     lines = []
     for place in dict.fromkeys(row["place"] for row in rows):
         mine = [row for row in rows if row["place"] == place]
-        base = {row["seed"]: row["samples_per_s"] for row in mine if row["name"] == "sync"}
+        rate = "tokens_per_s" if place.startswith(EMULATED) else "samples_per_s"
+        base = {row["seed"]: row[rate] for row in mine if row["name"] == "sync"}
         for name in dict.fromkeys(row["name"] for row in mine):
             own = [row for row in mine if row["name"] == name]
-            mean, half = mean_interval([row["samples_per_s"] / base[row["seed"]] for row in own])
+            mean, half = mean_interval([row[rate] / base[row["seed"]] for row in own])
             lines.append({
                 "place": place, "name": name, "seeds": len(own), "ratio": mean,
                 "ratio_half_width_95": half if len(own) > 1 else None,
@@ -240,7 +245,7 @@ def plot(source: Path, picture: Path) -> Path:
         panel.axhline(1.0, color=pictures.FAINT, linewidth=1)
         panel.set_xticks(range(len(names)), names)
         panel.set_ylim(bottom=0)
-        panel.set_title(f"samples/s over tuned sync: {kind}")
+        panel.set_title(f"throughput over tuned sync: {kind}")
         panel.legend(loc="best")
     title = "Throughput over the tuned synchronous baseline"
     return pictures.save(made, picture, title=title, description="; ".join(told), source=source)

@@ -23,6 +23,7 @@ from controller.simulate.lengths import THINKING, parse_lengths
 from controller.simulate.plan import Setup, simulate
 
 SYNC = ("mode=sync", "trainer.loss.proximal=behaviour", "trainer.loss.weight.mode=off")
+EMULATED = "emulated"
 APART = "sync, pools apart"
 PLANNED = "planned split"
 TPS = (1, 2, 4)
@@ -53,7 +54,7 @@ class Emulated:
     @property
     def label(self) -> str:
         """For tables."""
-        return f"emulated {self.gpus} {self.gpu}, {self.model}, floor {self.floor_ms:g} ms"
+        return f"{EMULATED} {self.gpus} {self.gpu}, {self.model}, floor {self.floor_ms:g} ms"
 
     def batch(self) -> list[str]:
         """As many groups a GPU as in the published run of this size; the config's own where none was published."""

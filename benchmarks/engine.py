@@ -1,15 +1,18 @@
-"""How fast is the embedded engine beside transformers' `generate`? The quickstart's model, one thread, the same slots.
+"""How fast is the embedded engine beside transformers and SGLang? The quickstart's model, one thread, the same slots.
 
-    python -m benchmarks.engine            about 3 minutes
-    python -m benchmarks.engine --quick    about 30 seconds
+    python -m benchmarks.engine            about 8 minutes
+    python -m benchmarks.engine --quick    about 2 minutes; writes nothing
 
 `equal`: answers of one length. `long tail`: prompts and answer lengths of the quickstart's task (2 + Geometric(.25)
 terms, at most 16). An untrained model does not stop where a trained one would, so both sides are made to stop there:
 the engine by each request's own max_new_tokens, `generate` by a stopping criterion per row, which is what EOS does to
 it (a finished row is padded until the last one of its batch ends). Only tokens of answers count. Requests come in the
 task's order; `generate` takes them in batches of as many as the engine has slots; `sorted` first sorts them by prompt
-length, which in this task foretells the answer's. The engine also records log-probs and versions, which `generate` is
-not asked to do. Sides alternate; the first round is thrown away.
+length, which in this task foretells the answer's. `generate_batch` is transformers' continuous batching, given its
+requests one by one so that each ends at its own length; its defaults do not come to an end on a CPU, so it batches in
+one thread and has pages of 32 tokens, the fastest of 32, 128 and 256. SGLang is the real server behind this project's
+adapter, where it is installed (`make sglang-cpu`); both our engines record log-probs and versions, which transformers
+is not asked to do. Sides alternate; the first round is thrown away.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,8 +37,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; overs
 import numpy as np
 import torch
 import yaml
-from transformers import AutoConfig, AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
+from areal_like.errors import UserError
 from areal_like.messages import Sampling
 from areal_like.running_sum import CHARACTERS, rows, solve
 from areal_like.trajectory import Segment
@@ -42,10 +48,12 @@ from areal_like.weights import TensorBytes, WeightStore
 from benchmarks.runs import write
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
-from rollout.engine.port import GenerationRequest
+from rollout.engine.port import Engine, GenerationRequest
+from rollout.engine.sglang.engine import SGLangEngine, Whereabouts
 
 NUM_SPECIAL = 3  # padding, beginning, end: the first ids of the quickstart's tokenizer
 EQUAL_PROMPT, EQUAL_ANSWER = 12, 100
+PAGE_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,37 @@ def run_transformers(model: Any, workload: Workload, num_slots: int) -> float:
     return time.perf_counter() - start_s
 
 
-async def run_engine(engine: EmbeddedEngine, workload: Workload) -> float:
+@torch.inference_mode()
+def run_continuous(model: Any, workload: Workload, num_slots: int) -> float:
+    """Wall seconds of transformers' continuous batching, without its start and its end."""
+    sampling = GenerationConfig(
+        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max(workload.answer_lengths),
+        eos_token_id=-1, pad_token_id=0,
+    )  # fmt: skip
+    longest = max(map(len, workload.prompts)) + max(workload.answer_lengths)
+    batching = ContinuousBatchingConfig(
+        max_requests_per_batch=num_slots, page_size=PAGE_TOKENS, num_blocks=num_slots * -(-longest // PAGE_TOKENS),
+        max_batch_tokens=num_slots * PAGE_TOKENS, use_cuda_graph=False, use_async_batching=False,
+    )  # fmt: skip
+    made = model.continuous_batching_context_manager(
+        generation_config=sampling, continuous_batching_config=batching, timeout=5, warmup=False
+    )
+    with made as manager:
+        start_s = time.perf_counter()
+        due = {
+            manager.add_request(prompt.tolist(), max_new_tokens=length): length
+            for prompt, length in zip(workload.prompts, workload.answer_lengths, strict=True)
+        }
+        while due:
+            done = manager.get_result(timeout=1)
+            if done is None:
+                assert manager.is_running(), f"transformers' continuous batching ended with {len(due)} answers due"
+            elif done.is_finished():
+                assert len(done.generated_tokens) == due.pop(done.request_id), done.error
+        return time.perf_counter() - start_s
+
+
+async def run_engine(engine: Engine, workload: Workload) -> float:
     """Wall seconds of the engine, all requests given at once."""
     start_s = time.perf_counter()
     outcomes = await asyncio.gather(*(
@@ -142,33 +180,67 @@ def publish(model: Any, root: Path) -> Path:
 
 
 async def compare(
-    model: Any, model_dir: Path, manifest: Path, workload: Workload, num_slots: int, repeats: int, max_context: int
+    model: Any, model_dir: Path, manifest: Path, workloads: list[Workload], num_slots: int, repeats: int,
+    max_context: int,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """All sides in turn, `repeats` times after one warm-up, workload by workload."""
+    engines = await started(model_dir, manifest, num_slots, max_context)
+    try:
+        return [await _compare(model, engines, workload, num_slots, repeats) for workload in workloads]
+    finally:
+        for engine in engines.values():
+            await engine.close()
+
+
+async def started(model_dir: Path, manifest: Path, num_slots: int, max_context: int) -> dict[str, Engine]:
+    """The embedded engine, and SGLang where it is installed."""
+    num_threads = torch.get_num_threads()
+    shape = {"num_slots": num_slots, "max_context": max_context}
+    engines: dict[str, Engine] = {
+        "embedded": EmbeddedEngine(
+            model_dir, EngineSettings(**shape), dtype="float32", num_threads=num_threads
+        ),
+        "SGLang": SGLangEngine(
+            model_dir, EngineSettings(kind="sglang", **shape), dtype="float32", num_threads=num_threads,
+            interruption="recompute", whereabouts=Whereabouts("engine", model_dir.parent / "sglang.log", 1),
+        ),
+    }  # fmt: skip
+    for name, engine in list(engines.items()):
+        try:
+            await engine.start()
+        except UserError as error:
+            if name == "embedded":
+                raise
+            print(f"without {name}: {error}", flush=True)
+            del engines[name]
+        else:
+            await engine.load_version(manifest, "recompute")
+    return engines
+
+
+async def _compare(
+    model: Any, engines: dict[str, Engine], workload: Workload, num_slots: int, repeats: int
 ) -> dict[str, Any]:
-    """Both sides in turn, `repeats` times after one warm-up."""
-    settings = EngineSettings(num_slots=num_slots, max_context=max_context)
-    engine = EmbeddedEngine(model_dir, settings, dtype="float32", num_threads=torch.get_num_threads())
-    await engine.start()
-    await engine.load_version(manifest, "recompute")
-    is_tailed = len(set(workload.answer_lengths)) > 1
-    sides: dict[str, Callable[[], Any]] = {"transformers": lambda: run_transformers(model, workload, num_slots)}
-    if is_tailed:
-        sides["transformers, sorted"] = lambda: run_transformers(model, workload.sorted(), num_slots)
-    speeds: dict[str, list[float]] = {"embedded": [], **{name: [] for name in sides}}
-    for repeat in range(repeats + 1):
-        walls = {"embedded": await run_engine(engine, workload)}
-        walls |= {name: await asyncio.to_thread(side) for name, side in sides.items()}
-        for name, wall_s in walls.items():
-            if repeat:
-                speeds[name].append(workload.num_tokens / wall_s)
-    await engine.close()
-    ratios = {
-        name: [ours / theirs for ours, theirs in zip(speeds["embedded"], speeds[name], strict=True)] for name in sides
+    sides: dict[str, Callable[[], Awaitable[float]]] = {
+        name: partial(run_engine, engine, workload) for name, engine in engines.items()
     }
+    sides["generate"] = partial(asyncio.to_thread, run_transformers, model, workload, num_slots)
+    if len(set(workload.answer_lengths)) > 1:
+        sides["generate, sorted"] = partial(asyncio.to_thread, run_transformers, model, workload.sorted(), num_slots)
+    sides["generate_batch"] = partial(asyncio.to_thread, run_continuous, model, workload, num_slots)
+    speeds: dict[str, list[float]] = {name: [] for name in sides}
+    for repeat in range(repeats + 1):
+        for name, side in sides.items():
+            speed = workload.num_tokens / await side()
+            if repeat:
+                speeds[name].append(speed)
+    ours = speeds["embedded"]
+    ratios = {name: [mine / other for mine, other in zip(ours, speeds[name], strict=True)] for name in speeds}
     return {
         "workload": workload.name, "slots": num_slots, "requests": len(workload.prompts), "tokens": workload.num_tokens,
         "longest_answer": max(workload.answer_lengths),
         "tokens_per_s": {name: _spread(values) for name, values in speeds.items()},
-        "ratio": {name: _spread(values) for name, values in ratios.items()},
+        "ratio": {name: _spread(values) for name, values in ratios.items() if name != "embedded"},
     }  # fmt: skip
 
 
@@ -182,14 +254,13 @@ def _cell(spread: dict[str, float], digits: int) -> str:
 
 
 def print_table(cases: list[dict[str, Any]]) -> None:
-    """One line per case and side of transformers; spreads are lowest and highest repetition."""
-    print(f"{'workload':<10} {'slots':>5}  {'embedded tokens/s':<28} {'generate tokens/s':<28} ratio")
+    """One line per case and other side; spreads are lowest and highest repetition."""
+    print(f"{'workload':<10} {'slots':>5}  {'embedded tokens/s':<28} {'against':<18}{'tokens/s':<28} ratio")
     for case in cases:
         speeds = case["tokens_per_s"]
         for name, ratio in case["ratio"].items():
-            label = case["workload"] if name == "transformers" else "  sorted"
             ours, theirs = _cell(speeds["embedded"], 0), _cell(speeds[name], 0)
-            print(f"{label:<10} {case['slots']:>5}  {ours:<28} {theirs:<28} {_cell(ratio, 2)}")
+            print(f"{case['workload']:<10} {case['slots']:>5}  {ours:<28} {name:<18}{theirs:<28} {_cell(ratio, 2)}")
 
 
 def main() -> None:
@@ -208,21 +279,24 @@ def main() -> None:
     model = AutoModelForCausalLM.from_config(config).eval()
     repeats, waves = (2, 3) if options.quick else (7, 12)
     cases = []
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(Path(folder) / "model")
-        manifest = publish(model, Path(folder) / "weights")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config.architectures = [type(model).__name__]
+        config.save_pretrained(folder / "model")
+        manifest = publish(model, folder / "weights")
         for num_slots in map(int, options.slots.split(",")):
-            for workload in (equal(num_slots), long_tail(waves * num_slots)):
-                cases.append(asyncio.run(compare(
-                    model, Path(folder) / "model", manifest, workload, num_slots, repeats,
-                    config.max_position_embeddings,
-                )))  # fmt: skip
+            workloads = [equal(num_slots), long_tail(waves * num_slots)]
+            cases += asyncio.run(
+                compare(
+                    model, folder / "model", manifest, workloads, num_slots, repeats, config.max_position_embeddings
+                )
+            )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"\n{num_parameters / 1e6:.2f}M parameters, fp32, {options.threads} thread(s), {repeats} repetitions")
     print_table(cases)
     result = {"parameters": num_parameters, "threads": options.threads, "repetitions": repeats, "cases": cases}
-    path = write("engine", " ".join(["python -m benchmarks.engine", *sys.argv[1:]]), result)
-    print(f"written to {path}")
+    if not options.quick:
+        print(f"written to {write('engine', ' '.join(['python -m benchmarks.engine', *sys.argv[1:]]), result)}")
 
 
 if __name__ == "__main__":

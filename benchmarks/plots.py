@@ -196,11 +196,11 @@ def _accuracy_and_speed(sides: str, result: Result) -> list[Panel]:
 
 def _engine(result: Result) -> list[Panel]:
     told = {
-        f"{case['workload']}, {case['slots']} slots" + ("" if side == "transformers" else ", sorted"): ratio
+        f"{case['workload']}, {case['slots']} slots: {side}": ratio
         for case in result["cases"]
         for side, ratio in case["ratio"].items()
     }
-    return [Panel("embedded engine over `generate`, tokens/s", list(told), [_from_spreads("", told.values())], mark=1)]
+    return [Panel("embedded engine over others, tokens/s", list(told), [_from_spreads("", told.values())], mark=1)]
 
 
 def _soak(result: Result) -> list[Panel]:

@@ -25,6 +25,16 @@ def test_ratios_are_taken_within_a_seed():
     assert lines["async 4"]["ratio_half_width_95"] == pytest.approx(0.0)
 
 
+def test_on_emulated_devices_the_luck_of_lengths_is_left_out():
+    """Half the samples a second of twice the length are the same work."""
+    place = Emulated("h800", "1.5b", 8, 0.75, 3.0).label
+    rows = [
+        {**row("sync", 1, 2.0, place), "tokens_per_s": 10.0},
+        {**row("async 4", 1, 1.0, place), "tokens_per_s": 10.0},
+    ]
+    assert async_vs_sync.summarise(rows)[1]["ratio"] == pytest.approx(1.0)
+
+
 def test_more_than_the_busier_pool_can_do_is_not_to_be_had():
     rows = [row("sync", 1, 10.0), {**row("async 4", 1, 15.0), "bound_share": 0.75}]
     lines = {line["name"]: line for line in async_vs_sync.summarise(rows)}

@@ -28,15 +28,15 @@ def test_every_published_result_has_a_table_and_a_plot_with_its_numbers(source: 
 
 
 def test_values_and_their_spread_are_drawn_where_they_were_measured(tmp_path: Path) -> None:
-    case = {"workload": "equal", "slots": 16, "ratio": {"transformers": {"median": 1.5, "low": 1.4, "high": 1.7}}}
+    case = {"workload": "equal", "slots": 16, "ratio": {"generate": {"median": 1.5, "low": 1.4, "high": 1.7}}}
     (panel,) = plots.PLOTS["engine"]({"cases": [case]})
-    assert panel.places == ["equal, 16 slots"]
+    assert panel.places == ["equal, 16 slots: generate"]
     assert (panel.series[0].values, panel.series[0].spread(0)) == ([1.5], (1.4, 1.7))
     source = tmp_path / "engine.json"
     source.write_text("{}")
     picture = plots.draw("engine", {"cases": [case]}, source, tmp_path / "engine.svg")
     assert picture is not None
-    assert "equal, 16 slots 1.5" in picture.read_text()
+    assert "equal, 16 slots: generate 1.5" in picture.read_text()
     assert plots.draw("unknown", {}, source, tmp_path / "unknown.svg") is None
 
 
