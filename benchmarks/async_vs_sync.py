@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pictures
-from benchmarks.contenders import EMULATED, PLANNED, Contender, Emulated, Real
+from benchmarks.contenders import APART, EMULATED, PLANNED, Contender, Emulated, Real
 from benchmarks.measured import Measured, add_options
 from benchmarks.runs import RESULTS, mean_interval, parts_with, train, write
 from benchmarks.steady import alone, figures, refuse_distorted, time_to
@@ -174,13 +174,14 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
     for place in dict.fromkeys(row["place"] for row in rows):
         mine = [row for row in rows if row["place"] == place]
         rate = "tokens_per_s" if place.startswith(EMULATED) else "samples_per_s"
-        base = {row["seed"]: row[rate] for row in mine if row["name"] == "sync"}
+        base, apart = ({row["seed"]: row[rate] for row in mine if row["name"] == name} for name in ("sync", APART))
         for name in dict.fromkeys(row["name"] for row in mine):
             own = [row for row in mine if row["name"] == name]
             mean, half = mean_interval([row[rate] / base[row["seed"]] for row in own])
             lines.append({
                 "place": place, "name": name, "seeds": len(own), "ratio": mean,
                 "ratio_half_width_95": half if len(own) > 1 else None,
+                "ratio_to_apart": _mean([row[rate] / apart[row["seed"]] if apart else None for row in own]),
                 **{key: _mean([row[key] for row in own]) for key in KEPT},
                 "ratio_at_most": None if name == "sync" else _at_most(mean, _mean([row["bound_share"] for row in own])),
             })  # fmt: skip
@@ -200,6 +201,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 COLUMNS = (
     ("samples/s", "samples_per_s", ",.2f"), ("tokens/s", "tokens_per_s", ",.0f"), ("step s", "step_s", ".2f"),
     ("to sync", "ratio", ".2f"), ("± 95 %", "ratio_half_width_95", ".2f"), ("at most", "ratio_at_most", ".2f"),
+    ("to apart", "ratio_to_apart", ".2f"),
     ("bound", "bound_share", ".1%"), ("trainer waits", "trainer_wait", ".1%"), ("rollout idle", "rollout_idle", ".1%"),
     ("staleness", "staleness_mean", ".2f"), ("to acc. s", "time_to_s", ".1f"),
 )  # fmt: skip
@@ -252,7 +254,8 @@ def plot(source: Path, picture: Path) -> Path:
 
 
 def _short(name: str) -> str:
-    return "planned" if PLANNED in name else name.replace("one_step_off", "1 off").replace("async ", "η ")
+    short = {"one_step_off": "1 off", APART: "apart"}.get(name, name.replace("async ", "η "))
+    return "planned" if PLANNED in name else short
 
 
 if __name__ == "__main__":

@@ -37,7 +37,10 @@ def modes(result: Result) -> str:
 
 def async_vs_sync(result: Result) -> str:
     """A table per kind of device: means over seeds, ratios to the tuned baseline paired by seed."""
-    head = ("", "samples/s", "over sync", "at most", "bound", "trainer waits", "rollout idle", "staleness", "machine")
+    head = (
+        "", "samples/s", "over sync", "at most", "over apart", "bound", "trainer waits", "rollout idle", "staleness",
+        "machine",
+    )  # fmt: skip
     parts = []
     for part, found in result["parts"].items():
         lines = found["lines"]
@@ -54,7 +57,7 @@ def _contender(line: Result) -> tuple[str, ...]:
     ratio = f"{line['ratio']:.2f}" + ("" if half is None else f" ± {half:.2f}")
     return (
         line["name"], f"{line['samples_per_s']:,.2f}", ratio,
-        "" if line.get("ratio_at_most") is None else f"{line['ratio_at_most']:.2f}",
+        *("" if line.get(key) is None else f"{line[key]:.2f}" for key in ("ratio_at_most", "ratio_to_apart")),
         *("" if share is None else f"{share:.1%}" for share in shares), f"{line['staleness_mean']:.2f}",
         "" if line["late_share"] is None else f"{line['late_share']:.1%}",
     )  # fmt: skip
