@@ -22,7 +22,7 @@ def test_random_rewards_teach_nothing(areal, quickstart, learning, tmp_path):
         "import random\n\ndef toss(row, response, **info):\n    return random.Random(response).choice([0.0, 1.0])\n"
     )
     run = areal(
-        "train", quickstart, *learning, "num_steps=12", "data.eval.limit=300",
+        "train", quickstart, *learning, "num_steps=12", "trainer.optimizer.lr=2.0e-4", "data.eval.limit=300",
         "reward.scorers=[{kind: 'coin:toss'}, {kind: running_sum, weight: 0}]",
     )  # fmt: skip
     assert run.wait() == 0, run.output
