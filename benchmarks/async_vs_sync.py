@@ -237,7 +237,8 @@ def plot(source: Path, picture: Path) -> Path:
     made, panels = pictures.figure(len(kinds))
     told = []
     for panel, (kind, settings) in zip(panels, kinds.items(), strict=True):
-        names = list(dict.fromkeys(_short(line["name"]) for lines in settings.values() for line in lines))
+        fullest_first = sorted(settings.values(), key=len, reverse=True)
+        names = list(dict.fromkeys(_short(line["name"]) for lines in fullest_first for line in lines))
         for index, (setting, own) in enumerate(settings.items()):
             colour, marker = (of[index % len(of)] for of in (pictures.SERIES, pictures.MARKERS))
             style = {"color": colour, "marker": marker, "markersize": 5, "linewidth": 1.4}
