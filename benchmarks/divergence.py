@@ -1,6 +1,6 @@
 """Is a divergence seen before the accuracy falls? Runs driven too hard, and what a reader would have been told.
 
-    python -m benchmarks.divergence                 2 losses x 5 seeds and a sound run of each: 8 minutes
+    python -m benchmarks.divergence                 2 losses x 5 seeds and a sound run of each: 10 to 25 minutes
     python -m benchmarks.divergence --quick         one seed, one loss; writes nothing
     python -m benchmarks.divergence --seeds 1,2 --lr 4e-3
 
