@@ -1,6 +1,6 @@
 """What does asynchrony gain over strict synchrony? Same devices, same samples, the baseline tuned.
 
-    python -m benchmarks.async_vs_sync --devices emulated:h800 --model 1.5b                  3 seeds, fifty minutes
+    python -m benchmarks.async_vs_sync --devices emulated:h800 --model 1.5b                         3 seeds, an hour
     python -m benchmarks.async_vs_sync --devices emulated:h800 --model 1.5b --floors 0.9,6,12 --bounds 4    two hours
     python -m benchmarks.async_vs_sync --devices real          3 seeds, 16, 64 and 384 a core: about an hour and a half
     python -m benchmarks.async_vs_sync --devices emulated:h800 --model 7b --quick                     a few minutes
@@ -131,7 +131,7 @@ class Runner:
         return rows
 
     def _steps(self, contender: Contender) -> str:
-        """Its number of steps: as many more as it runs ahead, so that all contenders count the same prompts."""
+        """Its number of steps: as many more as it runs ahead, so that all contenders count the same steps."""
         config = load_config(self._config, [*contender.overrides, *self._overrides]).config
         return f"num_steps={config.num_steps + (config.staleness.bound or 0)}"
 

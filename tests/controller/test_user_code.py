@@ -7,13 +7,13 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from controller import preflight, user_code
 from controller.config_problems import Problem
 from controller.overrides import load_config
 from controller.wiring import SCORER_CHECK
+from services.reward.process_tree import living
 
 PATIENCE_S = 120.0
 
@@ -26,13 +26,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def look(source: str, name: str = "mine:score", timeout_s: float = PATIENCE_S, **options: object) -> list[Problem]:
     Path("mine.py").write_text(source)
     return list(user_code.problems_of(SCORER_CHECK, {"reward.scorers.0.kind": (name, options)}, timeout_s))
-
-
-def lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.parametrize(
@@ -70,7 +63,7 @@ def test_import_that_hangs_is_given_up_and_killed_with_what_it_started() -> None
     if Path("pids").exists():  # a busy machine may not have come so far
         pids = [int(pid) for pid in Path("pids").read_text().split()]
         deadline = time.monotonic() + PATIENCE_S  # the kernel takes the killed away in its own time
-        while (left := [pid for pid in pids if lives(pid)]) and time.monotonic() < deadline:
+        while (left := living(pids)) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not left
 
