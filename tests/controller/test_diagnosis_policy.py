@@ -49,11 +49,19 @@ def test_signs_of_a_collapse_to_come_are_a_warning_with_their_step(column, value
 
 def test_ordinary_ppo_is_told_of_its_distance_and_of_the_decoupled_loss():
     naive = config(trainer__loss__proximal="behaviour", trainer__loss__weight__mode="off")
-    away = step_rows(kl_behaviour_proximal=0.0, kl_proximal_current=np.linspace(0.0, 0.3, 40))
+    away = step_rows(kl_behaviour_proximal=0.0, kl_proximal_current=np.linspace(0.0, 0.39, 40))
     found = verdict(steps=away, settings=naive)
-    assert found.title == "Updates are unstable: KL to the sampling policy rose to 0.3"
+    assert found.title == "Updates are unstable: KL to the sampling policy rose to 0.37"
     assert "trainer.loss.proximal: recompute" in found.advice
     assert verdict(steps=away).severity == "good", "with the decoupled loss that is within the step"
+
+
+def test_drift_that_came_back_is_told_only_where_it_lasted_a_fifth_of_the_run():
+    drift = np.where(np.arange(40) < 8, 0.05, 0.001)
+    assert verdict(steps=step_rows(kl_behaviour_proximal=drift)).severity == "good"
+    drift = np.where(np.arange(40) < 16, 0.05, 0.001)
+    told = verdict(steps=step_rows(kl_behaviour_proximal=drift))
+    assert told.title == "Updates are unstable: KL to the sampling policy rose to 0.05"
 
 
 def test_accuracy_that_falls_between_evaluations_is_a_collapse_though_the_reward_holds():
