@@ -1,14 +1,15 @@
 """What would a laptop user get from TRL? GRPOTrainer and this project on the same job, to the same accuracy.
 
     python -m benchmarks.peer_trl --build          make .venv-trl from benchmarks/peers/trl.lock; a few minutes
-    python -m benchmarks.peer_trl                  both sides tuned, 5 seeds: several hours on two cores
-    python -m benchmarks.peer_trl --quick          one seed, no tuning: about 20 minutes; written as `quick`
+    python -m benchmarks.peer_trl                  both sides tuned, 5 seeds: about two hours on two cores
+    python -m benchmarks.peer_trl --quick          one seed, no tuning: about 12 minutes; writes nothing
 
 Same tiny model (the quickstart's warm start, one per seed), prompts, reward, group size, batch, token limit and cores.
-Ours is `mode: async` as shipped. TRL runs in an environment of its own, with transformers' `generate`, both cores for
-every phase, micro-batches of 64; its clock stands still while it evaluates, ours runs on. Both sides are tuned over the
-same learning rates, a run each on a seed that is not counted. The clock starts with the first step's generation. The
-accuracy is greedy, on the same held-out prompts, looked at every five steps; a run that never gets there counts with
+Ours is `mode: async` as shipped. TRL runs in an environment of its own, with both cores for every phase; its clock
+stands still while it evaluates, ours runs on. TRL is first tried for speed: several micro-batches, and continuous
+batching instead of `generate`. Then both are tuned on a seed that is not counted: over the same learning rates, and at
+the best of them with two updates a batch instead of one. The clock starts with the first step's generation. The
+accuracy is greedy, on the same held-out prompts, looked at every five batches; a run that never gets there counts with
 no time, and is named.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -37,10 +39,20 @@ VENV = REPOSITORY / ".venv-trl"
 LOCK = REPOSITORY / "benchmarks" / "peers" / "trl.lock"
 SIDE = REPOSITORY / "benchmarks" / "peers" / "trl_side.py"
 CONFIG = REPOSITORY / "configs" / "quickstart.yaml"
-GROUPS, GROUP_SIZE, MAX_NEW, MICRO = 48, 8, 100, 64
+GROUPS, GROUP_SIZE, MAX_NEW = 48, 8, 100
 EVAL_EVERY, EVAL_ROWS = 5, 200
 RATES = ("1e-4", "2e-4", "4e-4")
+MICRO_BATCHES = (32, 64, 192)
+"""Sequences of TRL's forward and backward passes; it generates a whole batch at once."""
+SPEED_STEPS = 4
 TUNING_SEED = 1000
+Settings = dict[str, Any]
+"""`lr`, `mini_batches` (updates a batch), and TRL's `micro_batch` and `is_continuous`."""
+PLAIN: dict[str, Settings] = {
+    "ours": {"mini_batches": 1},
+    "trl": {"mini_batches": 1, "micro_batch": 64, "is_continuous": False},
+}
+SIDES = tuple(PLAIN)
 Row = dict[str, Any]
 
 
@@ -61,20 +73,20 @@ def main() -> None:
     if not (VENV / "bin" / "python").is_file():
         raise SystemExit("TRL's environment is not there: python -m benchmarks.peer_trl --build")
     seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
-    rates = options.rates.split(",")[:1] if options.quick else options.rates.split(",")
+    rates = options.rates.split(",")
     options.runs_dir.mkdir(parents=True, exist_ok=True)
     measured = Measured.of("peer_trl", options)
     contest = Contest(options.accuracy, options.steps, options.runs_dir.resolve(), measured)
-    tuned = {side: contest.tuned(side, rates) for side in SIDES}
+    tuned = {side: {**PLAIN[side], "lr": rates[0]} if options.quick else contest.tuned(side, rates) for side in SIDES}
     rows = [contest.run(side, seed, tuned[side]) for seed in seeds for side in SIDES]
-    result = {"accuracy": options.accuracy, "tuned": tuned, "versions": versions(), "rows": rows, **compare(rows)}
+    result = {
+        "accuracy": options.accuracy, "tuned": tuned, "tried": contest.tried, "versions": versions(), "rows": rows,
+        **compare(rows),
+    }  # fmt: skip
     print_table(result)
-    name = "peer_trl_quick" if options.quick else "peer_trl"
-    print(f"written to {write(name, ' '.join(['python -m benchmarks.peer_trl', *sys.argv[1:]]), result)}")
+    if not options.quick:
+        print(f"written to {write('peer_trl', ' '.join(['python -m benchmarks.peer_trl', *sys.argv[1:]]), result)}")
     measured.finish()
-
-
-SIDES = ("ours", "trl")
 
 
 def build(index: str) -> None:
@@ -100,22 +112,48 @@ class Contest:
 
     def __init__(self, accuracy: float, steps: int, runs_dir: Path, measured: Measured) -> None:
         self._accuracy, self._steps, self._runs_dir, self._measured = accuracy, steps, runs_dir, measured
+        self.tried: list[Row] = []
+        """What tuning found, with what."""
 
-    def tuned(self, side: str, rates: Sequence[str]) -> str:
-        """The learning rate that was soonest there (or most accurate at the end) on the tuning seed."""
-        if len(rates) == 1:
-            return rates[0]
-        found = {rate: self.run(side, TUNING_SEED, rate) for rate in rates}
-        return min(rates, key=lambda rate: (found[rate]["time_to_s"] or 1e9, -found[rate]["best"]))
+    def tuned(self, side: str, rates: Sequence[str]) -> Settings:
+        """The settings that were soonest there (or most accurate) on the tuning seed."""
+        plain = self._quickest() if side == "trl" else PLAIN[side]
+        found = [self._try(side, {**plain, "lr": rate}) for rate in rates]
+        found.append(self._try(side, {**min(found, key=_soonest)["settings"], "mini_batches": 2}))
+        best: Settings = min(found, key=_soonest)["settings"]
+        return best
 
-    def run(self, side: str, seed: int, rate: str) -> Row:
-        """One run of one side."""
-        key = [side, seed, rate, self._accuracy, self._steps]
-        row = self._measured.row(key, partial(self._ours if side == "ours" else self._trl, seed, rate))
+    def _try(self, side: str, settings: Settings) -> Row:
+        self.tried.append(self.run(side, TUNING_SEED, settings))
+        return self.tried[-1]
+
+    def _quickest(self) -> Settings:
+        """TRL's settings with the most samples a second over a few batches."""
+        found = [self._speed({**PLAIN["trl"], "micro_batch": size}) for size in MICRO_BATCHES]
+        found.append(self._speed({**max(found, key=_rate)["settings"], "is_continuous": True}))
+        self.tried += found
+        best: Settings = max(found, key=_rate)["settings"]
+        return best
+
+    def _speed(self, settings: Settings) -> Row:
+        told = {**settings, "lr": RATES[0]}
+        row = self._measured.row(["speed", _words(told)], partial(self._trl, TUNING_SEED, told, SPEED_STEPS))
+        failed = row.get("failed")
+        rate = f"failed: {failed.splitlines()[-1]}" if failed else f"{row['samples_per_s']:.0f} samples/s"
+        print(f"trl   {_words(settings)}: {rate}", flush=True)
+        return {"side": "trl", "seed": TUNING_SEED, "settings": settings, **row}
+
+    def run(self, side: str, seed: int, settings: Settings) -> Row:
+        """One run of one side. Raises SystemExit where it fails."""
+        key = [side, seed, _words(settings), self._accuracy, self._steps]
+        measure = partial(self._ours, seed, settings) if side == "ours" else partial(self._trl, seed, settings)
+        row = self._measured.row(key, measure)
+        if "failed" in row:
+            raise SystemExit(f"TRL's side failed:\n{row['failed']}")
         shown = "never" if row["time_to_s"] is None else f"{row['time_to_s']:.0f} s"
-        print(f"{side:5} seed {seed} lr {rate}: {self._accuracy:.0%} after {shown}, "
+        print(f"{side:5} seed {seed} {_words(settings)}: {self._accuracy:.0%} after {shown}, "
               f"{row['samples_per_s']:.0f} samples/s, best {row['best']:.3f}", flush=True)  # fmt: skip
-        return {"side": side, "seed": seed, "lr": rate, **row}
+        return {"side": side, "seed": seed, "settings": settings, **row}
 
     def _model(self, seed: int) -> Path:
         """The warm start of a seed as a folder; made once."""
@@ -128,11 +166,12 @@ class Contest:
                 raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         return folder
 
-    def _ours(self, seed: int, rate: str) -> Row:
+    def _ours(self, seed: int, settings: Settings) -> Row:
         told = [
             f"seed={seed}", f"model.path={self._model(seed)}", "model.init=null", "model.tokenizer=from_model",
             "warm_start=null", f"num_steps={self._steps}", f"groups_per_step={GROUPS}", f"group_size={GROUP_SIZE}",
-            f"trainer.optimizer.lr={rate}", "trainer.optimizer.schedule=constant", f"data.eval.limit={EVAL_ROWS}",
+            f"trainer.optimizer.lr={settings['lr']}", "trainer.optimizer.schedule=constant",
+            f"trainer.mini_batches={settings['mini_batches']}", f"data.eval.limit={EVAL_ROWS}",
             f"eval.every_steps={EVAL_EVERY}", f"eval.num_prompts={EVAL_ROWS}", "eval.at_start=false",
             "metrics.report=false",
         ]  # fmt: skip
@@ -143,16 +182,20 @@ class Contest:
             "best": max(summary["accuracy_by_version"].values()),
         }  # fmt: skip
 
-    def _trl(self, seed: int, rate: str) -> Row:
-        model = self._model(seed)
-        train_rows = running_sum.rows(seed, "train", limit=GROUPS * self._steps)
+    def _trl(self, seed: int, settings: Settings, num_batches: int = 0) -> Row:
+        """num_batches: so many without looking at the accuracy between, for its speed."""
+        num_batches, every = (num_batches, num_batches) if num_batches else (self._steps, EVAL_EVERY)
+        model, updates = self._model(seed), settings["mini_batches"]
+        train_rows = running_sum.rows(seed, "train", limit=GROUPS * num_batches)
         eval_rows = running_sum.rows(seed, "eval", limit=EVAL_ROWS)
         with tempfile.TemporaryDirectory(prefix="peer-trl-") as out:
             told = {
-                "model": str(model), "out": out, "seed": seed, "lr": float(rate), "steps": self._steps,
-                "samples_per_step": GROUPS * GROUP_SIZE, "group_size": GROUP_SIZE, "micro_batch": MICRO,
+                "model": str(model), "out": out, "seed": seed, "lr": float(settings["lr"]),
+                "num_batches": num_batches, "batch_samples": GROUPS * GROUP_SIZE, "mini_batches": updates,
+                "group_size": GROUP_SIZE, "micro_batch": settings["micro_batch"],
+                "is_continuous": settings["is_continuous"],
                 "max_new_tokens": MAX_NEW, "threads": num_cores(), "accuracy": self._accuracy,
-                "eval_every": EVAL_EVERY, "train_rows": [_row(row) for row in train_rows],
+                "eval_every": every, "train_rows": [_row(row) for row in train_rows],
                 "eval_rows": [_row(row) for row in eval_rows],
             }  # fmt: skip
             spec = Path(out) / "spec.json"
@@ -162,14 +205,27 @@ class Contest:
                 [str(VENV / "bin" / "python"), "-P", str(SIDE), str(spec)],
                 capture_output=True, text=True, env=quiet, check=False,
             )  # fmt: skip
-        if done.returncode != 0:
-            raise SystemExit(f"TRL's side failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-        seen = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')]
+        seen = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"batch"')]
+        if done.returncode != 0 or not seen:
+            return {"failed": (done.stderr or done.stdout).strip()[-2000:]}
         reached = next((one["train_s"] for one in seen if one["accuracy"] >= self._accuracy), None)
         return {
             "time_to_s": reached, "samples_per_s": seen[-1]["samples_per_s"],
-            "best": max(one["accuracy"] for one in seen), "steps": seen[-1]["step"],
+            "best": max(one["accuracy"] for one in seen), "batches": seen[-1]["batch"],
         }  # fmt: skip
+
+
+def _soonest(row: Row) -> tuple[float, float]:
+    return (row["time_to_s"] or math.inf, -row["best"])
+
+
+def _rate(row: Row) -> float:
+    rate: float = row.get("samples_per_s", 0.0)
+    return rate
+
+
+def _words(settings: Settings) -> str:
+    return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def _row(row: dict[str, Any]) -> dict[str, str]:
@@ -205,7 +261,7 @@ def print_table(result: Row) -> None:
         times = [row["time_to_s"] for row in mine if row["time_to_s"] is not None]
         reached = f"{statistics.fmean(times):.0f} s" if times else "never"
         print(f"{side:6}{reached:>10}   {statistics.fmean(row['samples_per_s'] for row in mine):8.1f} samples/s   "
-              f"lr {result['tuned'][side]}, {len(times)} of {len(mine)} seeds")  # fmt: skip
+              f"{_words(result['tuned'][side])}, {len(times)} of {len(mine)} seeds")  # fmt: skip
     for key, words in (("time_ratio", "TRL's time over ours"), ("samples_ratio", "our samples/s over TRL's")):
         if (found := result[key]) is not None:
             half = "" if found["half_width_95"] is None else f" ± {found['half_width_95']:.2f}"

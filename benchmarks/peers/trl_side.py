@@ -34,15 +34,16 @@ class Accuracy(TrainerCallback):
         self.reached = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After an optimizer step."""
-        if state.global_step % self.told["eval_every"] and state.global_step < self.told["steps"]:
+        """After an update: nothing unless it was the last of its batch."""
+        batch, rest = divmod(state.global_step, self.told["mini_batches"])
+        if rest or (batch % self.told["eval_every"] and batch < self.told["num_batches"]):
             return
         now_s = time.perf_counter()
         train_s = now_s - self.began_s - self.away_s
         accuracy = self.measure(kwargs["model"])
         self.away_s += time.perf_counter() - now_s
-        samples = state.global_step * self.told["samples_per_step"]
-        print(json.dumps({"step": state.global_step, "train_s": train_s, "accuracy": accuracy,
+        samples = batch * self.told["batch_samples"]
+        print(json.dumps({"batch": batch, "train_s": train_s, "accuracy": accuracy,
                           "samples_per_s": samples / train_s}), flush=True)  # fmt: skip
         if accuracy >= self.told["accuracy"]:
             control.should_training_stop = True
@@ -80,15 +81,17 @@ def main() -> None:
             for right, ids, text in zip(answer, completion_ids, completions, strict=True)
         ]
 
-    micro = told["micro_batch"]
+    micro, updates = told["micro_batch"], told["mini_batches"]
+    passes = told["batch_samples"] // micro
     wanted = {
-        "output_dir": told["out"], "seed": told["seed"], "max_steps": told["steps"], "learning_rate": told["lr"],
-        "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5, "adam_beta2": 0.99, "max_grad_norm": 1.0,
-        "per_device_train_batch_size": micro, "gradient_accumulation_steps": told["samples_per_step"] // micro,
+        "output_dir": told["out"], "seed": told["seed"], "max_steps": told["num_batches"] * updates,
+        "learning_rate": told["lr"], "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5,
+        "adam_beta2": 0.99, "max_grad_norm": 1.0, "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": passes // updates, "steps_per_generation": passes,
         "num_generations": told["group_size"], "max_completion_length": told["max_new_tokens"], "temperature": 1.0,
         "beta": 0.0, "use_cpu": True, "bf16": False, "fp16": False, "gradient_checkpointing": False,
         "report_to": "none", "save_strategy": "no", "logging_steps": 1000, "disable_tqdm": True,
-        "max_prompt_length": None,
+        "max_prompt_length": None, "use_transformers_continuous_batching": told["is_continuous"],
     }  # fmt: skip
     known = {field.name for field in dataclasses.fields(GRPOConfig)}
     config = GRPOConfig(**{key: value for key, value in wanted.items() if key in known})

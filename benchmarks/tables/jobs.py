@@ -114,12 +114,15 @@ def divergence(result: Result) -> str:
 def peer_trl(result: Result) -> str:
     """One line per side and seed, then the ratios."""
     rows = [
-        (f"{row['side']}, seed {row['seed']}", f"{row['lr']}", f"{row['samples_per_s']:,.0f}",
+        (f"{row['side']}, seed {row['seed']}", f"{row['samples_per_s']:,.0f}",
          "never" if row["time_to_s"] is None else f"{row['time_to_s']:,.0f}", f"{row['best']:.3f}")
         for row in result["rows"]
     ]  # fmt: skip
-    head = ("", "learning rate", "samples/s", f"s to {result['accuracy']:.0%}", "best accuracy seen")
-    words = []
+    head = ("", "samples/s", f"s to {result['accuracy']:.0%}", "best accuracy seen")
+    words = [
+        f"{side} tuned: " + ", ".join(f"{key.removeprefix('is_')} {value}" for key, value in settings.items())
+        for side, settings in result["tuned"].items()
+    ]
     for key, what in (("time_ratio", "TRL's time over ours"), ("samples_ratio", "our samples/s over TRL's")):
         if (found := result[key]) is not None:
             half = found["half_width_95"]

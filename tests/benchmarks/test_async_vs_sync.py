@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import async_vs_sync, interruption, peer_trl, steady
+from benchmarks import async_vs_sync, interruption, steady
 from benchmarks.contenders import Emulated, Real
 from benchmarks.steady import full_rate, late_share, refuse_distorted
 from controller.overrides import load_config
@@ -163,14 +163,3 @@ def test_ways_of_interruption_are_compared_with_drain_within_a_seed():
     lines = {line["way"]: line for line in interruption.compare(rows)}
     assert lines["recompute"]["ratio"] == pytest.approx(1.2)
     assert lines["drain"]["ratio"] == 1.0
-
-
-def test_seed_that_never_got_there_is_named_and_has_no_ratio():
-    def one(side, seed, time_s, rate):
-        return {"side": side, "seed": seed, "time_to_s": time_s, "samples_per_s": rate}
-
-    rows = [one("ours", 1, 10.0, 8.0), one("trl", 1, 50.0, 2.0), one("ours", 2, 10.0, 8.0), one("trl", 2, None, 2.0)]
-    result = peer_trl.compare(rows)
-    assert result["time_ratio"]["pairs"] == [5.0]
-    assert result["samples_ratio"]["pairs"] == [4.0, 4.0]
-    assert result["never"] == [{"side": "trl", "seed": 2}]

@@ -1,0 +1,40 @@
+"""How the comparison with TRL tunes both sides, and what it makes of its rows."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks import peer_trl
+from benchmarks.measured import Measured
+
+
+def test_seed_that_never_got_there_is_named_and_has_no_ratio():
+    def one(side, seed, time_s, rate):
+        return {"side": side, "seed": seed, "time_to_s": time_s, "samples_per_s": rate}
+
+    rows = [one("ours", 1, 10.0, 8.0), one("trl", 1, 50.0, 2.0), one("ours", 2, 10.0, 8.0), one("trl", 2, None, 2.0)]
+    result = peer_trl.compare(rows)
+    assert result["time_ratio"]["pairs"] == [5.0]
+    assert result["samples_ratio"]["pairs"] == [4.0, 4.0]
+    assert result["never"] == [{"side": "trl", "seed": 2}]
+
+
+def test_both_sides_are_tuned_and_what_was_tried_is_kept(tmp_path, monkeypatch):
+    def measured(side, seed, settings, num_batches=0):
+        assert seed == peer_trl.TUNING_SEED
+        if settings.get("is_continuous"):
+            return {"failed": "no such backend"}
+        time_s = {"1e-4": 9.0, "2e-4": 5.0, "4e-4": None}[settings["lr"]]
+        slower = 2.0 if settings["mini_batches"] == 2 and side == "ours" else 0.5
+        time_s = time_s and time_s * (slower if settings["mini_batches"] == 2 else 1.0)
+        return {"time_to_s": time_s, "samples_per_s": float(settings.get("micro_batch", 1)), "best": 0.5}
+
+    contest = peer_trl.Contest(0.9, 90, tmp_path, Measured(None))
+    monkeypatch.setattr(contest, "_ours", partial(measured, "ours"))
+    monkeypatch.setattr(contest, "_trl", partial(measured, "trl"))
+    assert contest.tuned("ours", peer_trl.RATES) == {"mini_batches": 1, "lr": "2e-4"}
+    assert contest.tuned("trl", peer_trl.RATES) == {
+        "mini_batches": 2, "micro_batch": 192, "is_continuous": False, "lr": "2e-4"
+    }  # fmt: skip
+    assert len(contest.tried) == 4 + 4 + 4
+    assert [row["failed"] for row in contest.tried if "failed" in row] == ["no such backend"]
