@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from areal_like.ports import can_listen
 from controller.launch.cluster.seat import SPEC_PLACE, News, Order, Seat, with_host
+from services.reward.process_tree import is_alive
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHOW_SPEC = "import sys, time; print(open(sys.argv[1]).read(), flush=True); time.sleep(60)"
@@ -58,13 +58,6 @@ def spec_of(seat: Seat) -> dict[str, Any]:
     while not text.endswith(b"}\n"):
         text += seat.news(len(text), 5.0).log
     return json.loads(text)
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def until(condition: Any) -> None:
@@ -141,7 +134,7 @@ def test_term_reaches_the_child_and_kill_what_it_started_too(seat: Seat):
     until(lambda: b"asked" in seat.news(0, 1.0).log)
     seat.signal(signal.SIGKILL, whole_session=True)
     assert everything(seat)[1] == -signal.SIGKILL
-    until(lambda: is_gone(seated.pid) and is_gone(grandchild))
+    until(lambda: not is_alive(seated.pid) and not is_alive(grandchild))
 
 
 def test_children_of_a_child_that_ended_go_with_it(seat: Seat):
@@ -152,7 +145,7 @@ def test_children_of_a_child_that_ended_go_with_it(seat: Seat):
     seat.start(order(code))
     text, returncode = everything(seat)
     assert returncode == 0
-    until(lambda: is_gone(int(text)))
+    until(lambda: not is_alive(int(text)))
 
 
 def test_refusal_of_the_node_is_an_error_of_start(seat: Seat, monkeypatch: pytest.MonkeyPatch):
@@ -179,12 +172,12 @@ def test_child_dies_with_a_killed_seat_and_the_next_seat_sweeps_up(tmp_path: Pat
     )
     assert process.stdout is not None
     child = int(process.stdout.readline())
-    assert psutil.pid_exists(child)
+    assert is_alive(child)
     time.sleep(0.5)  # the child asks for its parent's death first of all
     process.kill()
     process.wait()
     process.stdout.close()
-    until(lambda: is_gone(child))
+    until(lambda: not is_alive(child))
     (left,) = tmp_path.glob("areal_like-seat-*")
     assert (left / "curve_dir" / "a").exists()
     Seat("n", "127.0.0.1").close()

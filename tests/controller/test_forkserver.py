@@ -22,6 +22,7 @@ from controller.launch.forked import SHARED
 from controller.launch.launcher import tail_of
 from controller.launch.local import LocalLauncher, child_environment
 from controller.wiring import FORKED, PRELOAD
+from services.reward.process_tree import is_alive
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fork server is used on Linux only")
 
@@ -63,10 +64,6 @@ async def start(launcher: LocalLauncher, name: str, word: str) -> int:
 
 def words_of(launcher: LocalLauncher, name: str) -> dict:
     return json.loads(tail_of(launcher.log_of(name)).splitlines()[0])
-
-
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_forked_process_is_what_a_started_one_would_be_but_imports_nothing_again(tmp_path, monkeypatch):
@@ -115,7 +112,7 @@ def test_children_end_with_the_fork_server_and_later_ones_do_without_it(tmp_path
             await until(lambda: "error: words" in tail_of(launcher.log_of("one")))
             server = words_of(launcher, "one")["parent"]
             os.kill(server, signal.SIGKILL)
-            await until(lambda: not launcher.is_running("one") and gone(pid))
+            await until(lambda: not launcher.is_running("one") and not is_alive(pid))
             assert [(end.returncode, end.expected) for end in launcher.reap()] == [(-signal.SIGKILL, False)]
             again = await start(launcher, "two", "go")
             await until(lambda: not launcher.is_running("two"))
@@ -162,7 +159,7 @@ asyncio.run(main())
             finally:
                 starter.kill()
                 await starter.communicate()
-            await until(lambda: gone(pid) and gone(server))
+            await until(lambda: not is_alive(pid) and not is_alive(server))
 
     bounded(test())
 
@@ -188,10 +185,10 @@ def test_runs_may_share_a_server_and_each_ends_alone(tmp_path, monkeypatch):
                     assert (words["imported_by"], words["folder"]) == (server.pid, os.getcwd())
                 pids = [launcher.pid_of(f"run-{at}") for at, launcher in enumerate(launchers)]
                 await launchers[0].close()
-                await until(lambda: gone(pids[0]))
+                await until(lambda: not is_alive(pids[0]))
                 assert launchers[1].is_running("run-1")
                 server.kill()
-                await until(lambda: gone(pids[1]) and not launchers[1].is_running("run-1"))
+                await until(lambda: not is_alive(pids[1]) and not launchers[1].is_running("run-1"))
                 await launchers[1].close()
             finally:
                 if server.returncode is None:

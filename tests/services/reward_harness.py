@@ -20,6 +20,7 @@ from areal_like.channel import Hub, Peer
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from areal_like.messages import Goodbye, Heartbeat, Hello, Message, ScoreRefused, ScoreReply, ScoreRequest
 from areal_like.verdict import Verdict
+from services.reward.process_tree import living
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30.0
@@ -31,13 +32,6 @@ def wait_until(is_true: Callable[[], Any], what: str, timeout_s: float = PATIENC
     while not is_true():
         assert time.monotonic() < give_up_s, f"waited in vain for: {what}"
         time.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 class Service:
@@ -168,7 +162,7 @@ class Service:
         return self.verdict_of(self.post(do, response, deadline_s, **row))
 
     def scoring_pids(self) -> set[int]:
-        return {child.pid for child in psutil.Process(self.process.pid).children() if is_running(child.pid)}
+        return living(child.pid for child in psutil.Process(self.process.pid).children())
 
     def wait_full(self, num_processes: int) -> None:
         """The pool is at full strength (of the newest heartbeat, and of the process table)."""

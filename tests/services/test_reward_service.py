@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reward_harness import PATIENCE_S, Service, is_running, wait_until
+from reward_harness import PATIENCE_S, Service, wait_until
 
 from areal_like.messages import Shutdown
 from areal_like.wire import encode
+from services.reward.process_tree import living
 
 NUM_PROCESSES = 3
 SETTINGS: dict[str, Any] = {
@@ -107,14 +108,14 @@ def test_an_overdue_process_is_killed_with_every_daemon_it_made(service: Service
     assert "scorer_zoo:score" in verdict.reason
     pids = pids_in(note)
     assert len(pids) == 3
-    assert not {pid for pid in pids if is_running(pid)}
+    assert not living(pids)
     assert_pool_recovers(service)
 
 
 def test_a_burst_of_forks_is_killed_to_the_last_one(service: Service, note: Path) -> None:
     assert service.ask("bomb", deadline_s=4 * HANG_S, note=str(note)).kind == "timed_out"
     assert len(pids_in(note)) >= 64
-    assert not {pid for pid in pids_in(note) if is_running(pid)}
+    assert not living(pids_in(note))
     assert_pool_recovers(service)
 
 
@@ -136,7 +137,7 @@ def test_a_process_left_behind_after_a_score_is_killed(service: Service, note: P
     verdict = service.ask("fork and return", note=str(note), num_notes=2)
     assert verdict.value == 0.5
     assert len(pids_in(note)) == 2
-    assert not {pid for pid in pids_in(note) if is_running(pid)}, "the daemon went, and the process it came from"
+    assert not living(pids_in(note)), "the daemon went, and the process it came from"
     assert_pool_recovers(service)
 
 
@@ -299,7 +300,7 @@ def test_killing_the_service_leaves_no_process(tmp_path: Path, note: Path) -> No
     assert len(pids) == NUM_PROCESSES
     service.process.kill()
     service.process.wait(PATIENCE_S)
-    wait_until(lambda: not any(is_running(pid) for pid in pids), "the end of all scoring processes")
+    wait_until(lambda: not living(pids), "the end of all scoring processes")
     service.close()
 
 
@@ -316,7 +317,7 @@ def test_stopping_answers_what_was_taken_and_exits_in_order(tmp_path: Path, how:
         service.hub.send("reward0", Shutdown(reason="the run is over", deadline_s=20.0))
     assert service.process.wait(PATIENCE_S) == 0, service.log
     assert all(service.verdict_of(request_id).is_scored for request_id in asked)
-    assert not any(is_running(pid) for pid in pids)
+    assert not living(pids)
     service.close()
 
 
