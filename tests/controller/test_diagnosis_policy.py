@@ -64,6 +64,13 @@ def test_drift_that_came_back_is_told_only_where_it_lasted_a_fifth_of_the_run():
     assert told.title == "Updates are unstable: KL to the sampling policy rose to 0.05"
 
 
+def test_an_engine_that_computes_otherwise_from_the_start_is_no_drift():
+    assert verdict(steps=step_rows(ess=0.93)).severity == "good"
+    sinking = np.where(np.arange(40) < 30, 0.93, 0.9)
+    told = verdict(steps=step_rows(ess=sinking))
+    assert told.title == "Updates are unstable: effective sample size of the weights fell to 0.9"
+
+
 def test_accuracy_that_falls_between_evaluations_is_a_collapse_though_the_reward_holds():
     evals = [{"version": v, "accuracy": a, "num_scored": 200} for v, a in ((0, 0.3), (20, 0.8), (40, 0.1))]
     found = verdict(evals=evals)
