@@ -7,10 +7,10 @@
 Same tiny model (the quickstart's warm start, one per seed), prompts, reward, group size, batch, token limit and cores.
 Ours is `mode: async` as shipped. TRL runs in an environment of its own, with both cores for every phase; its clock
 stands still while it evaluates, ours runs on. TRL is first tried for speed: several micro-batches, and continuous
-batching instead of `generate`. Then both are tuned on a seed that is not counted: over the same learning rates, and at
-the best of them with two updates a batch instead of one. The clock starts with the first step's generation. The
-accuracy is greedy, on the same held-out prompts, looked at every five batches; a run that never gets there counts with
-no time, and is named.
+batching (set up as in benchmarks/engine.py) instead of `generate`. Then both are tuned on a seed that is not counted:
+over the same learning rates, and at the best of them with two updates a batch instead of one. The clock starts with the
+first step's generation. The accuracy is greedy, on the same held-out prompts, looked at every five batches; a run that
+never gets there counts with no time, and is named. samples/s: from that start until the accuracy is reached.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from typing import Any
 from areal_like import running_sum
 from benchmarks.measured import Measured, add_options
 from benchmarks.runs import REPOSITORY, environment, mean_interval, train, write
-from benchmarks.steady import figures, time_to
+from benchmarks.steady import rate_until, time_to
+from benchmarks.tables.form import ratio_words
 from controller.wiring import num_cores
 
 VENV = REPOSITORY / ".venv-trl"
@@ -44,7 +45,14 @@ EVAL_EVERY, EVAL_ROWS = 5, 200
 RATES = ("1e-4", "2e-4", "4e-4")
 MICRO_BATCHES = (32, 64, 192)
 """Sequences of TRL's forward and backward passes; it generates a whole batch at once."""
+BATCHING = {
+    "max_requests_per_batch": 128, "page_size": 32, "num_blocks": 128 * 5, "max_batch_tokens": 128 * 32,
+    "use_cuda_graph": False, "use_async_batching": False,
+}  # fmt: skip
+"""Of TRL's continuous batching: as many answers at once as our engine takes, in pages for 160 tokens each."""
 SPEED_STEPS = 4
+LONGEST_S = 3600
+"""Of one run of TRL."""
 TUNING_SEED = 1000
 Settings = dict[str, Any]
 """`lr`, `mini_batches` (updates a batch), and TRL's `micro_batch` and `is_continuous`."""
@@ -53,6 +61,8 @@ PLAIN: dict[str, Settings] = {
     "trl": {"mini_batches": 1, "micro_batch": 64, "is_continuous": False},
 }
 SIDES = tuple(PLAIN)
+SOURCES = (str(CONFIG), str(SIDE), str(LOCK))
+"""What both sides are, beside this file."""
 Row = dict[str, Any]
 
 
@@ -137,7 +147,8 @@ class Contest:
 
     def _speed(self, settings: Settings) -> Row:
         told = {**settings, "lr": RATES[0]}
-        row = self._measured.row(["speed", _words(told)], partial(self._trl, TUNING_SEED, told, SPEED_STEPS))
+        measure = partial(self._trl, TUNING_SEED, told, SPEED_STEPS)
+        row = self._measured.row(["speed", _words(told), *SOURCES], measure)
         failed = row.get("failed")
         rate = f"failed: {failed.splitlines()[-1]}" if failed else f"{row['samples_per_s']:.0f} samples/s"
         print(f"trl   {_words(settings)}: {rate}", flush=True)
@@ -145,15 +156,18 @@ class Contest:
 
     def run(self, side: str, seed: int, settings: Settings) -> Row:
         """One run of one side. Raises SystemExit where it fails."""
-        key = [side, seed, _words(settings), self._accuracy, self._steps]
-        measure = partial(self._ours, seed, settings) if side == "ours" else partial(self._trl, seed, settings)
-        row = self._measured.row(key, measure)
-        if "failed" in row:
-            raise SystemExit(f"TRL's side failed:\n{row['failed']}")
+        key = [side, seed, _words(settings), self._accuracy, self._steps, *SOURCES]
+        row = self._measured.row(key, partial(self._whole, side, seed, settings))
         shown = "never" if row["time_to_s"] is None else f"{row['time_to_s']:.0f} s"
         print(f"{side:5} seed {seed} {_words(settings)}: {self._accuracy:.0%} after {shown}, "
               f"{row['samples_per_s']:.0f} samples/s, best {row['best']:.3f}", flush=True)  # fmt: skip
         return {"side": side, "seed": seed, "settings": settings, **row}
+
+    def _whole(self, side: str, seed: int, settings: Settings) -> Row:
+        row = self._ours(seed, settings) if side == "ours" else self._trl(seed, settings)
+        if "failed" in row:
+            raise SystemExit(f"TRL's side failed:\n{row['failed']}")
+        return row
 
     def _model(self, seed: int) -> Path:
         """The warm start of a seed as a folder; made once."""
@@ -177,9 +191,10 @@ class Contest:
         ]  # fmt: skip
         summary = train(str(CONFIG), told, self._runs_dir)
         folder = Path(summary["folder"])
+        reached_s = time_to(folder, self._accuracy)
         return {
-            "time_to_s": time_to(folder, self._accuracy), "samples_per_s": figures(folder)["samples_per_s"],
-            "best": max(summary["accuracy_by_version"].values()),
+            "time_to_s": reached_s, "samples_per_s": rate_until(folder, reached_s),
+            "best": max(summary["accuracy_by_version"].values()), "folder": folder.name,
         }  # fmt: skip
 
     def _trl(self, seed: int, settings: Settings, num_batches: int = 0) -> Row:
@@ -193,7 +208,7 @@ class Contest:
                 "model": str(model), "out": out, "seed": seed, "lr": float(settings["lr"]),
                 "num_batches": num_batches, "batch_samples": GROUPS * GROUP_SIZE, "mini_batches": updates,
                 "group_size": GROUP_SIZE, "micro_batch": settings["micro_batch"],
-                "is_continuous": settings["is_continuous"],
+                "batching": BATCHING if settings["is_continuous"] else None,
                 "max_new_tokens": MAX_NEW, "threads": num_cores(), "accuracy": self._accuracy,
                 "eval_every": every, "train_rows": [_row(row) for row in train_rows],
                 "eval_rows": [_row(row) for row in eval_rows],
@@ -201,10 +216,13 @@ class Contest:
             spec = Path(out) / "spec.json"
             spec.write_text(json.dumps(told))
             quiet = os.environ | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-            done = subprocess.run(
-                [str(VENV / "bin" / "python"), "-P", str(SIDE), str(spec)],
-                capture_output=True, text=True, env=quiet, check=False,
-            )  # fmt: skip
+            command = [str(VENV / "bin" / "python"), "-P", str(SIDE), str(spec)]
+            try:
+                done = subprocess.run(
+                    command, capture_output=True, text=True, env=quiet, check=False, timeout=LONGEST_S
+                )
+            except subprocess.TimeoutExpired:
+                return {"failed": f"it did not end within {LONGEST_S} s"}
         seen = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"batch"')]
         if done.returncode != 0 or not seen:
             return {"failed": (done.stderr or done.stdout).strip()[-2000:]}
@@ -233,24 +251,26 @@ def _row(row: dict[str, Any]) -> dict[str, str]:
     return {"prompt": f"<bos>{row['prompt']}", "answer": row["answer"]}
 
 
-def compare(rows: Sequence[Row]) -> Row:
-    """Ratios paired by seed: TRL's time over ours, our samples/s over TRL's; seeds that never got there are named."""
+def compare(rows: Sequence[Row]) -> dict[str, Any]:
+    """Ratios paired by seed: TRL's time over ours, our samples/s over TRL's; runs that never got there are named."""
     by = {(row["side"], row["seed"]): row for row in rows}
     seeds = sorted({row["seed"] for row in rows})
     both = [s for s in seeds if by["ours", s]["time_to_s"] and by["trl", s]["time_to_s"]]
     times = [by["trl", s]["time_to_s"] / by["ours", s]["time_to_s"] for s in both]
     speeds = [by["ours", s]["samples_per_s"] / by["trl", s]["samples_per_s"] for s in seeds]
     return {
-        "time_ratio": _spread(times), "samples_ratio": _spread(speeds),
+        "time_ratio": _ratio(times), "samples_ratio": _ratio(speeds),
         "never": [{"side": row["side"], "seed": row["seed"]} for row in rows if row["time_to_s"] is None],
     }  # fmt: skip
 
 
-def _spread(values: Sequence[float]) -> Row | None:
-    if not values:
+def _ratio(pairs: Sequence[float]) -> Row | None:
+    """Geometric mean with its 95 % interval, which is that of the logarithms. None without pairs."""
+    if not pairs:
         return None
-    mean, half = mean_interval(values)
-    return {"mean": mean, "half_width_95": half if len(values) > 1 else None, "pairs": list(values)}
+    mean, half = mean_interval([math.log(pair) for pair in pairs])
+    low, high = (math.exp(mean - half), math.exp(mean + half)) if len(pairs) > 1 else (None, None)
+    return {"mean": math.exp(mean), "low": low, "high": high, "pairs": list(pairs)}
 
 
 def print_table(result: Row) -> None:
@@ -264,8 +284,7 @@ def print_table(result: Row) -> None:
               f"{_words(result['tuned'][side])}, {len(times)} of {len(mine)} seeds")  # fmt: skip
     for key, words in (("time_ratio", "TRL's time over ours"), ("samples_ratio", "our samples/s over TRL's")):
         if (found := result[key]) is not None:
-            half = "" if found["half_width_95"] is None else f" ± {found['half_width_95']:.2f}"
-            print(f"{words}: {found['mean']:.2f}{half}")
+            print(f"{words}: {ratio_words(found)}")
 
 
 if __name__ == "__main__":

@@ -182,3 +182,10 @@ def time_to(folder: Path, accuracy: float) -> float | None:
         if value is not None and value >= accuracy and row["version"] in by_step:
             return float(by_step[row["version"]])
     return None
+
+
+def rate_until(folder: Path, reached_s: float | None) -> float:
+    """Samples a second from the start of the first step's generation until a time of training; None: until the end."""
+    steps = _settled(folder).steps
+    counted = [step for step in steps if reached_s is None or step["wall_s"] <= reached_s]
+    return sum(step["num_samples"] for step in counted) / float(counted[-1]["wall_s"])

@@ -31,3 +31,9 @@ def stamp(result: Result) -> str:
     where += [f"{key} {machine[key]}" for key in ("python", "torch", "transformers") if machine.get(key)]
     made = f"Made by `{result['command'].strip()}`" + (f" on {result['date']}" if "date" in result else "")
     return f"<small>{made}: {', '.join(where)}.</small>" if where else f"<small>{made}.</small>"
+
+
+def ratio_words(found: Result) -> str:
+    """A geometric mean with its 95 % interval, and over how many pairs."""
+    spread = "" if found["low"] is None else f" ({found['low']:.2f} to {found['high']:.2f})"
+    return f"{found['mean']:.2f}{spread}, {len(found['pairs'])} seeds"

@@ -5,7 +5,7 @@ Owns: which figures of a result are shown. Refuses: numbers of its own.
 
 from __future__ import annotations
 
-from benchmarks.tables.form import Result, interval, ranged, table
+from benchmarks.tables.form import Result, interval, ranged, ratio_words, table
 
 
 def quickstart(result: Result) -> str:
@@ -125,8 +125,7 @@ def peer_trl(result: Result) -> str:
     ]
     for key, what in (("time_ratio", "TRL's time over ours"), ("samples_ratio", "our samples/s over TRL's")):
         if (found := result[key]) is not None:
-            half = found["half_width_95"]
-            words.append(f"{what}: {found['mean']:.2f}" + ("" if half is None else f" ± {half:.2f}"))
+            words.append(f"{what}: {ratio_words(found)}")
     return table(head, rows) + "\n\n" + "; ".join([*words, f"TRL {result['versions']['trl']}"]) + "."
 
 

@@ -4,8 +4,8 @@ Owns: trends over the steps, collapse, unstable updates. Refuses: whether the sa
 waits (waits.py).
 
 A collapse is judged by its outcome (reward or accuracy fell by half and by more than chance) and explained by what goes
-with it: entropy, weights, gradients, answer lengths. Those signs alone are a warning. They are ratios of a run to
-itself, early steps against late ones, so they hold for any reward scale, model and machine.
+with it: entropy, weights, gradients, answer lengths. Those signs alone are a warning. They compare a run with itself,
+early steps with late ones, or are shares and KL, which have no scale: they hold for any reward, model and machine.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ ENTROPY_COLLAPSED = 0.1
 0.25), so alone this warns only where the reward did not rise."""
 ENTROPY_EXPLODED = 3.0
 ESS_FALL = 0.025
-"""Effective share of the samples under the correction weights, below that of the first step, whose samples are of its
-own policy: what is lost there is the engine's other arithmetic. Median of ESS_STEPS steps. On seeds 3 to 10 of
+"""Effective share of the samples under the correction weights, below that of the first steps, whose samples are of
+their own policy: what is lost there is the engine's other arithmetic. Median of ESS_STEPS steps. On seeds 3 to 10 of
 benchmarks/divergence.py every run that fell apart passed it by its step 7, and sound ones lost 0.019 in single steps at
 most; in benchmarks/staleness.py, of five at bound 16 the two that lost as much on average ended lowest.
 """
 ESS_STEPS = 3
 KL_LARGE = 0.03
-"""Nats a token between the policy that sampled and the one that trains, median of KL_STEPS steps: a single large step
-is common and harmless. Sound runs with four mini-batches stay below 0.016.
+"""Nats a token between the policy that sampled and the one that trains, above the first steps', median of KL_STEPS: a
+single large step is common and harmless. Sound runs with four mini-batches stay below 0.016.
 """
 KL_LARGE_NAIVE = 0.01
 """The same for ordinary PPO, whose clipping holds the policy near the one that sampled: sound runs stay below 0.005."""
@@ -271,11 +271,13 @@ def _away(data: RunData) -> list[Sign]:
     at that one, on average over its updates.
     """
     ess = series(data.steps, "ess")
-    enough = ess[0] - ESS_FALL
+    enough = max(_known(ess[:ESS_STEPS]), default=math.nan) - ESS_FALL
     found = _lasting(data, ess, ESS_STEPS, "effective sample size of the weights fell to", lambda v: v <= enough)
     is_naive = _is_naive(data)
+    if is_naive and not any(_known(series(data.steps, "staleness_mean"))):
+        return found  # that KL would be of the step's own updates
     drift = series(data.steps, "kl_proximal_current" if is_naive else "kl_behaviour_proximal")
-    limit = KL_LARGE_NAIVE if is_naive else KL_LARGE
+    limit = min(_known(drift[:KL_STEPS]), default=math.nan) + (KL_LARGE_NAIVE if is_naive else KL_LARGE)
     return found + _lasting(data, drift, KL_STEPS, "KL to the sampling policy rose to", lambda v: v >= limit)
 
 
@@ -365,8 +367,12 @@ def _skipped(data: RunData) -> list[Rated]:
 
 
 def _mean(values: np.ndarray) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else math.nan
+    known = _known(values)
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def _known(values: np.ndarray) -> list[float]:
+    return [float(value) for value in values if math.isfinite(value)]
 
 
 def _first_step(data: RunData, is_over: np.ndarray) -> int:

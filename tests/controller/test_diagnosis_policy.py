@@ -57,16 +57,24 @@ def test_ordinary_ppo_is_told_of_its_distance_and_of_the_decoupled_loss():
 
 
 def test_drift_that_came_back_is_told_only_where_it_lasted_a_fifth_of_the_run():
-    drift = np.where(np.arange(40) < 8, 0.05, 0.001)
+    n = np.arange(40)
+    drift = np.where((n >= 8) & (n < 14), 0.05, 0.001)
     assert verdict(steps=step_rows(kl_behaviour_proximal=drift)).severity == "good"
-    drift = np.where(np.arange(40) < 16, 0.05, 0.001)
+    drift = np.where((n >= 8) & (n < 24), 0.05, 0.001)
     told = verdict(steps=step_rows(kl_behaviour_proximal=drift))
     assert told.title == "Updates are unstable: KL to the sampling policy rose to 0.05"
+
+
+def test_ordinary_ppo_on_fresh_samples_has_no_drift_but_its_own_updates():
+    naive = config(trainer__loss__proximal="behaviour", trainer__loss__weight__mode="off")
+    fresh = step_rows(staleness_mean=0.0, kl_proximal_current=0.02)
+    assert verdict(steps=fresh, settings=naive).severity == "good"
 
 
 def test_an_engine_that_computes_otherwise_from_the_start_is_no_drift():
     assert verdict(steps=step_rows(ess=0.93)).severity == "good"
     sinking = np.where(np.arange(40) < 30, 0.93, 0.9)
+    assert verdict(steps=step_rows(kl_behaviour_proximal=0.04)).severity == "good"
     told = verdict(steps=step_rows(ess=sinking))
     assert told.title == "Updates are unstable: effective sample size of the weights fell to 0.9"
 
