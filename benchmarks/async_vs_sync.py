@@ -4,7 +4,7 @@
     python -m benchmarks.async_vs_sync --devices emulated:h800 --model 1.5b --floors 0.9,6,12 --bounds 4    two hours
     python -m benchmarks.async_vs_sync --devices real          3 seeds, 16, 64 and 384 a core: about an hour and a half
     python -m benchmarks.async_vs_sync --devices emulated:h800 --model 7b --quick                     a few minutes
-    python -m benchmarks.async_vs_sync configs/mine.yaml trainer.optimizer.lr=1e-5 --devices real     your own job
+    python -m benchmarks.async_vs_sync configs/mine.yaml trainer.optimizer.lr=1e-5    your own job on its own devices
 
 *sync*: all devices generate, wait for the longest answer, then all train; its settings are the best of a small search.
 *sync, pools apart*: on emulated devices also as the paper has it, with a pool for each phase.
@@ -12,8 +12,10 @@
 a roofline gives (docs/decisions/0030-emulated-devices.md), everything else is real; every such figure is of a model of
 hardware. Lengths: on emulated devices a thinking model's, on real ones as they come. `bound share` is the rate over
 what the pool with more work could do if it never waited (benchmarks/steady.py), and `at most` the ratio to sync that
-it could then reach. With --accuracy X real runs evaluate every few steps and the time to X is told. Results are added
-to benchmarks/results/async_vs_sync.json as they come, a part for each setting of the devices (--floors, --sequences). A
+it could then reach. A config of one's own keeps its batch and its pools: asynchronous modes run on them as they are,
+the baseline on them in turn or on all devices in both phases (on GPUs: colocated), whichever is faster. With --accuracy
+X runs on other than emulated devices evaluate every few steps, and the time to X is told. Results are added to
+benchmarks/results/async_vs_sync.json as they come, a part for each setting of the devices (--floors, --sequences). A
 run that the machine distorted by more than 5 % ends the benchmark.
 """
 
@@ -22,41 +24,47 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from areal_like.errors import UserError
 from benchmarks import pictures
-from benchmarks.contenders import APART, EMULATED, PLANNED, Contender, Emulated, Real
-from benchmarks.measured import Measured, add_options
-from benchmarks.runs import RESULTS, mean_interval, parts_with, train, write
+from benchmarks.contenders import APART, EMULATED, PLANNED, Contender, Emulated, Own, Real
+from benchmarks.measured import Measured, add_job, add_options, parse_job
+from benchmarks.runs import RESULTS, command_of, mean_interval, parts_with, train, write
 from benchmarks.steady import alone, figures, refuse_distorted, time_to
 from controller.overrides import load_config
 from controller.wiring import num_cores
 
 RESULT = RESULTS / "async_vs_sync.json"
+DEFAULTS = {"emulated": "configs/emulated.yaml", "real": "configs/quickstart.yaml"}
+"""Config by kind of devices, where none is given."""
 KEPT = (
     "samples_per_s", "tokens_per_s", "step_s", "step_tokens", "step_sampled", "trainer_wait", "rollout_idle",
     "rollout_paused", "rollout_prefill", "staleness_mean", "bound_share", "trainer_alone_s", "rollout_alone_s",
-    "late_share", "time_to_s",
+    "late_share", "time_to_s", "speedup",
 )  # fmt: skip
 Row = dict[str, Any]
 
 
 def main() -> None:
     options = parse()
-    floors = [float(floor) for floor in options.floors.split(",")]
-    kind, _, gpu = options.devices.partition(":")
+    kind, _, gpu = (options.devices or ("own" if options.config else "emulated")).partition(":")
+    config, batch = options.config or DEFAULTS.get(kind, ""), []
+    places: list[Emulated | Real | Own]
     if kind == "emulated":
-        config = options.config or "configs/emulated.yaml"
+        floors = [float(floor) for floor in options.floors.split(",")]
         emulated = [Emulated(gpu or "h800", options.model, options.gpus, options.share, floor) for floor in floors]
         batch = [] if options.config else emulated[0].batch()
-        places: list[Emulated | Real] = list(emulated)
-    else:
-        config = options.config or "configs/quickstart.yaml"
+        places = [*emulated]
+    elif kind == "real":
         counts = [64] if options.quick else [int(count) for count in options.sequences.split(",")]
-        places, batch = [Real(count, num_cores()) for count in counts], []
+        places = [Real(count, num_cores()) for count in counts]
+    elif kind == "own" and config:
+        places, options.overrides = [Own(config, tuple(options.overrides), num_cores())], []
+    else:
+        raise SystemExit(f"--devices {options.devices}: give real, emulated:GPU, or own with a CONFIG.")
     seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
     extra = ["metrics.report=false", *batch] + (["num_steps=10"] if options.quick else [])
     if kind != "emulated" and options.accuracy is None:
@@ -67,10 +75,14 @@ def main() -> None:
     bounds = [int(bound) for bound in options.bounds.split(",")]
     runner = Runner(config, [*extra, *options.overrides], options.runs_dir, options.accuracy, measured)
     for place in places:
-        rows = runner.compare(place, seeds, bounds, is_planning=not options.no_plan)
+        try:
+            rows = runner.compare(place, seeds, bounds, is_planning=not options.no_plan)
+        except UserError as error:
+            raise SystemExit(str(error)) from error
         print_table(rows)
         if not options.quick:  # a config of one's own stands beside the published ones
-            part = f"{Path(options.config).stem}: {place.label}" if options.config else place.label
+            is_changed = options.config and kind != "own"
+            part = f"{Path(config).stem}: {place.label}" if is_changed else place.label
             print(f"written to {keep(part, rows)}")
     measured.finish()
 
@@ -78,9 +90,8 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", nargs="?", default="", metavar="CONFIG")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--devices", default="emulated:h800", help="real, or emulated:GPU")
+    add_job(parser)
+    parser.add_argument("--devices", default="", help="emulated:GPU, real (cores), or own: those of CONFIG")
     parser.add_argument("--model", default="1.5b", help="size of the emulated policy")
     parser.add_argument("--gpus", type=int, default=8, help="emulated GPUs")
     parser.add_argument("--share", type=float, default=0.75, help="of them for rollout, but in sync")
@@ -93,10 +104,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--no-plan", action="store_true", help="leave out the planner's split")
     parser.add_argument("--quick", action="store_true", help="one seed, few steps; writes nothing")
     add_options(parser)
-    options = parser.parse_intermixed_args()
-    if "=" in options.config:
-        options.overrides, options.config = [options.config, *options.overrides], ""
-    return options
+    return parse_job(parser)
 
 
 class Runner:
@@ -109,7 +117,7 @@ class Runner:
         self._measured = measured
 
     def compare(
-        self, place: Emulated | Real, seeds: Sequence[int], bounds: Sequence[int], *, is_planning: bool
+        self, place: Emulated | Real | Own, seeds: Sequence[int], bounds: Sequence[int], *, is_planning: bool
     ) -> list[Row]:
         """Every contender on every seed, the tuned baseline first."""
         print(f"\n{place.label}", flush=True)
@@ -135,7 +143,7 @@ class Runner:
         config = load_config(self._config, [*contender.overrides, *self._overrides]).config
         return f"num_steps={config.num_steps + (config.staleness.bound or 0)}"
 
-    def _tuned(self, place: Emulated | Real, seed: int) -> Contender:
+    def _tuned(self, place: Emulated | Real | Own, seed: int) -> Contender:
         """The fastest of the baseline's candidates over six steps."""
         candidates = place.baselines()
         rates = [self._run(candidate, seed, "num_steps=6")["samples_per_s"] for candidate in candidates]
@@ -222,10 +230,9 @@ def _cell(value: float | None, form: str) -> str:
 
 def keep(part: str, rows: Sequence[Row], path: Path = RESULT) -> Path:
     """Put the rows into the result file, in place of earlier ones of the same part."""
-    question = "python -m benchmarks.async_vs_sync"
     found = {"rows": list(rows), "lines": summarise(rows)}
-    parts = parts_with(path, part, " ".join([question, *sys.argv[1:]]), found)
-    return write("async_vs_sync", question, {"parts": parts}, path)
+    parts = parts_with(path, part, command_of("async_vs_sync"), found)
+    return write("async_vs_sync", "python -m benchmarks.async_vs_sync", {"parts": parts}, path)
 
 
 def plot(source: Path, picture: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The contenders of `async_vs_sync`: which settings each mode runs with, on emulated and on real devices.
+"""The contenders of `async_vs_sync`: which settings each mode runs with, on emulated, on real and on a user's devices.
 
 Owns: overrides of each contender, the candidates the synchronous baseline is tuned over, the planner's split. Refuses:
 running (async_vs_sync.py).
@@ -13,12 +13,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from areal_like.emulation.machines import gpu_named, model_named
 from areal_like.emulation.roofline import Efficiencies
 from areal_like.errors import UserError
 from benchmarks.published import PROMPTS, TABLE_1
 from controller.overrides import load_config
+from controller.pool_sizes import gpus_of_run, gpus_of_worker
 from controller.simulate.lengths import THINKING, parse_lengths
 from controller.simulate.plan import Setup, simulate
 
@@ -182,3 +184,57 @@ class Real:
             Contender(f"async {bound}", "async", ("mode=async", f"staleness.max_staleness={bound}", *own))
             for bound in bounds
         ]
+
+
+@dataclass(frozen=True)
+class Own:
+    """A job of one's own, on the devices its config names: only the mode changes, the bound, and the baseline's pools.
+
+    overrides: what the job is started with beside its config.
+    """
+
+    config: str
+    overrides: tuple[str, ...]
+    cores: int
+
+    @property
+    def label(self) -> str:
+        """For tables."""
+        return f"{Path(self.config).stem}, its own devices"
+
+    def baselines(self) -> list[Contender]:
+        """The config's own pools in turn; all devices in both phases, as far as the config's backend and engine can."""
+        config = load_config(self.config, self.overrides).config
+        made = [self._contender(APART, "sync", *SYNC)]
+        if gpus := gpus_of_run(config):
+            workers = f"rollout.num_workers={max(1, gpus // max(1, gpus_of_worker(config)))}"
+            made += [
+                self._contender(
+                    f"sync, colocated, ranks {ranks}", "sync",
+                    *SYNC, "placement=colocated", workers, f"trainer.ranks={ranks}",
+                )
+                for ranks in sorted({config.trainer.ranks, gpus})
+            ]  # fmt: skip
+        else:
+            workers = f"rollout.num_workers={self.cores}"
+            made.append(self._contender("sync, a worker a core", "sync", *SYNC, workers, "rollout.threads=1"))
+        return [contender for contender in made if self._is_possible(contender)] or made[:1]
+
+    def contenders(self, bounds: Sequence[int], planned: tuple[float, int] | None) -> list[Contender]:
+        """Everything else on the config's own pools."""
+        found = [self._contender("one_step_off", "one_step_off", "mode=one_step_off")]
+        return found + [
+            self._contender(f"async {bound}", "async", "mode=async", f"staleness.max_staleness={bound}")
+            for bound in bounds
+        ]
+
+    def _contender(self, name: str, mode: str, *changes: str) -> Contender:
+        """The job's own overrides come first: what makes the contender has the last word."""
+        return Contender(name, mode, (*self.overrides, *changes))
+
+    def _is_possible(self, contender: Contender) -> bool:
+        try:
+            load_config(self.config, contender.overrides)
+        except UserError:
+            return False
+        return True

@@ -21,7 +21,6 @@ import contextlib
 import multiprocessing
 import os
 import secrets
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -39,7 +38,7 @@ from areal_like.trace import Tracer
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
 from areal_like.wire import encode
-from benchmarks.runs import write
+from benchmarks.runs import command_of, write
 from controller import protocol as p
 from controller.audit import audit
 from controller.coordinator import Coordinator
@@ -361,7 +360,7 @@ def main() -> None:
         print("too short to mean anything: it ran")
         return
     facts = {"tokens": options.tokens, "steps": steps, "trajectories_per_step": GROUPS * GROUP_SIZE}
-    command = " ".join(["python -m benchmarks.controller", *sys.argv[1:]])
+    command = command_of("controller")
     print(f"written to {write('controller', command, {**facts, 'rows': rows})}")
 
 

@@ -17,11 +17,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runs import train, write
+from benchmarks.runs import command_of, train, write
 
 SETTINGS = (
     "trainer.weights.delta.full_every=1000", "trainer.weights.deadline_s=300", "trainer.optimizer.schedule=constant",
@@ -54,7 +53,7 @@ def main() -> None:
             figures = (f"{row[name]:12,.0f}" for name in COLUMNS[2:6])
             print("  ".join([f"{dtype:>12}", f"{rate:>12}", *figures, f"{row['share']:12.2%}"]), flush=True)
     if not options.quick or options.out:
-        command = "python -m benchmarks.delta " + " ".join(sys.argv[1:])
+        command = command_of("delta")
         print("written to", write("delta", command, {"rows": rows}, options.out))
 
 

@@ -14,14 +14,13 @@ learning rate and bound, of which nothing must be said. Thresholds were chosen o
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measured import Measured, add_options
-from benchmarks.runs import train, write
+from benchmarks.runs import command_of, train, write
 from benchmarks.staleness import LOSSES, MINI_BATCHES, OWN_LOSSES, SMALL, limit
 from controller.report.data import RunData
 from controller.report.finding import Weight
@@ -52,7 +51,7 @@ def main() -> None:
             rows.append({"loss": loss, "seed": seed, "is_driven_too_hard": is_hard, **row})
             print(line(rows[-1]), flush=True)
     if not options.quick:
-        command = " ".join(["python -m benchmarks.divergence", *sys.argv[1:]])
+        command = command_of("divergence")
         print(f"written to {write('divergence', command, {'learning_rate': options.lr, 'rows': rows})}")
     measured.finish()
 

@@ -22,7 +22,6 @@ import asyncio
 import logging
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -45,7 +44,7 @@ from areal_like.messages import Sampling
 from areal_like.running_sum import CHARACTERS, rows, solve
 from areal_like.trajectory import Segment
 from areal_like.weights import TensorBytes, WeightStore
-from benchmarks.runs import write
+from benchmarks.runs import command_of, write
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
 from rollout.engine.port import Engine, GenerationRequest
@@ -296,7 +295,7 @@ def main() -> None:
     print_table(cases)
     result = {"parameters": num_parameters, "threads": options.threads, "repetitions": repeats, "cases": cases}
     if not options.quick:
-        print(f"written to {write('engine', ' '.join(['python -m benchmarks.engine', *sys.argv[1:]]), result)}")
+        print(f"written to {write('engine', command_of('engine'), result)}")
 
 
 if __name__ == "__main__":

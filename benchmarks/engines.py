@@ -12,11 +12,10 @@ difference should not. Samples per second of the run include the server's start.
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from benchmarks.measured import Measured, add_options
-from benchmarks.runs import mean_interval, write
+from benchmarks.runs import command_of, mean_interval, write
 
 ENGINES = ("embedded", "sglang")
 KEYS = ("accuracy_before", "accuracy_after", "samples_per_s", "tokens_per_s", "train_wall_s", "trainer_wait_share",
@@ -45,7 +44,7 @@ def main() -> None:
     result = compare(rows)
     print_table(result)
     if not options.quick:
-        path = write("engines", "python -m benchmarks.engines " + " ".join(sys.argv[1:]), {"rows": rows, **result})
+        path = write("engines", command_of("engines"), {"rows": rows, **result})
         print(f"written to {path}")
     measured.finish()
 

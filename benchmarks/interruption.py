@@ -2,6 +2,7 @@
 
     python -m benchmarks.interruption                                     emulated 1.5B and 7B, and real: about 2 hours
     python -m benchmarks.interruption --devices emulated:h800 --model 7b  one kind of device
+    python -m benchmarks.interruption configs/mine.yaml key=value         your own job on its own devices
     python -m benchmarks.interruption --quick  emulated 1.5B, one seed, 8 steps; writes nothing
 
 `recompute` drops keys and values and prefills every running answer under the new weights (the default, and the
@@ -9,7 +10,7 @@ paper's); `keep_kv` goes on with the old ones; `drain` lets running answers fini
 interruption does (arXiv 2505.24298, section 7.5, reports 12 % for 1.5B and 17 % for 7B over it, on other work).
 Emulated devices take the time that a roofline gives (docs/decisions/0030-emulated-devices.md): those figures are of a
 model of hardware, with three quarters of the GPUs for rollout, where the trainer has more work, and with half of them.
-All at max_staleness 4, seeds paired.
+All at max_staleness 4, seeds paired; ratios are of tokens/s, since which prompts the counted steps hold differs.
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders import Emulated
-from benchmarks.measured import Measured, add_options
-from benchmarks.runs import mean_interval, train, write
+from benchmarks.measured import Measured, add_job, add_options, parse_job
+from benchmarks.runs import command_of, mean_interval, train, write
 from benchmarks.steady import figures, refuse_distorted
 
 WAYS = ("drain", "recompute", "keep_kv")
@@ -37,15 +37,15 @@ Row = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--devices", default="", help="real, or emulated:GPU; both if not given")
+    add_job(parser)
+    parser.add_argument("--devices", default="", help="real, or emulated:GPU; both if neither this nor CONFIG is given")
     parser.add_argument("--model", default="", help="size of the emulated policy; 1.5b and 7b if not given")
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--shares", default="0.75,0.5", help="of them for rollout; several with commas")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--quick", action="store_true")
     add_options(parser)
-    options = parser.parse_intermixed_args()
+    options = parse_job(parser)
     seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
     measured = Measured.of("interruption", options)
     rows: list[Row] = []
@@ -57,13 +57,15 @@ def main() -> None:
     lines = compare(rows)
     print_table(lines)
     if not options.quick:
-        command = " ".join(["python -m benchmarks.interruption", *sys.argv[1:]])
+        command = command_of("interruption")
         print(f"written to {write('interruption', command, {'rows': rows, 'lines': lines})}")
     measured.finish()
 
 
 def places(options: argparse.Namespace) -> list[tuple[str, str, list[str]]]:
     """(label, config, overrides) of each kind of device."""
+    if options.config:
+        return [(f"{Path(options.config).stem}, its own devices", options.config, ["mode=async"])]
     kind, _, gpu = options.devices.partition(":")
     models = [options.model] if options.model else ["1.5b"] if options.quick else ["1.5b", "7b"]
     shares = [float(share) for share in options.shares.split(",")][: 1 if options.quick else None]
@@ -103,10 +105,10 @@ def compare(rows: Sequence[Row]) -> list[Row]:
     """Per place and way: means over seeds, and the ratio to `drain` paired by seed."""
     lines = []
     for place in dict.fromkeys(row["place"] for row in rows):
-        base = {row["seed"]: row["samples_per_s"] for row in rows if (row["place"], row["way"]) == (place, BASE)}
+        base = {row["seed"]: row["tokens_per_s"] for row in rows if (row["place"], row["way"]) == (place, BASE)}
         for way in WAYS:
             own = [row for row in rows if (row["place"], row["way"]) == (place, way)]
-            mean, half = mean_interval([row["samples_per_s"] / base[row["seed"]] for row in own])
+            mean, half = mean_interval([row["tokens_per_s"] / base[row["seed"]] for row in own])
             means = {key: statistics.fmean(values) for key in KEPT if None not in (values := [r[key] for r in own])}
             spread = {"ratio": mean, "ratio_half_width_95": half if len(own) > 1 else None, "seeds": len(own)}
             lines.append({"place": place, "way": way, **spread, **means})
@@ -121,10 +123,11 @@ def print_table(lines: Sequence[Row]) -> None:
             place = line["place"]
             print(f"\n{place}\n{'':12}{'samples/s':>11}{'to drain':>16}{'idle':>8}{'paused':>8}{'prefill':>9}"
                   f"{'staleness':>11}")  # fmt: skip
+        prefill = f"{line['rollout_prefill']:.1%}" if "rollout_prefill" in line else "-"
         half = "" if line["ratio_half_width_95"] is None else f" ± {line['ratio_half_width_95']:.3f}"
         ratio = f"{line['ratio']:.3f}{half}"
         print(f"{line['way']:12}{line['samples_per_s']:11.2f}{ratio:>16}{line['rollout_idle']:8.1%}"
-              f"{line['rollout_paused']:8.1%}{line['rollout_prefill']:9.1%}{line['staleness_mean']:11.2f}")  # fmt: skip
+              f"{line['rollout_paused']:8.1%}{prefill:>9}{line['staleness_mean']:11.2f}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -29,6 +29,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--go-on", action="store_true", help="take rows that an interrupted call has measured")
 
 
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """`[CONFIG] [key=value ...]`: a job of one's own."""
+    parser.add_argument("config", nargs="?", default="", metavar="CONFIG")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+
+
+def parse_job(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The command line of a parser with `add_job`; without CONFIG the first word may be an override."""
+    options = parser.parse_intermixed_args()
+    if "=" in options.config:
+        options.overrides, options.config = [options.config, *options.overrides], ""
+    return options
+
+
 class Measured:
     """The rows of one question. path: the file of rows; None: they are not kept."""
 

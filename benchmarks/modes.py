@@ -11,11 +11,10 @@ the other; `async` has one core per process. Modes of a seed run one after the o
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from benchmarks.measured import Measured, add_options
-from benchmarks.runs import mean_interval, write
+from benchmarks.runs import command_of, mean_interval, write
 
 MODES = ("sync", "one_step_off", "async")
 KEYS = ("accuracy_before", "accuracy_after", "samples_per_s", "tokens_per_s", "train_wall_s", "trainer_wait_share",
@@ -46,7 +45,7 @@ def main() -> None:
     result = compare(rows)
     print_table(result)
     if not options.quick:
-        path = write("modes", "python -m benchmarks.modes " + " ".join(sys.argv[1:]), {"rows": rows, **result})
+        path = write("modes", command_of("modes"), {"rows": rows, **result})
         print(f"written to {path}")
     measured.finish()
 

@@ -31,7 +31,7 @@ from typing import Any
 
 from areal_like import running_sum
 from benchmarks.measured import Measured, add_options
-from benchmarks.runs import REPOSITORY, environment, mean_interval, train, write
+from benchmarks.runs import REPOSITORY, command_of, environment, mean_interval, train, write
 from benchmarks.steady import rate_until, time_to
 from benchmarks.tables.form import ratio_words
 from controller.wiring import num_cores
@@ -95,7 +95,7 @@ def main() -> None:
     }  # fmt: skip
     print_table(result)
     if not options.quick:
-        print(f"written to {write('peer_trl', ' '.join(['python -m benchmarks.peer_trl', *sys.argv[1:]]), result)}")
+        print(f"written to {write('peer_trl', command_of('peer_trl'), result)}")
     measured.finish()
 
 

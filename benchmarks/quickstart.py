@@ -11,13 +11,12 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measured import Measured, add_options
-from benchmarks.runs import write
+from benchmarks.runs import command_of, write
 
 COIN = "import random\n\ndef toss(row, response, **info):\n    return random.Random(response).choice([0.0, 1.0])\n"
 CONTROLS = {
@@ -56,7 +55,7 @@ def main() -> None:
     after = [row["accuracy_after"] for row in rows if row["kind"] == "learning"]
     print(f"\naccuracy after: mean {statistics.fmean(after):.3f}, lowest {min(after):.3f}, over {len(after)} seeds")
     if not options.quick:
-        path = write("quickstart", "python -m benchmarks.quickstart " + " ".join(sys.argv[1:]), {"rows": rows})
+        path = write("quickstart", command_of("quickstart"), {"rows": rows})
         print(f"written to {path}")
     measured.finish()
 

@@ -17,14 +17,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from benchmarks.paced import Lengths, Pace, PacedRun
-from benchmarks.runs import mean_interval, train, write
+from benchmarks.runs import command_of, mean_interval, train, write
 from controller.settings import CoordinatorSettings
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -72,7 +71,7 @@ def main() -> None:
         result |= {"real_rows": real_rows, "real": compare_real(real_rows)}
         print_real(result["real"])
     if not options.quick:
-        path = write("routing", " ".join(["python -m benchmarks.routing", *sys.argv[1:]]), result)
+        path = write("routing", command_of("routing"), result)
         print(f"written to {path}")
 
 

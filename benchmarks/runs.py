@@ -73,6 +73,14 @@ def machine() -> dict[str, Any]:
     }
 
 
+def command_of(question: str) -> str:
+    """The command that makes a result anew: as typed, without what only says where rows lie and which are there."""
+    words = list(sys.argv[1:])
+    while "--runs-dir" in words:
+        del words[(place := words.index("--runs-dir")) : place + 2]
+    return " ".join([f"python -m benchmarks.{question}", *(word for word in words if word != "--go-on")])
+
+
 def write(name: str, command: str, result: dict[str, Any], path: Path | None = None) -> Path:
     """benchmarks/results/<name>.json, or `path`: the result with date, machine and the command that makes it.
 

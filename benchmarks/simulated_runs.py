@@ -20,7 +20,7 @@ from areal_like.emulation.device import lengths_of, roofline_of, slots_of
 from areal_like.emulation.lengths import thinking
 from areal_like.emulation.machines import GPUS, MODELS
 from areal_like.emulation.roofline import Roofline
-from benchmarks.steady import figures
+from benchmarks.steady import figures, refuse_distorted
 from controller.config import RunConfig
 from controller.overrides import load_config
 from controller.run_folder import RunFolder
@@ -87,8 +87,9 @@ def predicted_emulated(config: RunConfig) -> float:
 
 
 def _row(folder: Path, config: RunConfig, source: str, predict: Callable[[], float]) -> Row:
-    measured, emulation = figures(folder)["samples_per_s"], config.emulation
-    predicted = predict()
+    found, emulation = figures(folder), config.emulation
+    refuse_distorted(found, folder)
+    measured, predicted = found["samples_per_s"], predict()
     return {
         "run": folder.name, "mode": config.mode, "max_staleness": config.staleness.bound, "seed": config.seed,
         "devices": "real" if emulation is None else f"emulated {emulation.gpu}, {emulation.speedup:g} times as fast",

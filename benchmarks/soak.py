@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 
 from areal_like.process import command_words
-from benchmarks.runs import REPOSITORY, write
+from benchmarks.runs import REPOSITORY, command_of, write
 
 SETTLE_MIN, YOUNG_MIN = 3.0, 1.0
 """Minutes of the run, and of a process that came later, before its slope begins: caches fill, modules are imported."""
@@ -58,7 +58,7 @@ def main() -> None:
     slopes = [row["slope_mb_per_min"] for row in rows if row["slope_mb_per_min"] is not None]
     is_good = max(slopes) < LIMIT_MB_PER_MIN
     result = {"minutes": options.minutes, "overrides": options.overrides, "is_below_limit": is_good, "processes": rows}
-    path = write("soak", "python -m benchmarks.soak " + " ".join(sys.argv[1:]), result)
+    path = write("soak", command_of("soak"), result)
     print(f"written to {path}")
     raise SystemExit(0 if is_good else 1)
 

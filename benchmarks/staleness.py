@@ -25,14 +25,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import pictures
 from benchmarks.measured import Measured, add_options
-from benchmarks.runs import mean_interval, train, write
+from benchmarks.runs import command_of, mean_interval, train, write
 
 LOSSES: dict[str, tuple[str, ...]] = {
     "decoupled": ("trainer.loss.proximal=recompute",),
@@ -91,7 +90,7 @@ def main() -> None:
               "rows": rows, **compare(rows, bounds)}  # fmt: skip
     print_table(result)
     if not options.quick:
-        print(f"written to {write('staleness', ' '.join(['python -m benchmarks.staleness', *sys.argv[1:]]), result)}")
+        print(f"written to {write('staleness', command_of('staleness'), result)}")
     measured.finish()
 
 

@@ -107,12 +107,14 @@ def _idle(pulses: Sequence[Row]) -> Row:
     waited, worked = trainer.get("wait_s", 0.0), trainer.get("busy_s", 0.0)
     busy, idle, paused = (rollout.get(key, 0.0) for key in ("busy_s", "idle_s", "paused_s"))
     spent = busy + idle + paused
-    return {
+    found = {
         "trainer_wait": waited / (waited + worked) if waited + worked else math.nan,
         "rollout_idle": idle / spent if spent else math.nan,
         "rollout_paused": paused / spent if spent else math.nan,
-        "rollout_prefill": rollout.get("emulated_prefill_s", 0.0) / spent if spent else math.nan,
     }
+    if "emulated_prefill_s" in rollout:  # real engines do not tell it apart
+        found["rollout_prefill"] = rollout["emulated_prefill_s"] / spent if spent else math.nan
+    return found
 
 
 def _emulated(config: RunConfig, data: RunData, counted: Sequence[Row], wall_s: float, tokens: int) -> Row:
@@ -126,6 +128,7 @@ def _emulated(config: RunConfig, data: RunData, counted: Sequence[Row], wall_s: 
         "trainer_alone_s": trainer_s * emulation.speedup / num_steps,
         "rollout_alone_s": rollout_s * emulation.speedup / num_steps,
         "bound_share": max(trainer_s, rollout_s) / wall_s,
+        "speedup": emulation.speedup,
         "late_share": late_share(last_counters(data), len(data.steps), data.steps[-1]["wall_s"]),
     }
 

@@ -37,7 +37,7 @@ from typing import Any
 import psutil
 
 from areal_like.process import command_words
-from benchmarks.runs import environment, mean_interval, write
+from benchmarks.runs import command_of, environment, mean_interval, write
 
 FIRST_STEP = 2
 """Counting begins when this step is done: processes are up, the pipeline is full."""
@@ -91,7 +91,7 @@ def main() -> None:
         print("too short to mean anything: it ran")
         return
     facts = {"rounds": rounds, "steps": steps, "overrides": options.overrides, "limit": LIMIT, **result}
-    path = write("telemetry", "python -m benchmarks.telemetry " + " ".join(sys.argv[1:]), {**facts, "runs": pairs})
+    path = write("telemetry", command_of("telemetry"), {**facts, "runs": pairs})
     print(f"written to {path}")
     raise SystemExit(0 if result["watched"]["cpu_lost"]["mean"] < LIMIT else 1)
 

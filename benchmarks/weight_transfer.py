@@ -38,7 +38,6 @@ import secrets
 import shutil
 import socket
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -57,7 +56,7 @@ from areal_like.messages import Heartbeat, Hello, Sampling
 from areal_like.trajectory import Segment
 from areal_like.weights import SHARED_MEMORY
 from benchmarks.gpu_suite.shapes import SHAPES, Shape, config_of, random_tensors
-from benchmarks.runs import write
+from benchmarks.runs import command_of, write
 from rollout.config import EngineSettings
 from rollout.engine.port import GenerationRequest, Interruption
 from rollout.receiver import JoinAs, VersionReceiver
@@ -391,7 +390,7 @@ def main() -> None:
     if unknown := set(ways) - set(WAYS):
         raise SystemExit(f"no way {', '.join(unknown)}; there are {', '.join(WAYS)}")
     repeats, refills = (1, 1) if options.quick else (5, 2)
-    command = "python -m benchmarks.weight_transfer " + " ".join(sys.argv[1:])
+    command = command_of("weight_transfer")
     rows: list[dict[str, Any]] = []
     machine: list[dict[str, float]] = []
     print("  ".join([f"{'way':14}", f"{'MB':>7}", *(f"{name:>10}" for name in COLUMNS)]), flush=True)

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from benchmarks.gpu_suite.isolation import Outcome, run_part
 from benchmarks.gpu_suite.parts import PARTS, Part, chosen
 from benchmarks.gpu_suite.tables import render
-from benchmarks.runs import RESULTS, write
+from benchmarks.runs import RESULTS, command_of, write
 
 SELF_CHECK = "SELF-CHECK ON A CPU: tiny shapes; it shows that the suite runs, and none of its figures means anything"
 SELF_CHECK_PATIENCE = 4
@@ -110,7 +110,7 @@ def _save(
             for outcome in outcomes
         },
     }  # fmt: skip
-    command = " ".join(["python -m benchmarks.gpu_suite", *sys.argv[1:]])
+    command = command_of("gpu_suite")
     if options.out is not None:
         print(f"written to {write('gpu_suite', command, result, options.out)}")
     elif is_complete:

@@ -46,7 +46,9 @@ def async_vs_sync(result: Result) -> str:
         lines = found["lines"]
         for place in dict.fromkeys(line["place"] for line in lines):
             rows = [_contender(line) for line in lines if line["place"] == place]
-            parts.append(f"**{place}**, {lines[0]['seeds']} seeds\n\n{table(head, rows)}")
+            speedup = lines[0].get("speedup")
+            pace = f", {speedup:g} times as fast as such GPUs" if speedup else ""
+            parts.append(f"**{place}**, {lines[0]['seeds']} seeds{pace}\n\n{table(head, rows)}")
         parts.append(f"<small>{part}: `{found['command']}`, {found['date']}.</small>")
     return "\n\n".join(parts)
 
@@ -69,7 +71,8 @@ def interruption(result: Result) -> str:
     for line in result["lines"]:
         half = line["ratio_half_width_95"]
         ratio = f"{line['ratio']:.3f}" + ("" if half is None else f" ± {half:.3f}")
-        shares = (f"{line[key]:.1%}" for key in ("rollout_idle", "rollout_paused", "rollout_prefill"))
+        keys = ("rollout_idle", "rollout_paused", "rollout_prefill")
+        shares = (f"{line[key]:.1%}" if key in line else "" for key in keys)
         rows.append((f"{line['place']}: `{line['way']}`", f"{line['samples_per_s']:,.2f}", ratio, *shares))
     return table(("", "samples/s", "over drain", "idle", "paused", "prefill"), rows)
 

@@ -69,12 +69,18 @@ def simulate(setup: Setup, varied: Mapping[str, str] | None = None) -> Trial:
 
 
 def job_of(setup: Setup) -> Job:
-    """The job that the config describes."""
+    """The job that the config describes, going on after `num_steps` for as long as it runs ahead.
+
+    Those steps do not count: for them nothing is left to generate, which would flatter asynchrony.
+    """
     config = setup.config
+    bound = config.staleness.bound
+    ahead = max(1, setup.num_steps // 5) if bound is None else bound
     return Job(
         groups_per_step=config.groups_per_step,
         group_size=config.group_size,
-        num_steps=setup.num_steps,
+        num_steps=setup.num_steps + ahead,
+        num_tail_steps=ahead,
         lengths=replace(setup.lengths, cap=config.sampling.max_new_tokens),
         prompt_tokens=setup.prompt_tokens,
         mode=config.mode,

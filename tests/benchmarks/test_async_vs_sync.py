@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import async_vs_sync, interruption, steady
-from benchmarks.contenders import Emulated, Real
+from benchmarks.contenders import APART, Emulated, Own, Real
 from benchmarks.steady import full_rate, late_share, refuse_distorted
 from controller.overrides import load_config
 
@@ -141,6 +141,28 @@ def test_real_contenders_consume_equal_samples():
     assert {config.samples_per_step for config in configs} == {32}
 
 
+def test_a_job_of_ones_own_keeps_its_batch_and_pools_but_for_the_baselines():
+    own = Own("configs/gsm8k.yaml", ("rollout.num_workers=6",), 2)
+    told = load_config(own.config, own.overrides).config
+    for contender in own.contenders([1, 4], None):
+        config = load_config(own.config, contender.overrides).config
+        changed = {key for key in type(config).model_fields if getattr(config, key) != getattr(told, key)}
+        assert changed <= {"mode", "staleness", "rollout"}, contender.name
+        assert config.rollout.model_dump(exclude={"interruption"}) == told.rollout.model_dump(exclude={"interruption"})
+    baselines = {one.name: one for one in own.baselines()}
+    assert APART in baselines
+    colocated = [load_config(own.config, one.overrides).config for name, one in baselines.items() if name != APART]
+    assert [(c.is_colocated, c.mode, c.rollout.num_workers, c.trainer.ranks) for c in colocated] == [
+        (True, "sync", 6 + told.trainer.ranks, told.trainer.ranks)
+    ]
+
+
+def test_a_job_on_cores_has_a_worker_a_core_as_a_baseline():
+    baselines = Own("configs/quickstart.yaml", (), 3).baselines()
+    assert [one.name for one in baselines] == [APART, "sync, a worker a core"]
+    assert load_config("quickstart", baselines[1].overrides).config.rollout.num_workers == 3
+
+
 def test_full_rate_grows_with_workers_and_falls_with_the_model():
     small, large = (load_config("emulated", [f"emulation.model={model}"]).config for model in ("1.5b", "7b"))
     twice = load_config("emulated", ["rollout.num_workers=12"]).config
@@ -155,7 +177,7 @@ def test_ways_of_interruption_are_compared_with_drain_within_a_seed():
             "way": way,
             "seed": seed,
             **dict.fromkeys(interruption.KEPT, 0.1),
-            "samples_per_s": rate * seed,
+            "tokens_per_s": rate * seed,
         }
         for seed in (1, 2)
         for way, rate in (("drain", 10.0), ("recompute", 12.0), ("keep_kv", 11.0))
