@@ -22,9 +22,9 @@ from typing import Any
 from benchmarks.measured import Measured, add_options
 from benchmarks.runs import command_of, train, write
 from benchmarks.staleness import LOSSES, MINI_BATCHES, OWN_LOSSES, SMALL, limit
+from benchmarks.warning import warning_of
 from controller.report.data import RunData
-from controller.report.finding import Weight
-from controller.report.learning import MIN_TREND_STEPS, accuracy_fall, find
+from controller.report.learning import accuracy_fall
 from controller.run_folder import RunFolder
 
 CONFIG = "configs/quickstart.yaml"
@@ -72,21 +72,13 @@ def measure(told: list[str], runs_dir: Path) -> Row:
 
 def told_when(data: RunData) -> Row:
     """At which step the report first spoke of the policy, with its words, and at which the accuracy had fallen."""
-    told = ((step["step"], said(data, step["step"])) for step in data.steps[MIN_TREND_STEPS - 1 :])
-    warned, words = next(((step, words) for step, words in told if words), (None, ""))
+    warned, words = warning_of(data)
     return {
         "warned": warned, "words": words,
         "fell": next((row["version"] for row in data.evals if has_fallen(data, row["version"])), None),
         "best": max(row["accuracy"] for row in data.evals), "last": data.evals[-1]["accuracy"],
         "evals": [(row["version"], row["accuracy"]) for row in data.evals],
     }  # fmt: skip
-
-
-def said(data: RunData, step: int) -> str:
-    """What the report would have said of the policy after a step, without evaluations; empty if nothing."""
-    then = replace(data, steps=[row for row in data.steps if row["step"] <= step], evals=[])
-    found = [rated.finding for rated in find(then) if rated.weight == Weight.POLICY]
-    return f"{found[0].title}. {found[0].detail}" if found else ""
 
 
 def has_fallen(data: RunData, version: int) -> bool:

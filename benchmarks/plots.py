@@ -323,6 +323,17 @@ def _divergence(result: Result) -> list[Panel]:
     ]
 
 
+def _sweep(result: Result) -> list[Panel]:
+    lines = result["lines"]
+    places = [line["value"] for line in lines]
+    told = (("accuracy_after", "final accuracy"), ("samples_per_s", "samples/s"))
+    return [
+        Panel(f"{title} by {lines[0]['key']}", places, [_from_spreads("", [line[key] for line in lines], "mean")])
+        for key, title in told
+        if None not in [line[key] for line in lines]
+    ]
+
+
 def _peer_trl(result: Result) -> list[Panel]:
     sides = list(dict.fromkeys(row["side"] for row in result["rows"]))
     seeds = sorted({row["seed"] for row in result["rows"]})
@@ -396,6 +407,7 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "reward_service": _reward_service,
     "routing": _routing,
     "soak": _soak,
+    "sweep": _sweep,
     "telemetry": _telemetry,
     "weight_transfer": _weight_transfer,
 }

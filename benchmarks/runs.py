@@ -55,6 +55,11 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
+def spread_of(values: Sequence[float]) -> dict[str, float]:
+    """Mean, lowest and highest."""
+    return {"mean": statistics.fmean(values), "low": min(values), "high": max(values)}
+
+
 def machine() -> dict[str, Any]:
     """What it was measured on."""
     model = platform.processor()

@@ -31,7 +31,12 @@ from typing import Any
 
 from benchmarks import pictures
 from benchmarks.measured import Measured, add_options
-from benchmarks.runs import command_of, mean_interval, train, write
+from benchmarks.runs import command_of, mean_interval, spread_of, train, write
+from benchmarks.sweep import KEYS, print_sweep, summarise, sweep
+from benchmarks.tables.form import ranged
+from benchmarks.warning import warning_of
+from controller.report.data import RunData
+from controller.run_folder import RunFolder
 
 LOSSES: dict[str, tuple[str, ...]] = {
     "decoupled": ("trainer.loss.proximal=recompute",),
@@ -48,8 +53,6 @@ BOUNDS, RATES = "0,1,2,4,8,16,unbounded", "5e-5,1e-4,2e-4"
 OWN_LOSSES = ("decoupled", "naive")
 TUNING_SEED = 1000
 MINI_BATCHES = 4
-KEYS = ("accuracy_before", "accuracy_after", "samples_per_s", "tokens_per_s", "train_wall_s", "trainer_wait_share",
-        "rollout_idle_share", "staleness_mean", "staleness_max", "steps", "groups_dropped", "audit")  # fmt: skip
 MONITORS = ("ess", "clip_fraction", "weight_truncated_share", "kl_behaviour_proximal", "kl_proximal_current",
             "entropy")  # fmt: skip
 """Metrics of the steps whose mean is kept: what a user would watch."""
@@ -75,7 +78,11 @@ def main() -> None:
     measured = Measured.of("staleness", options)
     if options.sweep:
         more = [*extra, *options.overrides]
-        print_sweep(sweep(config, options.sweep, seeds, more, options.runs_dir, measured))
+        rows = sweep(config, options.sweep, seeds, more, options.runs_dir, measured)
+        lines = summarise(rows)
+        print_sweep(lines)
+        if not options.quick:
+            print(f"written to {write('sweep', command_of('staleness'), {'rows': rows, 'lines': lines})}")
         measured.finish()
         return
     losses = options.losses.split(",") if options.losses else list(OWN_LOSSES if options.config else LOSSES)
@@ -143,7 +150,8 @@ class Jobs:
             summary = train(self._config, told, self._runs_dir)
             accuracy(summary)
             row = {"seed": seed, "max_staleness": bound, "loss": loss, **{key: summary[key] for key in KEYS}}
-            return row | monitors(Path(summary["folder"]) / "metrics.jsonl")
+            data = RunData.load(RunFolder(Path(summary["folder"])), max_samples=1)
+            return row | monitors(data) | {"warned": warning_of(data)[0]}
 
         return self._measured.row([self._config, *told], measure)
 
@@ -160,43 +168,9 @@ def accuracy(summary: Row) -> float:
     return float(summary["accuracy_after"])
 
 
-def sweep(
-    config: str, text: str, seeds: Sequence[int], overrides: Sequence[str], runs_dir: Path, measured: Measured
-) -> list[Row]:
-    """A user's own config at several values of one key."""
-    key, _, values = text.partition("=")
-    if not key or not values:
-        raise SystemExit(f"--sweep {text}: write KEY=A,B, such as staleness.max_staleness=0,2,8")
-    rows = []
-    for seed in seeds:
-        for value in values.split(","):
-            told = [f"seed={seed}", *overrides, f"{key}={value}"]
-            summary = measured.job(config, told, runs_dir)
-            rows.append(
-                {"key": key, "value": value, "seed": seed, **{name: summary[name] for name in (*KEYS, "measured")}}
-            )
-            print(f"seed {seed}  {key}={value}  accuracy {_short(summary['accuracy_after'])}  "
-                  f"samples/s {_short(summary['samples_per_s'])}", flush=True)  # fmt: skip
-    return rows
-
-
-def print_sweep(rows: Sequence[Row]) -> None:
-    """A line per value: means over seeds, lowest and highest in brackets; `-` where a run measured nothing."""
-    shown = ("accuracy_after", "samples_per_s", "staleness_mean", "trainer_wait_share", "rollout_idle_share")
-    print(f"\n{rows[0]['key']:28}" + "".join(f"{name:>28}" for name in shown))
-    for value in dict.fromkeys(row["value"] for row in rows):
-        cells = []
-        for name in shown:
-            values = [row[name] for row in rows if row["value"] == value]
-            cells.append("-" if None in values else _cell(_spread(values), 1 if name == "samples_per_s" else 3))
-        print(f"{value:28}" + "".join(f"{cell:>28}" for cell in cells))
-
-
-def monitors(metrics: Path) -> dict[str, float | None]:
+def monitors(data: RunData) -> dict[str, float | None]:
     """Means over the steps of a run."""
-    records = [json.loads(line) for line in metrics.read_text().splitlines()]
-    steps = [record for record in records if record.get("kind") == "step"]
-    found = {name: [step[name] for step in steps if name in step] for name in MONITORS}
+    found = {name: [step[name] for step in data.steps if name in step] for name in MONITORS}
     return {name: statistics.fmean(values) if values else None for name, values in found.items()}
 
 
@@ -212,7 +186,7 @@ def compare(rows: Sequence[Row], bounds: Sequence[str]) -> dict[str, Any]:
     points = {
         loss: {
             bound: {
-                key: _spread(of(loss, bound, key))
+                key: spread_of(of(loss, bound, key))
                 for key in ("accuracy_after", "samples_per_s", "staleness_mean", "ess")
             }
             for bound in bounds
@@ -239,10 +213,6 @@ def compare(rows: Sequence[Row], bounds: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"mean": statistics.fmean(values), "low": min(values), "high": max(values)}
-
-
 def _paired(values: Sequence[float]) -> dict[str, Any]:
     """Mean with the half width of its 95 % interval; null where one pair gives none."""
     mean, half = mean_interval(values)
@@ -267,16 +237,12 @@ def print_table(result: dict[str, Any]) -> None:
     for bound in result["bounds"]:
         for loss in result["points"]:
             point = result["points"][loss][bound]
-            print(f"{bound:14}{loss:12}{_cell(point['accuracy_after'], 3):>24}{_cell(point['samples_per_s'], 1):>26}"
-                  f"{point['staleness_mean']['mean']:12.2f}")  # fmt: skip
+            accuracy, rate = ranged(point["accuracy_after"], 3, "mean"), ranged(point["samples_per_s"], 1, "mean")
+            print(f"{bound:14}{loss:12}{accuracy:>24}{rate:>26}{point['staleness_mean']['mean']:12.2f}")
     for bound, paired in result["decoupled_minus_naive"].items():
         half = "" if paired["half_width_95"] is None else f" ± {paired['half_width_95']:.3f} (95 % interval)"
         print(f"max_staleness {bound}: accuracy of decoupled minus naive {paired['mean']:+.3f}{half}, "
               f"paired by seed: {', '.join(f'{value:+.3f}' for value in paired['pairs'])}")  # fmt: skip
-
-
-def _cell(spread: dict[str, float], digits: int) -> str:
-    return f"{spread['mean']:.{digits}f} ({spread['low']:.{digits}f} to {spread['high']:.{digits}f})"
 
 
 def plot(source: Path, picture: Path) -> Path:

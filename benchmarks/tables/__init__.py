@@ -18,6 +18,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         jobs.async_vs_sync,
         jobs.interruption,
         jobs.staleness,
+        jobs.sweep,
         jobs.divergence,
         jobs.peer_trl,
         jobs.engines,

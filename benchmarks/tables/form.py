@@ -37,3 +37,11 @@ def ratio_words(found: Result) -> str:
     """A geometric mean with its 95 % interval, and over how many pairs."""
     spread = "" if found["low"] is None else f" ({found['low']:.2f} to {found['high']:.2f})"
     return f"{found['mean']:.2f}{spread}, {len(found['pairs'])} seeds"
+
+
+SHOWN = ("accuracy_after", "samples_per_s", "staleness_mean", "trainer_wait_share", "rollout_idle_share")
+"""Of a job at one value of a swept key."""
+
+
+def spread_cell(line: Result, name: str) -> str:
+    return "-" if line[name] is None else ranged(line[name], 1 if name == "samples_per_s" else 3, "mean")

@@ -5,7 +5,7 @@ Owns: which figures of a result are shown. Refuses: numbers of its own.
 
 from __future__ import annotations
 
-from benchmarks.tables.form import Result, interval, ranged, ratio_words, table
+from benchmarks.tables.form import SHOWN, Result, interval, ranged, ratio_words, spread_cell, table
 
 
 def quickstart(result: Result) -> str:
@@ -101,6 +101,13 @@ def staleness(result: Result) -> str:
         f"{differences}."
     )
     return table(head, rows) + (f"\n\n{words}" if differences else "")
+
+
+def sweep(result: Result) -> str:
+    """One line per value of the key: means over seeds, lowest and highest."""
+    lines = result["lines"]
+    rows = [(line["value"], *(spread_cell(line, name) for name in SHOWN)) for line in lines]
+    return table((lines[0]["key"], *SHOWN), rows)
 
 
 def divergence(result: Result) -> str:
