@@ -8,9 +8,10 @@ Same tiny model (the quickstart's warm start, one per seed), prompts, reward, gr
 Ours is `mode: async` as shipped. TRL runs in an environment of its own, with both cores for every phase; its clock
 stands still while it evaluates, ours runs on. TRL is first tried for speed: several micro-batches, and continuous
 batching (set up as in benchmarks/engine.py) instead of `generate`. Then both are tuned on a seed that is not counted:
-over the same learning rates, and at the best of them with two updates a batch instead of one. The clock starts with the
-first step's generation. The accuracy is greedy, on the same held-out prompts, looked at every five batches; a run that
-never gets there counts with no time, and is named. samples/s: from that start until the accuracy is reached.
+over the same learning rates, and at the best of them with two updates a batch instead of one; ours also with ordinary
+PPO, which is what TRL has, instead of the decoupled loss. The clock starts with the first step's generation. The
+accuracy is greedy, on the same held-out prompts, looked at every five batches; a run that never gets there counts with
+no time, and is named. samples/s: from that start until the accuracy is reached.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,15 +52,21 @@ BATCHING = {
 }  # fmt: skip
 """Of TRL's continuous batching: as many answers at once as our engine takes, in pages for 160 tokens each."""
 SPEED_STEPS = 4
+LOSSES = {"recompute": (), "behaviour": ("trainer.loss.proximal=behaviour", "trainer.loss.weight.mode=off")}
 LONGEST_S = 3600
 """Of one run of TRL."""
 TUNING_SEED = 1000
 Settings = dict[str, Any]
-"""`lr`, `mini_batches` (updates a batch), and TRL's `micro_batch` and `is_continuous`."""
+"""`lr`, `mini_batches` (updates a batch), our `proximal`, TRL's `micro_batch` and `is_continuous`."""
 PLAIN: dict[str, Settings] = {
-    "ours": {"mini_batches": 1},
+    "ours": {"mini_batches": 1, "proximal": "recompute"},
     "trl": {"mini_batches": 1, "micro_batch": 64, "is_continuous": False},
 }
+VARIED: dict[str, tuple[Settings, ...]] = {
+    "ours": ({"mini_batches": 2}, {"proximal": "behaviour"}),
+    "trl": ({"mini_batches": 2},),
+}
+"""What is tried at the best learning rate. `behaviour` is ordinary PPO, as TRL's, without recomputed log-probs."""
 SIDES = tuple(PLAIN)
 SOURCES = (str(CONFIG), str(SIDE), str(LOCK))
 """What both sides are, beside this file."""
@@ -129,7 +136,7 @@ class Contest:
         """The settings that were soonest there (or most accurate) on the tuning seed."""
         plain = self._quickest() if side == "trl" else PLAIN[side]
         found = [self._try(side, {**plain, "lr": rate}) for rate in rates]
-        found.append(self._try(side, {**min(found, key=_soonest)["settings"], "mini_batches": 2}))
+        found += [self._try(side, {**min(found, key=_soonest)["settings"], **other}) for other in VARIED[side]]
         best: Settings = min(found, key=_soonest)["settings"]
         return best
 
@@ -185,7 +192,8 @@ class Contest:
             f"seed={seed}", f"model.path={self._model(seed)}", "model.init=null", "model.tokenizer=from_model",
             "warm_start=null", f"num_steps={self._steps}", f"groups_per_step={GROUPS}", f"group_size={GROUP_SIZE}",
             f"trainer.optimizer.lr={settings['lr']}", "trainer.optimizer.schedule=constant",
-            f"trainer.mini_batches={settings['mini_batches']}", f"data.eval.limit={EVAL_ROWS}",
+            f"trainer.mini_batches={settings['mini_batches']}", *LOSSES[settings["proximal"]],
+            f"data.eval.limit={EVAL_ROWS}",
             f"eval.every_steps={EVAL_EVERY}", f"eval.num_prompts={EVAL_ROWS}", "eval.at_start=false",
             "metrics.report=false",
         ]  # fmt: skip
@@ -195,6 +203,7 @@ class Contest:
         return {
             "time_to_s": reached_s, "samples_per_s": rate_until(folder, reached_s),
             "best": max(summary["accuracy_by_version"].values()), "folder": folder.name,
+            "evals": sorted((int(version), right) for version, right in summary["accuracy_by_version"].items()),
         }  # fmt: skip
 
     def _trl(self, seed: int, settings: Settings, num_batches: int = 0) -> Row:
@@ -210,8 +219,8 @@ class Contest:
                 "group_size": GROUP_SIZE, "micro_batch": settings["micro_batch"],
                 "batching": BATCHING if settings["is_continuous"] else None,
                 "max_new_tokens": MAX_NEW, "threads": num_cores(), "accuracy": self._accuracy,
-                "eval_every": every, "train_rows": [_row(row) for row in train_rows],
-                "eval_rows": [_row(row) for row in eval_rows],
+                "eval_every": every, "train_rows": _rows(train_rows),
+                "eval_rows": _rows(eval_rows),
             }  # fmt: skip
             spec = Path(out) / "spec.json"
             spec.write_text(json.dumps(told))
@@ -230,6 +239,7 @@ class Contest:
         return {
             "time_to_s": reached, "samples_per_s": seen[-1]["samples_per_s"],
             "best": max(one["accuracy"] for one in seen), "batches": seen[-1]["batch"],
+            "evals": [(one["batch"], one["accuracy"]) for one in seen],
         }  # fmt: skip
 
 
@@ -246,9 +256,8 @@ def _words(settings: Settings) -> str:
     return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
-def _row(row: dict[str, Any]) -> dict[str, str]:
-    """TRL adds no special token to a text; ours puts <bos> before a prompt."""
-    return {"prompt": f"<bos>{row['prompt']}", "answer": row["answer"]}
+def _rows(rows: Iterable[Row]) -> list[dict[str, str]]:
+    return [{"prompt": row["prompt"], "answer": row["answer"]} for row in rows]
 
 
 def compare(rows: Sequence[Row]) -> dict[str, Any]:

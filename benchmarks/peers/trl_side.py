@@ -57,7 +57,7 @@ class Accuracy(TrainerCallback):
         for first in range(0, len(rows), 64):
             batch = rows[first : first + 64]
             inputs = self.tokenizer([row["prompt"] for row in batch], return_tensors="pt", padding=True,
-                                    padding_side="left", add_special_tokens=False)  # fmt: skip
+                                    padding_side="left")  # fmt: skip
             inputs.pop("token_type_ids", None)
             out = model.generate(**inputs, do_sample=False, max_new_tokens=self.told["max_new_tokens"])
             for row, ids in zip(batch, out[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
@@ -73,6 +73,9 @@ def main() -> None:
     torch.set_num_threads(told["threads"])
     set_seed(told["seed"])
     tokenizer = AutoTokenizer.from_pretrained(told["model"])
+    first = tokenizer(told["eval_rows"][0]["prompt"])["input_ids"]
+    if first.count(tokenizer.bos_token_id) != 1:  # as our engine gives a prompt to the model, and as TRL tokenizes one
+        raise SystemExit(f"a prompt is to begin with one <bos>, and becomes {first}")
     model = AutoModelForCausalLM.from_pretrained(told["model"], dtype=torch.float32)
 
     def reward(completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any) -> list[float]:

@@ -27,14 +27,17 @@ def test_both_sides_are_tuned_and_what_was_tried_is_kept(tmp_path, monkeypatch):
         time_s = {"1e-4": 9.0, "2e-4": 5.0, "4e-4": None}[settings["lr"]]
         slower = 2.0 if settings["mini_batches"] == 2 and side == "ours" else 0.5
         time_s = time_s and time_s * (slower if settings["mini_batches"] == 2 else 1.0)
+        time_s = time_s and time_s * (0.9 if settings.get("proximal") == "behaviour" else 1.0)
         return {"time_to_s": time_s, "samples_per_s": float(settings.get("micro_batch", 1)), "best": 0.5}
 
     contest = peer_trl.Contest(0.9, 90, tmp_path, Measured(None))
     monkeypatch.setattr(contest, "_ours", partial(measured, "ours"))
     monkeypatch.setattr(contest, "_trl", partial(measured, "trl"))
-    assert contest.tuned("ours", peer_trl.RATES) == {"mini_batches": 1, "lr": "2e-4"}
+    assert contest.tuned("ours", peer_trl.RATES) == {
+        "mini_batches": 1, "proximal": "behaviour", "lr": "2e-4"
+    }  # fmt: skip
     assert contest.tuned("trl", peer_trl.RATES) == {
         "mini_batches": 2, "micro_batch": 192, "is_continuous": False, "lr": "2e-4"
     }  # fmt: skip
-    assert len(contest.tried) == 4 + 4 + 4
+    assert len(contest.tried) == 5 + 4 + 4
     assert [row["failed"] for row in contest.tried if "failed" in row] == ["no such backend"]

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import pictures, staleness
+from benchmarks import pictures, staleness, sweep, tables
+from controller.report.data import RunData
+from controller.run_folder import RunFolder
 
 BOUNDS = ["0", "4"]
 
@@ -51,11 +53,26 @@ def test_points_keep_the_lowest_and_the_highest_seed() -> None:
 
 
 def test_monitors_are_means_over_steps_alone(tmp_path: Path) -> None:
-    lines = [{"kind": "step", "ess": 1.0}, {"kind": "pulse", "ess": 9.0}, {"kind": "step", "ess": 0.5}]
+    lines = [
+        {"kind": kind, "step": n, "wall_s": n, "time_s": n, "ess": ess}
+        for n, (kind, ess) in enumerate((("step", 1.0), ("eval", 9.0), ("step", 0.5)), 1)
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = staleness.monitors(tmp_path / "metrics.jsonl")
+    found = staleness.monitors(RunData.load(RunFolder(tmp_path), max_samples=1))
     assert found["ess"] == 0.75
     assert found["entropy"] is None
+
+
+def test_a_sweep_has_a_line_per_value_and_no_number_where_nothing_was_measured() -> None:
+    def job(value: str, seed: int, accuracy: float | None) -> dict[str, Any]:
+        told = dict.fromkeys(sweep.SHOWN, 10.0 * seed)
+        return {"key": "staleness.max_staleness", "value": value, "seed": seed, **told, "accuracy_after": accuracy}
+
+    lines = sweep.summarise([job("0", 1, 0.5), job("8", 1, None), job("0", 2, 0.7), job("8", 2, 0.9)])
+    assert [line["value"] for line in lines] == ["0", "8"]
+    assert lines[0]["accuracy_after"] == {"mean": 0.6, "low": 0.5, "high": 0.7}
+    assert lines[1]["accuracy_after"] is None
+    assert "| 8 | - | 15.0 (10.0 to 20.0) |" in tables.TABLES["sweep"]({"lines": lines})
 
 
 def test_plot_follows_the_theme_and_says_which_file_it_shows(tmp_path: Path) -> None:
