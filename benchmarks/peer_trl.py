@@ -1,7 +1,7 @@
 """What would a laptop user get from TRL? GRPOTrainer and this project on the same job, to the same accuracy.
 
     python -m benchmarks.peer_trl --build          make .venv-trl from benchmarks/peers/trl.lock; a few minutes
-    python -m benchmarks.peer_trl                  both sides tuned, 5 seeds: about two hours on two cores
+    python -m benchmarks.peer_trl                  both sides tuned, 5 seeds: about an hour and a quarter on two cores
     python -m benchmarks.peer_trl --quick          one seed, no tuning: about 12 minutes; writes nothing
 
 Same tiny model (the quickstart's warm start, one per seed), prompts, reward, group size, batch, token limit and cores.
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--build", action="store_true")
     parser.add_argument("--index", default="", help="package index --build takes torch from")
     parser.add_argument("--accuracy", type=float, default=0.9)
-    parser.add_argument("--steps", type=int, default=90, help="at most")
+    parser.add_argument("--steps", type=int, default=60, help="at most")
     parser.add_argument("--seeds", default="1,2,3,4,5")
     parser.add_argument("--rates", default=",".join(RATES), help="learning rates both sides are tuned over")
     parser.add_argument("--quick", action="store_true")

@@ -38,6 +38,8 @@ class PromptTokens:
     ) -> None:
         self._tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer, template=template, add_bos=add_bos)
+        self._newest: tuple[str, list[int]] | None = None
+        """What was encoded last: a group's samples come one after the other, with the same row each."""
         self.max_context = max_context
         self.stop_ids = stop_ids
         """End-of-sequence ids of the model: sampled last, they end an answer."""
@@ -48,7 +50,7 @@ class PromptTokens:
 
     def prompt(self, row: Mapping[str, Any]) -> np.ndarray:
         """Prompt tokens of a data row [P], int32. Raises UserError for a row that cannot become a prompt."""
-        prompt_P = self._encoder.encode(row)
+        prompt_P = self._encode(row)
         if len(prompt_P) >= self.max_context:
             raise UserError(
                 f"the prompt has {len(prompt_P)} tokens and leaves no room for an answer in a context of "
@@ -56,6 +58,12 @@ class PromptTokens:
                 remedy="shorten the prompt, filter long rows, or raise rollout.engine.max_context",
             )
         return np.asarray(prompt_P, np.int32)
+
+    def _encode(self, row: Mapping[str, Any]) -> list[int]:
+        words = repr((row.get("prompt"), row.get("messages")))  # not the row itself: a workflow may change it
+        if self._newest is None or self._newest[0] != words:
+            self._newest = (words, self._encoder.encode(row))
+        return self._newest[1]
 
     def decode(self, tokens_R: np.ndarray) -> str:
         """Text of answer tokens, without special tokens (the end-of-sequence token is one)."""

@@ -201,3 +201,18 @@ def test_saved_tokenizer_is_loaded_from_the_model_folder(tmp_path):
 def test_folder_without_tokenizer_is_the_users_mistake(tmp_path):
     with pytest.raises(UserError, match="no tokenizer"):
         load_tokenizer(tmp_path, "from_model")
+
+
+def test_a_groups_prompt_is_encoded_once_and_what_a_workflow_changes_is_encoded_anew():
+    tokenizer = make_tokenizer(chat_template=CHAT)
+    tokens, calls = make_tokens(tokenizer), []
+    encode = tokenizer.encode
+    tokenizer.encode = lambda *args, **options: calls.append(args) or encode(*args, **options)
+    row = {"messages": [{"role": "user", "content": "y"}]}
+    first = tokens.prompt(row)
+    first[:] = 0  # a caller's own copy
+    assert text_of(tokenizer, tokens.prompt(row)).endswith("[user]y[assistant]")
+    assert len(calls) == 1
+    row["messages"].append({"role": "assistant", "content": "so"})
+    assert text_of(tokenizer, tokens.prompt(row)).endswith("[assistant]so")
+    assert len(calls) == 2
