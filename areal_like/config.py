@@ -55,6 +55,9 @@ class SamplingSettings(Settings):
     """Longest answer, in tokens."""
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end an answer, beside the model's own end-of-sequence ids."""
+    forced_lengths: str | None = None
+    """For benchmarks: training answers end at lengths drawn from this and nowhere else. `thinking@MEAN`, `MEAN`,
+    `MEAN:CV`, or a JSON file of groups, as `areal-like simulate --lengths`; max_new_tokens cuts them."""
 
 
 class StalenessSettings(Settings):

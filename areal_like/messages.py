@@ -104,6 +104,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Bound on the whole answer, tokens of earlier segments included."""
     stop_token_ids: tuple[int, ...] = ()
     """Beside the model's own end-of-sequence ids."""
+    ignore_eos: bool = False
+    """No token ends an answer, only max_new_tokens does."""
 
 
 class SampleTask(msgspec.Struct, frozen=True, kw_only=True):

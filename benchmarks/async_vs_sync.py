@@ -3,6 +3,7 @@
     python -m benchmarks.async_vs_sync --devices emulated:h800 --model 1.5b                         3 seeds, an hour
     python -m benchmarks.async_vs_sync --devices emulated:h800 --model 1.5b --floors 0.9,6,12 --bounds 4    two hours
     python -m benchmarks.async_vs_sync --devices real          3 seeds, 16, 64 and 384 a core: about an hour and a half
+    python -m benchmarks.async_vs_sync --devices real --sequences 64 --lengths thinking@28          forced, half an hour
     python -m benchmarks.async_vs_sync --devices emulated:h800 --model 7b --quick                     a few minutes
     python -m benchmarks.async_vs_sync configs/mine.yaml trainer.optimizer.lr=1e-5    your own job on its own devices
 
@@ -10,7 +11,8 @@
 *sync, pools apart*: on emulated devices also as the paper has it, with a pool for each phase.
 *one_step_off*: batch n+1 is generated while batch n trains. *async N*: max_staleness N. Emulated devices take the time
 a roofline gives (docs/decisions/0030-emulated-devices.md), everything else is real; every such figure is of a model of
-hardware. Lengths: on emulated devices a thinking model's, on real ones as they come. `bound share` is the rate over
+hardware. Lengths: on emulated devices a thinking model's; on real ones as they come, or forced (--lengths
+thinking@28: the same distribution, scaled to this mean). `bound share` is the rate over
 what the pool with more work could do if it never waited (benchmarks/steady.py), and `at most` the ratio to sync that
 it could then reach. A config of one's own keeps its batch and its pools: asynchronous modes run on them as they are,
 the baseline on them in turn or on all devices in both phases (on GPUs: colocated), whichever is faster. With --accuracy
@@ -60,11 +62,14 @@ def main() -> None:
         places = [*emulated]
     elif kind == "real":
         counts = [64] if options.quick else [int(count) for count in options.sequences.split(",")]
-        places = [Real(count, num_cores()) for count in counts]
+        places = [Real(count, num_cores(), lengths=options.lengths) for count in counts]
     elif kind == "own" and config:
-        places, options.overrides = [Own(config, tuple(options.overrides), num_cores())], []
+        places = [Own(config, tuple(options.overrides), num_cores(), options.lengths)]
+        options.overrides = []
     else:
         raise SystemExit(f"--devices {options.devices}: give real, emulated:GPU, or own with a CONFIG.")
+    if options.lengths and kind == "emulated":
+        raise SystemExit("--lengths is for other than emulated devices: those have emulation.mean_tokens.")
     seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
     extra = ["metrics.report=false", *batch] + (["num_steps=10"] if options.quick else [])
     if kind != "emulated" and options.accuracy is None:
@@ -97,6 +102,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--share", type=float, default=0.75, help="of them for rollout, but in sync")
     parser.add_argument("--floors", default="3", help="shortest decode step, ms; several with commas")
     parser.add_argument("--sequences", default="16,64,384", help="real: sequences a core")
+    parser.add_argument("--lengths", help="force the answers' lengths: thinking@MEAN, MEAN:CV, FILE.json of groups")
     parser.add_argument("--accuracy", type=float, help="real: tell the time until this accuracy")
     parser.add_argument("--eval-every", type=int, default=5, help="steps between evaluations, with --accuracy")
     parser.add_argument("--bounds", default="1,2,4,8", help="values of max_staleness")

@@ -134,23 +134,24 @@ class Emulated:
 
 @dataclass(frozen=True)
 class Real:
-    """This machine's cores: so many sequences a core in a step."""
+    """This machine's cores: so many sequences a core in a step. lengths: forced ones, as sampling.forced_lengths."""
 
     sequences: int
     cores: int
     group_size: int = 8
+    lengths: str | None = None
 
     @property
     def label(self) -> str:
         """For tables."""
-        return f"{self.cores} real cores, {self.sequences} sequences a core"
+        return f"{self.cores} real cores, {self.sequences} sequences a core{_told(self.lengths)}"
 
     def settings(self) -> tuple[str, ...]:
         """Batch and slots; a step's samples are `sequences` times the cores."""
         samples = self.sequences * self.cores
         return (
             f"groups_per_step={max(1, samples // self.group_size)}", f"group_size={min(self.group_size, samples)}",
-            f"rollout.engine.num_slots={samples}",
+            f"rollout.engine.num_slots={samples}", *_forced(self.lengths),
         )  # fmt: skip
 
     def baselines(self) -> list[Contender]:
@@ -190,17 +191,18 @@ class Real:
 class Own:
     """A job of one's own, on the devices its config names: only the mode changes, the bound, and the baseline's pools.
 
-    overrides: what the job is started with beside its config.
+    overrides: what the job is started with beside its config. lengths: forced ones.
     """
 
     config: str
     overrides: tuple[str, ...]
     cores: int
+    lengths: str | None = None
 
     @property
     def label(self) -> str:
         """For tables."""
-        return f"{Path(self.config).stem}, its own devices"
+        return f"{Path(self.config).stem}, its own devices{_told(self.lengths)}"
 
     def baselines(self) -> list[Contender]:
         """The config's own pools in turn; all devices in both phases, as far as the config's backend and engine can."""
@@ -230,7 +232,7 @@ class Own:
 
     def _contender(self, name: str, mode: str, *changes: str) -> Contender:
         """The job's own overrides come first: what makes the contender has the last word."""
-        return Contender(name, mode, (*self.overrides, *changes))
+        return Contender(name, mode, (*self.overrides, *_forced(self.lengths), *changes))
 
     def _is_possible(self, contender: Contender) -> bool:
         try:
@@ -238,3 +240,11 @@ class Own:
         except UserError:
             return False
         return True
+
+
+def _forced(lengths: str | None) -> tuple[str, ...]:
+    return () if lengths is None else (f"sampling.forced_lengths={lengths}",)
+
+
+def _told(lengths: str | None) -> str:
+    return "" if lengths is None else f" with lengths {lengths}"

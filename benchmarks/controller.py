@@ -7,10 +7,10 @@ Rollout workers and trainer are simulated by a second process that generates not
 with a trajectory of --tokens tokens, each batch at once with the next version. Every trajectory crosses a real socket,
 is checked, written to the ledger, acknowledged, and sent to the trainer in a batch.
 
-Counted from step FIRST_STEP on: trajectories a second of wall clock, and processor milliseconds of the controller's
-process for each. `durable`: kill -9 loses nothing that was acknowledged (the default). `fsync`: nor does power loss
-(group commit: one fsync for each burst of messages). `bare`: a ZeroMQ ROUTER that receives the same frames and answers
-each with an empty one, the limit of the sockets.
+Counted from step FIRST_STEP on: trajectories a second of wall clock, messages a second in and out, and processor
+milliseconds of the controller's process for each trajectory. `durable`: kill -9 loses nothing that was acknowledged
+(the default). `fsync`: nor does power loss (group commit: one fsync for each burst of messages). `bare`: a ZeroMQ
+ROUTER that receives the same frames and answers each with an empty one, the limit of the sockets.
 """
 
 from __future__ import annotations
@@ -136,9 +136,11 @@ class AnyRows:
 
 
 class Marks:
-    """Wall and processor time of this process whenever a step is done."""
+    """Wall and processor time of this process, and messages of its hub, whenever a step is done."""
 
     def __init__(self) -> None:
+        self.hub: Hub | None = None
+        self.messages: list[int] = []
         self.wall_s: list[float] = []
         self.cpu_s: list[float] = []
 
@@ -147,6 +149,8 @@ class Marks:
         if record["kind"] == "step":
             self.wall_s.append(time.perf_counter())
             self.cpu_s.append(time.process_time())
+            assert self.hub is not None, "a step before the start"
+            self.messages.append(self.hub.counters["sent"] + self.hub.counters["received"])
 
 
 async def serve(folder: Path, *, workers: int, steps: int, tokens: int, fsync: bool) -> dict[str, float]:
@@ -166,11 +170,13 @@ async def serve(folder: Path, *, workers: int, steps: int, tokens: int, fsync: b
     assert outcome.status == "completed", outcome
     report = audit(folder)
     assert report.is_clean, report.lines()
-    count = (steps - FIRST_STEP) * GROUPS * GROUP_SIZE
+    count, before = (steps - FIRST_STEP) * GROUPS * GROUP_SIZE, FIRST_STEP - 1
+    wall_s = marks.wall_s[-1] - marks.wall_s[before]
     return {
         "workers": workers,
-        "trajectories_per_s": count / (marks.wall_s[-1] - marks.wall_s[FIRST_STEP - 1]),
-        "cpu_ms_per_trajectory": 1e3 * (marks.cpu_s[-1] - marks.cpu_s[FIRST_STEP - 1]) / count,
+        "trajectories_per_s": count / wall_s,
+        "messages_per_s": (marks.messages[-1] - marks.messages[before]) / wall_s,
+        "cpu_ms_per_trajectory": 1e3 * (marks.cpu_s[-1] - marks.cpu_s[before]) / count,
     }
 
 
@@ -185,6 +191,7 @@ async def _server(
     coordinator = Coordinator.restore(settings, ledger.load())
     hub = Hub(run_id=RUN, role="controller", bind="tcp://127.0.0.1:0", curve_dir=None, accept=ACCEPTED)
     address = await hub.start()
+    marks.hub = hub
     journal, tally = Journal(folder / "metrics.jsonl"), Tally()
     journal.listen(marks)
     tracer = Tracer(folder / "controller.trace.jsonl", "controller")
@@ -312,7 +319,8 @@ def bare(tokens: int, count: int) -> dict[str, float]:
             router.send_multipart([frames[0], b""])
         wall_s, spent_s = time.perf_counter() - began_s, time.process_time() - cpu_s
         sender.join(30)
-    return {"trajectories_per_s": count / wall_s, "cpu_ms_per_trajectory": 1e3 * spent_s / count}
+    rate = count / wall_s
+    return {"trajectories_per_s": rate, "messages_per_s": 2 * rate, "cpu_ms_per_trajectory": 1e3 * spent_s / count}
 
 
 def _send_bare(port: int, tokens: int, count: int) -> None:
@@ -346,7 +354,7 @@ def main() -> None:
     sizes = [1, 8] if options.quick else [int(size) for size in options.workers.split(",")]
     steps, repeats = (3, 1) if options.quick else (options.steps, options.repeats)
     rows: list[dict[str, Any]] = []
-    print(f"{'':10} {'workers':>8} {'trajectories/s':>15} {'CPU ms each':>12}")
+    print(f"{'':10} {'workers':>8} {'trajectories/s':>15} {'messages/s':>12} {'CPU ms each':>12}")
     for _ in range(repeats):
         cases = [("durable", size) for size in sizes] + [("fsync", sizes[len(sizes) // 2])]
         for kind, workers in cases:
@@ -366,7 +374,8 @@ def main() -> None:
 
 def _print(row: dict[str, Any]) -> None:
     print(
-        f"{row['kind']:10} {row['workers']:8} {row['trajectories_per_s']:15,.0f} {row['cpu_ms_per_trajectory']:12.3f}",
+        f"{row['kind']:10} {row['workers']:8} {row['trajectories_per_s']:15,.0f} {row['messages_per_s']:12,.0f} "
+        f"{row['cpu_ms_per_trajectory']:12.3f}",
         flush=True,
     )
 

@@ -10,7 +10,6 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +185,8 @@ def _quickstart(result: Result) -> list[Panel]:
     return [Panel("greedy accuracy on held-out prompts", places, series, mark=0.9)]
 
 
-def _accuracy_and_speed(sides: str, result: Result) -> list[Panel]:
-    told = result[sides]
+def _paired(result: Result) -> list[Panel]:
+    told = result["sides"]
     return [
         Panel(title, list(told), [_from_intervals(title, (values[key] for values in told.values()))])
         for title, key in (("accuracy, 95 % interval", "accuracy_after"), ("samples/s, 95 % interval", "samples_per_s"))
@@ -394,11 +393,11 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "delta": _delta,
     "divergence": _divergence,
     "engine": _engine,
-    "engines": partial(_accuracy_and_speed, "engines"),
+    "engines": _paired,
     "gpu_suite": _gpu_suite,
     "interruption": _interruption,
     "logprob_memory": _logprob_memory,
-    "modes": partial(_accuracy_and_speed, "modes"),
+    "modes": _paired,
     "packing": _packing,
     "peer_trl": _peer_trl,
     "quickstart": _quickstart,

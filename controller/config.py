@@ -374,7 +374,8 @@ class RunConfig(Settings):
     @property
     def train_sampling(self) -> Sampling:
         """`sampling` as it travels in a task"""
-        return Sampling(**self.sampling.model_dump())
+        told = self.sampling.model_dump(exclude={"forced_lengths"})
+        return Sampling(**told, ignore_eos=self.sampling.forced_lengths is not None)
 
     @property
     def eval_sampling(self) -> Sampling:

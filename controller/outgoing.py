@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from areal_like import messages as m
 from areal_like.channel import Hub
 from areal_like.trajectory import Segment
@@ -37,6 +39,8 @@ class TaskSettings:
     train_sampling: m.Sampling
     eval_sampling: m.Sampling
     segment_tokens: int = 0
+    forced_lengths: Callable[[int, int], int] | None = None
+    """Tokens of the answer of (group, sample) in training; None: as they come."""
     load_deadline_s: float = 120.0
     """For a worker to get an announced version onto its host."""
 
@@ -151,9 +155,15 @@ class Outgoing:
             purpose=order.purpose,
             min_version=order.min_version,
             row=dict(row),
-            sampling=settings.eval_sampling if is_eval else settings.train_sampling,
+            sampling=settings.eval_sampling if is_eval else self._train_sampling(order),
             seed=stream_seed(settings.seed, order.purpose, order.group_id, order.sample_index),
             prefix=prefix,
             moved_from=order.moved_from,
             segment_tokens=0 if is_eval else settings.segment_tokens,
         )
+
+    def _train_sampling(self, order: p.LeaseOrder) -> m.Sampling:
+        sampling, forced = self._settings.train_sampling, self._settings.forced_lengths
+        if forced is None:
+            return sampling
+        return msgspec.structs.replace(sampling, max_new_tokens=forced(order.group_id, order.sample_index))

@@ -26,6 +26,7 @@ from controller import model_folder, model_init, user_code
 from controller.config import RunConfig, missing, silent_endpoints
 from controller.config_problems import Problem
 from controller.data import Table, load_demonstrations, load_eval, load_train
+from controller.forced_lengths import KEY, forced_lengths
 from controller.job_rows import Tables
 from controller.launch.cluster.survey import survey
 from controller.pool_sizes import fit_problem
@@ -76,6 +77,10 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         )
     if purpose == "sft" and config.warm_start is None:
         found.problems.append(Problem(("warm_start",), "is needed for supervised steps", "give warm_start.data"))
+    try:
+        forced_lengths(config)
+    except UserError as mistake:
+        found.problems.append(_as_problem(KEY, mistake))
     found.problems += _folders(config)
     found.problems += _packages(config)
     is_here = config.launch.kind == "local" or purpose == "sft"

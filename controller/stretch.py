@@ -34,6 +34,7 @@ from controller.config import RunConfig
 from controller.coordinator import Coordinator
 from controller.crew import Crew
 from controller.display import Display
+from controller.forced_lengths import forced_lengths
 from controller.job_rows import JobRows
 from controller.launch.choice import launcher_for
 from controller.launch.launcher import Launcher
@@ -366,6 +367,7 @@ class Stretch:
                 train_sampling=config.train_sampling,
                 eval_sampling=config.eval_sampling,
                 segment_tokens=config.rollout.segment_tokens,
+                forced_lengths=forced_lengths(config),
                 load_deadline_s=config.trainer.weights.deadline_s,
             ),
             num_steps=config.num_steps,

@@ -53,6 +53,11 @@ def emulation_problems(config: RunConfig) -> Iterator[Problem]:
         )
     if config.trainer.loss.kl_coef > 0:
         yield Problem(("trainer.loss.kl_coef", "emulation"), "a reference model is not emulated", "kl_coef: 0")
+    if config.sampling.forced_lengths is not None:
+        yield Problem(
+            ("sampling.forced_lengths", "emulation"), "emulated answers have drawn lengths already",
+            "emulation.mean_tokens",
+        )  # fmt: skip
     for key, name, find in (("gpu", emulation.gpu, gpu_named), ("model", emulation.model, model_named)):
         try:
             find(name, f"emulation.{key}")

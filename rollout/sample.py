@@ -206,10 +206,12 @@ class SampleRun:
     # ------------------------------------------------------------ inside
 
     def _sampling(self, max_new_tokens: int | None) -> Sampling:
-        """The task's sampling with the model's end-of-sequence ids among the stop ids."""
+        """The task's sampling with the model's end-of-sequence ids among the stop ids; none where they do not count."""
         given = self.task.sampling
         stop = tuple(dict.fromkeys((*given.stop_token_ids, *self._bench.tokens.stop_ids)))
         bound = given.max_new_tokens if max_new_tokens is None else max_new_tokens
+        if given.ignore_eos:
+            stop, bound = (), min(bound, given.max_new_tokens)
         return msgspec.structs.replace(given, stop_token_ids=stop, max_new_tokens=bound)
 
     def _end_of(self, answer: Segment, sampling: Sampling, num_prompt: int) -> FinishReason | None:

@@ -21,7 +21,7 @@ from areal_like.messages import BatchSample
 from areal_like.packing import partition
 from trainer.advantage import advantages, shaped_rewards
 from trainer.config import TrainerSettings
-from trainer.dealing import deal
+from trainer.dealing import deal_apart
 from trainer.loss import TokenInputs, token_coefficients
 from trainer.packed import PackedSequences
 
@@ -31,11 +31,13 @@ class MicroBatch:
     """Sequences whose forward and backward pass run together, and what the loss needs of their N sampled tokens.
 
     is_filler: its sequence is another micro-batch's and counts for nothing: this rank only keeps the others company.
+    is_silent: its gradient is zero, as no token has an advantage: the forward pass, for the metrics, is all it needs.
     """
 
     packed: PackedSequences
     inputs: TokenInputs
     is_filler: bool = False
+    is_silent: bool = False
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on `device`."""
@@ -78,13 +80,17 @@ def prepare_batch(
     rewards_B = np.asarray([sample.reward for sample in samples], np.float64)
     advantages_B = advantages(rewards_B, group_ids_B, settings.advantage)
     shares = split(lengths, group_ids_B.tolist(), settings.mini_batches)
-    dealt = [deal([lengths[i] for i in members], num_ranks, settings.micro_batch_tokens) for members in shares]
+    is_silent_B = (advantages_B == 0) & (settings.loss.kl_coef == 0 and settings.loss.entropy_coef == 0)
+    parts = [
+        deal_apart([lengths[i] for i in members], is_silent_B[members].tolist(), num_ranks, settings.micro_batch_tokens)
+        for members in shares
+    ]
     mini_batches = tuple(
-        _mini_batch([samples[i] for i in members], advantages_B[members], version, settings, dealt[number][rank])
-        for number, members in enumerate(shares)
+        _mini_batch([samples[i] for i in members], advantages_B[members], version, settings, dealt[rank], num_silent)
+        for members, (dealt, num_silent) in zip(shares, parts, strict=True)
     )
     metrics = _batch_metrics(samples, rewards_B, advantages_B, version, settings)
-    metrics |= _dealing_metrics(lengths, shares, dealt, settings.micro_batch_tokens)
+    metrics |= _dealing_metrics(lengths, shares, parts, settings.micro_batch_tokens)
     return PreparedBatch(version, mini_batches, metrics)
 
 
@@ -108,18 +114,20 @@ def _mini_batch(
     version: int,
     settings: TrainerSettings,
     own: Sequence[Sequence[int]],
+    num_silent: int,
 ) -> tuple[MicroBatch, ...]:
-    """The micro-batches `own` (indices of `samples`) of a mini-batch."""
+    """The micro-batches `own` (indices of `samples`) of a mini-batch; the first `num_silent` have no gradient."""
     coefficients_S = token_coefficients(
         [sample.trajectory.num_sampled for sample in samples], [sample.group_id for sample in samples], settings.loss
     )
     shortest = min(range(len(samples)), key=lambda index: len(samples[index].trajectory))
-    return tuple(
+    made = [
         _micro_batch([samples[i] for i in members], advantages_S[members], coefficients_S[members], version)
         if (members := list(chosen))
         else _filler(samples[shortest], version)
         for chosen in own
-    )
+    ]
+    return tuple(replace(one, is_silent=place < num_silent) for place, one in enumerate(made))
 
 
 def _filler(sample: BatchSample, version: int) -> MicroBatch:
@@ -145,17 +153,24 @@ def _micro_batch(
 
 
 def _dealing_metrics(
-    lengths: Sequence[int], shares: Sequence[Sequence[int]], dealt: Sequence[list[list[list[int]]]], capacity: int
+    lengths: Sequence[int],
+    shares: Sequence[Sequence[int]],
+    parts: Sequence[tuple[list[list[list[int]]], int]],
+    capacity: int,
 ) -> dict[str, float]:
-    """micro_batches: of one rank. rank_imbalance: by how much the fullest rank's tokens exceed the mean, summed over
-    mini-batches, since ranks wait for each other at the end of each."""
-    num_ranks = len(dealt[0])
-    num_micro = sum(len(ranks[0]) for ranks in dealt)
-    fullest = 0
-    for members, ranks in zip(shares, dealt, strict=True):
-        fullest += max(sum(lengths[members[i]] for chosen in own for i in chosen) for own in ranks)
+    """micro_batches: of one rank. forward_only_share: of the tokens, those without a backward pass. rank_imbalance: by
+    how much the fullest rank's tokens exceed the mean, summed over mini-batches, since ranks wait for each other at the
+    end of each."""
+    num_ranks = len(parts[0][0])
+    num_micro = sum(len(ranks[0]) for ranks, _ in parts)
+    fullest = silent = 0
+    for members, (ranks, num_silent) in zip(shares, parts, strict=True):
+        tokens = [[sum(lengths[members[i]] for i in chosen) for chosen in own] for own in ranks]
+        fullest += max(map(sum, tokens))
+        silent += sum(sum(own[:num_silent]) for own in tokens)
     return {
         "micro_batches": float(num_micro),
+        "forward_only_share": silent / sum(lengths),
         "packing_efficiency": sum(lengths) / (num_micro * num_ranks * capacity),
         "rank_imbalance": fullest * num_ranks / sum(lengths) - 1.0,
     }

@@ -1,7 +1,7 @@
 """Which rank trains on which sequences, and in which micro-batches.
 
-Owns: `deal`, `micro_batches`. Refuses: tensors, groups and denominators: advantages and the loss are settled over the
-whole batch before it is dealt, so that who computes a sequence changes nothing but who computes it.
+Owns: `deal`, `deal_apart`, `micro_batches`. Refuses: tensors, groups and denominators: advantages and the loss are
+settled over the whole batch before it is dealt, so that who computes a sequence changes nothing but who computes it.
 
 Sequences are first dealt so that ranks hold nearly equal tokens, then each rank packs its own (arXiv 2505.24298,
 Algorithm 1). Ranks meet in every forward and backward pass, so all get the same number of micro-batches; a rank that
@@ -18,6 +18,8 @@ SEARCH_NODES = 400
 """Combinations looked at, at most, to fill one micro-batch."""
 MAX_SEARCHED = 4096
 """With more sequences on a rank than this, Algorithm 1 alone is close to the best."""
+GRADIENT_PASSES = 3
+"""Cost of a forward and a backward pass, in forward passes."""
 
 
 def deal(lengths: Sequence[int], num_ranks: int, capacity: int) -> list[list[list[int]]]:
@@ -33,6 +35,31 @@ def deal(lengths: Sequence[int], num_ranks: int, capacity: int) -> list[list[lis
     ]
     num = max(len(found) for found in bins)
     return [_spread(found, num) for found in bins]
+
+
+def deal_apart(
+    lengths: Sequence[int], is_silent: Sequence[bool], num_ranks: int, capacity: int
+) -> tuple[list[list[list[int]]], int]:
+    """`deal`, with the silent sequences (they have no gradient) in micro-batches of their own, and how many those are.
+
+    They come first on every rank, and take a forward pass alone. All stay together where that costs no more passes, and
+    where every sequence is silent: an update wants a gradient, if only of zeros.
+    """
+    together = deal(lengths, num_ranks, capacity)
+    silent, loud = ([i for i, flag in enumerate(is_silent) if flag is wanted] for wanted in (True, False))
+    if not silent or not loud:
+        return together, 0
+    first, then = (
+        [
+            [[members[i] for i in chosen] for chosen in own]
+            for own in deal([lengths[i] for i in members], num_ranks, capacity)
+        ]
+        for members in (silent, loud)
+    )
+    num_silent = len(first[0])
+    if num_silent + GRADIENT_PASSES * len(then[0]) >= GRADIENT_PASSES * len(together[0]):
+        return together, 0
+    return [before + after for before, after in zip(first, then, strict=True)], num_silent
 
 
 def micro_batches(lengths: Sequence[int], capacity: int) -> list[list[int]]:

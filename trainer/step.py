@@ -8,6 +8,8 @@ What runs when. `prepare` is CPU work without the model and may run in another t
 before. `run`: with several mini-batches and `proximal: recompute`, the log-probs of the whole batch are computed once
 before its first update. With a single mini-batch that pass is left out: the policy has not moved yet when its one
 gradient is taken, so p = sg(c) bit for bit, u = 1, and w = exp(c - b). `behaviour` and `interpolate` never need it.
+Sequences without an advantage have no gradient (nothing else in the loss gives them one, with kl_coef and entropy_coef
+0): those that fill micro-batches of their own get no backward pass.
 
 Deterministic: on a CPU the same model, batch and settings give the same bits. On CUDA that takes
 `torch.use_deterministic_algorithms(True)`; the flash kernels' backward pass adds in any order without it.
@@ -135,12 +137,14 @@ class TrainStep:
             with torch.no_grad():
                 reference_N, _ = policy_logprobs(self.reference, micro_batch.packed, self._setup, with_entropy=False)
             inputs = replace(inputs, reference_N=reference_N)
-        current_N, entropy_N = self._logprobs(micro_batch, with_entropy=True)
-        assert entropy_N is not None
-        if self.settings.loss.entropy_coef == 0:
-            entropy_N = entropy_N.detach()
-        loss, sums = policy_loss(current_N, entropy_N, inputs, self.settings.loss)
-        self.policy.backward(loss, is_last=is_last)
+        with torch.set_grad_enabled(not micro_batch.is_silent):
+            current_N, entropy_N = self._logprobs(micro_batch, with_entropy=True)
+            assert entropy_N is not None
+            if self.settings.loss.entropy_coef == 0:
+                entropy_N = entropy_N.detach()
+            loss, sums = policy_loss(current_N, entropy_N, inputs, self.settings.loss)
+        if not micro_batch.is_silent:
+            self.policy.backward(loss, is_last=is_last)
         return sums.emptied() if micro_batch.is_filler else sums
 
     def _logprobs(self, micro_batch: MicroBatch, *, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:

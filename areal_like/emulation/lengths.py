@@ -1,6 +1,7 @@
 """How long emulated answers are, by group: answers to one prompt resemble each other.
 
-Owns: distributions of group lengths, one shipped table. Refuses: where measured groups come from, prompts' texts, time.
+Owns: distributions of group lengths, one shipped table, lengths by name. Refuses: where measured groups come from,
+prompts' texts, time.
 
 Between-group share. Of the variance of measured reasoning lengths 60 to 80 % lies between prompts; a pooled histogram
 would make groups too even and each step's longest answer too rare. So measured groups are drawn whole, and the other
@@ -30,6 +31,8 @@ github.com/tobypullan/logit_cot_overthinking publishes at commit f02cd56
 outcome (a third right, a third wrong, a third lost on the way): harder and longer than a random sample."""
 THINKING_BETWEEN = 0.75
 """Share of the log variance between prompts in the same counts."""
+MAX_GROUPS = 4096
+"""Groups whose common part `NamedDraws` remembers; more than are live in a usual run."""
 
 Draws = Callable[[np.random.Generator, int], np.ndarray]
 """Lengths of so many answers of one group."""
@@ -99,6 +102,23 @@ class Lengths:
         shares = shares.reshape(normal.shape)
         places = np.linspace(0, 1, len(self.quantiles))
         return np.exp(np.interp(shares, places, np.log(self.quantiles))) * self.scale
+
+
+class NamedDraws:
+    """The length of each answer by its names: the same seed, group and sample, the same length, whenever asked."""
+
+    def __init__(self, lengths: Lengths, seed: int) -> None:
+        self.lengths, self._seed = lengths, seed
+        self._groups: dict[int, Draws] = {}
+
+    def __call__(self, group: int, sample: int) -> int:
+        """Tokens of the whole answer. group, sample: any numbers from 0."""
+        draws = self._groups.get(group)
+        if draws is None:
+            if len(self._groups) >= MAX_GROUPS:
+                del self._groups[next(iter(self._groups))]
+            draws = self._groups[group] = self.lengths.group(np.random.default_rng((self._seed, group)))
+        return self.lengths.cut(draws(np.random.default_rng((self._seed, group, sample)), 1))[0]
 
 
 def thinking(cap: int = 1 << 30, mean: float | None = None) -> Lengths:

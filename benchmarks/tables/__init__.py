@@ -14,14 +14,12 @@ TABLES: dict[str, Callable[[Result], str]] = {
     function.__name__: function
     for function in (
         jobs.quickstart,
-        jobs.modes,
         jobs.async_vs_sync,
         jobs.interruption,
         jobs.staleness,
         jobs.sweep,
         jobs.divergence,
         jobs.peer_trl,
-        jobs.engines,
         jobs.soak,
         jobs.telemetry,
         jobs.checkpoint,
@@ -37,7 +35,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.reward_rates,
         parts.gpu_suite,
     )
-}
+} | {"modes": jobs.paired, "engines": jobs.paired}
 
 
 def markdown(name: str, result: Result) -> str:

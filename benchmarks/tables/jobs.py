@@ -20,18 +20,19 @@ def quickstart(result: Result) -> str:
     return table(head, rows)
 
 
-def modes(result: Result) -> str:
-    """Means with 95 % intervals, and the paired comparison with sync."""
+def paired(result: Result) -> str:
+    """Means with 95 % intervals, and the comparison with the first side, paired by seed."""
     rows = []
-    for mode, values in result["modes"].items():
-        against = result["against_sync"].get(mode)
+    for side, values in result["sides"].items():
+        against = result["against"].get(side)
         rows.append((
-            f"`{mode}`", interval(values["accuracy_after"], 3), interval(values["samples_per_s"], 0),
+            f"`{side}`", interval(values["accuracy_after"], 3), interval(values["samples_per_s"], 0),
             interval(values["tokens_per_s"], 0),
             interval(against["accuracy_difference"], 3, "+") if against else "",
             interval(against["throughput_ratio"], 2) if against else "",
         ))  # fmt: skip
-    head = ("mode", "accuracy", "samples/s", "tokens/s", "accuracy minus sync", "samples/s over sync")
+    base = result["base"]
+    head = ("", "accuracy", "samples/s", "tokens/s", f"accuracy minus {base}", f"samples/s over {base}")
     return table(head, rows)
 
 
@@ -137,24 +138,6 @@ def peer_trl(result: Result) -> str:
         if (found := result[key]) is not None:
             words.append(f"{what}: {ratio_words(found)}")
     return table(head, rows) + "\n\n" + "; ".join([*words, f"TRL {result['versions']['trl']}"]) + "."
-
-
-def engines(result: Result) -> str:
-    """Benchmark: engines, and below it the paired differences."""
-    rows = [
-        [engine, *(f"{values[key][0]:,.{digits}f} ± {values[key][1]:,.{digits}f}" for key, digits in _ENGINE_COLUMNS)]
-        for engine, values in result["engines"].items()
-    ]
-    difference, ratio = result["accuracy_difference"], result["throughput_ratio"]
-    seeds = len({row["seed"] for row in result["rows"]})
-    return (
-        table(["engine", "accuracy", "samples/s", "tokens/s"], rows)
-        + f"\n\nSGLang against embedded, {seeds} seeds paired: accuracy {difference[0]:+.3f} ± {difference[1]:.3f}, "
-        f"samples/s x {ratio[0]:.2f} ± {ratio[1]:.2f}."
-    )
-
-
-_ENGINE_COLUMNS = (("accuracy_after", 3), ("samples_per_s", 1), ("tokens_per_s", 0))
 
 
 def soak(result: Result) -> str:

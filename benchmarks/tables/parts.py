@@ -30,10 +30,12 @@ def controller(result: Result) -> str:
     rows = []
     for (kind, workers), found in cases.items():
         speeds, costs = (sorted(row[key] for row in found) for key in ("trajectories_per_s", "cpu_ms_per_trajectory"))
+        messages = sorted(row.get("messages_per_s", 0.0) for row in found)
         middle = len(found) // 2
         rows.append((kind, str(workers), f"{speeds[middle]:,.0f} ({speeds[0]:,.0f} to {speeds[-1]:,.0f})",
+                     f"{messages[middle]:,.0f}" if messages[0] else "-",
                      f"{costs[middle]:.3f} ({costs[0]:.3f} to {costs[-1]:.3f})"))  # fmt: skip
-    return table(("", "workers", "trajectories/s", "CPU ms for each"), rows)
+    return table(("", "workers", "trajectories/s", "messages/s in and out", "CPU ms for each"), rows)
 
 
 def simulator(result: Result) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def setup_of(arguments: argparse.Namespace, config: RunConfig) -> plan.Setup:
     """What the arguments describe. Raises UserError."""
     cap = config.sampling.max_new_tokens
     run = RunFolder(find_run(arguments.calibrate).root) if arguments.calibrate else None
-    lengths = arguments.lengths or (str(run.root) if run else "")
+    lengths = arguments.lengths or (str(run.root) if run else config.sampling.forced_lengths or "")
     setup = plan.Setup(
         config=config,
         lengths=parse_lengths(lengths, cap) if lengths else Lengths(f"log-normal {cap // 3}", mean=cap / 3, cap=cap),
@@ -155,8 +155,16 @@ def _print(trials: Sequence[plan.Trial]) -> None:
             f"best: {_varied(chosen)}: {chosen.outcome.samples_per_s / slowest:.2f}x the slowest; "
             "of those within 2 % of the fastest the freshest"
         )
+    else:
+        print(f"staleness of the groups trained on: {_histogram(trials[0].outcome.staleness)}")
     if trials[0].outcome.steps and plan.job_of(trials[0].setup).is_by_group:
         print("a job of this size is simulated with whole groups as the unit of work")
+
+
+def _histogram(staleness: Mapping[int, int]) -> str:
+    """Each staleness with its share of the groups."""
+    whole = sum(staleness.values())
+    return ", ".join(f"{age}: {count / whole:.1%}" for age, count in sorted(staleness.items())) or "no step was counted"
 
 
 def facts(trial: plan.Trial) -> dict[str, Any]:

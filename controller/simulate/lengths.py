@@ -17,31 +17,33 @@ from controller.run_folder import RunFolder
 THINKING = "thinking"
 
 
-def parse_lengths(text: str, cap: int) -> Lengths:
+def parse_lengths(text: str, cap: int, where: str = "--lengths") -> Lengths:
     """`thinking`, `MEAN`, `MEAN:CV`, a run's folder, or a JSON file with a list of lists of lengths (key `groups`
-    allowed); `@MEAN` behind all but the second and third scales the mean. Raises UserError."""
+    allowed); `@MEAN` behind all but the second and third scales the mean. where: the setting that
+    an error names. Raises UserError."""
     name, _, wanted = text.partition("@")
     path = Path(name)
     if name == THINKING:
-        return thinking(cap, _positive(wanted) if wanted else None)
+        return thinking(cap, _positive(wanted, where) if wanted else None)
     if path.is_dir():
         found = Lengths(path.name, groups=_of_run(path), cap=cap)
     elif path.suffix == ".json":
         found = Lengths(path.name, groups=_of_file(path), cap=cap)
     else:
-        return _log_normal(text, cap)
+        return _log_normal(text, cap, where)
     if not wanted:
         return found
     plain = sum(map(sum, found.groups)) / sum(map(len, found.groups))
-    return Lengths(text, groups=found.groups, cap=cap, scale=_positive(wanted) / plain)
+    return Lengths(text, groups=found.groups, cap=cap, scale=_positive(wanted, where) / plain)
 
 
-def _log_normal(text: str, cap: int) -> Lengths:
+def _log_normal(text: str, cap: int, where: str) -> Lengths:
     mean, _, cv = text.partition(":")
-    return Lengths(f"log-normal {text}", mean=_positive(mean), cv=_positive(cv) if cv else 0.9, cap=cap)
+    spread = _positive(cv, where) if cv else 0.9
+    return Lengths(f"log-normal {text}", mean=_positive(mean, where), cv=spread, cap=cap)
 
 
-def _positive(text: str) -> float:
+def _positive(text: str, where: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -49,7 +51,7 @@ def _positive(text: str) -> float:
     if not value > 0 or math.isinf(value):
         raise UserError(
             f"{text!r} is neither a file nor a positive number",
-            where="--lengths",
+            where=where,
             remedy="thinking, MEAN, MEAN:CV, a run's folder, or a JSON file of groups; @MEAN behind a name scales it",
         )
     return value

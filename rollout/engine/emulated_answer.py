@@ -16,14 +16,12 @@ import numpy as np
 
 from areal_like.config import EmulationSettings
 from areal_like.emulation.device import lengths_of
-from areal_like.emulation.lengths import Draws
+from areal_like.emulation.lengths import NamedDraws
 from areal_like.emulation.replica import Sequence
 from areal_like.trajectory import Segment
 from rollout.engine.port import EndReason, GenerationOutcome, GenerationRequest
 
 LOGPROB = -1.0
-MAX_GROUPS = 4096
-"""Prompts whose common part is remembered; more than are ever live on one worker."""
 
 
 @dataclass(eq=False)
@@ -61,14 +59,15 @@ class Planner:
     """Draws lengths; the same for the same seed, prompt and sample, whatever the mode."""
 
     def __init__(self, emulation: EmulationSettings, *, max_new_tokens: int, max_context: int, seed: int) -> None:
-        self._scale, self._max_context, self._seed = emulation.token_scale, max_context, seed
+        self._scale, self._max_context = emulation.token_scale, max_context
         self.lengths = lengths_of(emulation, max_new_tokens)
-        self._groups: dict[int, Draws] = {}
+        self._draws = NamedDraws(self.lengths, seed)
 
     def plan(self, request: GenerationRequest) -> Plan | None:
         """How the answer will end; None where its prefix is that long already."""
         num_prefix = len(request.prefix)
-        emulated = self._length(request)
+        group = request.share_key if request.share_key >= 0 else request.seed
+        emulated = self._draws(group, request.seed)
         most = min(request.sampling.max_new_tokens, self._max_context - len(request.prompt_P))
         stop, reason = math.ceil(emulated / self._scale), "stop"
         if stop > most:
@@ -79,16 +78,6 @@ class Planner:
             stop = num_prefix + request.segment_tokens
             return Plan(stop, "segment", stop * self._scale)
         return Plan(stop, "stop" if reason == "stop" else "length", emulated)
-
-    def _length(self, request: GenerationRequest) -> int:
-        """Emulated tokens of the whole answer."""
-        key = request.share_key if request.share_key >= 0 else request.seed
-        group = self._groups.get(key)
-        if group is None:
-            if len(self._groups) >= MAX_GROUPS:
-                del self._groups[next(iter(self._groups))]
-            group = self._groups[key] = self.lengths.group(np.random.default_rng((self._seed, key)))
-        return self.lengths.cut(group(np.random.default_rng((self._seed, key, request.seed)), 1))[0]
 
 
 def segment_of(answer: Answer, stop: int) -> Segment:

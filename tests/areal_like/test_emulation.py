@@ -7,7 +7,7 @@ import pytest
 
 from areal_like.config import EmulationSettings
 from areal_like.emulation.device import EmulatedClock, Lateness, roofline_of
-from areal_like.emulation.lengths import THINKING_QUANTILES, thinking
+from areal_like.emulation.lengths import THINKING_QUANTILES, NamedDraws, thinking
 from areal_like.emulation.replica import Replica, Sequence
 from areal_like.errors import UserError
 
@@ -97,3 +97,13 @@ def test_being_early_is_no_lateness():
     assert lateness.counters() == {
         "emulation_late_s": 0.5, "emulation_late_max_s": 0.5, "emulation_wakes": 2.0,
     }  # fmt: skip
+
+
+def test_a_length_belongs_to_its_name_whatever_was_asked_before():
+    names = [(group, sample) for group in range(50) for sample in range(6)]
+    first, second = NamedDraws(thinking(mean=100), 3), NamedDraws(thinking(mean=100), 3)
+    found = {name: first(*name) for name in names}
+    assert found == {name: second(*name) for name in reversed(names)}
+    assert found != {name: NamedDraws(thinking(mean=100), 4)(*name) for name in names}
+    log = np.log([[found[group, sample] for sample in range(6)] for group in range(50)])
+    assert log.mean(axis=1).var() > log.var(axis=1).mean()  # answers to one prompt resemble each other

@@ -13,6 +13,19 @@ from areal_like.trajectory import Segment
 from trainer.tokenizers import build_tokenizer
 
 
+def test_an_answer_of_forced_length_goes_on_past_its_end_and_stops_where_it_was_told(rig, fake):
+    async def scenario(r):
+        await r.ready()
+        r.lease(fake.task(7, sampling=m.Sampling(max_new_tokens=9, ignore_eos=True)))
+        await r.until(lambda: r.got(m.SampleFinished), "SampleFinished")
+        [done] = r.got(m.SampleFinished)
+        assert r.engine.requests[0].sampling.stop_token_ids == ()
+        assert done.trajectory.finish_reason == "length"
+        assert int(done.trajectory.loss_mask_T.sum()) == 9  # the fake model's own end comes after 6
+
+    rig(scenario)
+
+
 def test_lease_becomes_a_scored_sample_and_is_forgotten_after_its_ack(rig, fake):
     async def scenario(r):
         await r.ready()

@@ -76,7 +76,7 @@ def lead(training: Training, scene: dict[str, Any], batches: Path) -> None:
         batch = read_batch(batches, (step - 1) % scene["num_batches"] + 1)
         prepared = training.prepare(batch.samples, step)
         if scene.get("bad_step") == step:
-            prepared.mini_batches[0][0].inputs.advantage_N[0] = float("nan")  # on this rank alone
+            prepared.mini_batches[0][-1].inputs.advantage_N[0] = float("nan")  # on this rank alone; it has a gradient
         metrics.append(training.run(prepared))
         print("step", step, flush=True)
         if step == scene.get("save_at"):

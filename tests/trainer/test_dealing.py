@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from areal_like.packing import pack
 from trainer.batch import prepare_batch
 from trainer.config import TrainerSettings
-from trainer.dealing import deal, micro_batches, pack_closely
+from trainer.dealing import deal, deal_apart, micro_batches, pack_closely
 
 DATA = Path(os.environ.get("AREAL_LIKE_TEST_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 LENGTHS_FILE = DATA / "response_lengths.json"
 SEQUENCES_PER_RANK = 256
+DEALT = ("micro_batches", "packing_efficiency", "forward_only_share")
+"""Metrics of how a batch was dealt, which depends on the number of ranks."""
 lengths_of = st.lists(st.integers(1, 120), min_size=1, max_size=60)
 
 
@@ -47,6 +49,30 @@ def test_closer_packing_never_overfills_and_never_needs_more_than_algorithm_1_di
         assert sorted(i for members in bins for i in members) == list(range(len(lengths)))
         assert all(0 < sum(lengths[i] for i in members) <= capacity for members in bins)
     assert len(micro_batches(lengths, capacity)) <= len(pack(lengths, capacity))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    sequences=st.lists(st.tuples(st.integers(1, 120), st.booleans()), min_size=1, max_size=60),
+    num_ranks=st.integers(1, 8),
+    capacity=st.integers(40, 200),
+)
+def test_silent_sequences_come_first_on_every_rank_and_only_where_that_saves_passes(
+    sequences: list[tuple[int, bool]], num_ranks: int, capacity: int
+) -> None:
+    lengths, is_silent = ([one[place] for one in sequences] for place in (0, 1))
+    dealt, num_silent = deal_apart(lengths, is_silent, num_ranks, capacity)
+    assert len({len(own) for own in dealt}) == 1
+    assert sorted(i for own in dealt for members in own for i in members) == list(range(len(lengths)))
+    together = len(deal(lengths, num_ranks, capacity)[0])
+    if num_silent:
+        assert all(
+            is_silent[i] == (place < num_silent) for own in dealt for place, members in enumerate(own) for i in members
+        )
+        assert num_silent + 3 * (len(dealt[0]) - num_silent) < 3 * together
+        assert len(dealt[0]) > num_silent  # an update has a gradient
+    else:
+        assert len(dealt[0]) == together
 
 
 def test_closer_packing_finds_what_taking_the_longest_first_misses() -> None:
@@ -113,7 +139,7 @@ def test_ranks_share_out_the_batch_of_one_process(aggregation: str, made_samples
         )
         assert found == expected
         assert len({len(part.mini_batches[number]) for part in parts}) == 1
-    common = {key: value for key, value in whole.metrics.items() if key not in ("micro_batches", "packing_efficiency")}
+    common = {key: value for key, value in whole.metrics.items() if key not in DEALT}
     assert all(part.metrics == parts[0].metrics for part in parts)
     assert all(parts[0].metrics[key] == value for key, value in common.items() if key != "rank_imbalance")
     assert whole.metrics["rank_imbalance"] == pytest.approx(0.0)

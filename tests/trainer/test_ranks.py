@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -41,6 +42,8 @@ JOB = Path(__file__).with_name("rank_job.py")
 REPOSITORY = JOB.parents[2]
 STEPS, HALF = 20, 10
 LIMIT_S = 300.0
+SILENT = (5, 6)
+"""Groups without an advantage."""
 LOSS_ATOL, WEIGHT_ATOL = 2e-5, 2e-4
 SETTINGS: dict[str, Any] = {
     "optimizer": {"lr": 1e-3, "schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.01, "max_grad_norm": 0.5},
@@ -75,7 +78,7 @@ class Stage:
             "role": "trainer", "name": "trainer", "run_id": "t", "run_dir": str(self.folder / name),
             "hub_address": "tcp://127.0.0.1:1", "parent_pid": os.getpid(), "seed": 1,
             "model": ModelSettings(path=str(self.prepared)), "sampling": SamplingSettings(temperature=0.9),
-            "staleness": StalenessSettings(), "groups_per_step": 5, "group_size": 4, "num_steps": STEPS,
+            "staleness": StalenessSettings(), "groups_per_step": 7, "group_size": 4, "num_steps": STEPS,
             "weight_dir": str(self.folder / name / "weights"), "num_ranks": ranks,
             "ranks_address": f"tcp://127.0.0.1:{free_port()}",
             "settings": {**SETTINGS, "ranks": ranks, "weights": {"kind": "disk"}, **settings},
@@ -141,7 +144,13 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory, made_model: Any, made_samples: Any) -> Stage:
-    batches = [made_samples([4, 3, 4, 2, 4], version=step, seed=step) for step in range(STEPS)]
+    batches = [
+        [
+            msgspec.structs.replace(one, reward=1.0) if one.group_id in SILENT else one
+            for one in made_samples([4, 3, 4, 2, 4, 4, 4], version=step, seed=step)
+        ]
+        for step in range(STEPS)
+    ]
     return Stage(tmp_path_factory.mktemp("ranks"), made_model(tie_word_embeddings=False), batches)
 
 
@@ -200,6 +209,7 @@ def zero(fsdp: Stage) -> Stage:
 def assert_agree(stage: Stage, name: str, torch_metrics: list[dict[str, float]]) -> None:
     assert_steps_agree(stage.metrics(name), torch_metrics)
     assert_states_agree(stage, name)
+    assert any(row["forward_only_share"] > 0 for row in stage.metrics(name)), "nothing silent was left out"
 
 
 def assert_steps_agree(ours: list[dict[str, float]], torch_metrics: list[dict[str, float]]) -> None:

@@ -364,3 +364,63 @@ def test_learning_rate_zero_changes_no_weight(tiny_model: Callable[..., Any], ma
     metrics = trainer.run(trainer.prepare(make_samples(UNEQUAL), version=3))
     assert metrics["grad_norm"] > 0
     assert all(torch.equal(a, b) for a, b in zip(before, _weights(model), strict=True))
+
+
+# ---------------------------------------------------------------- nothing to learn
+
+
+def _partly_silent(make_samples: Any) -> list[BatchSample]:
+    """Half of the groups with one reward each: no advantage."""
+    samples = make_samples((4,) * 8, max_answer=20)
+    return [
+        msgspec.structs.replace(one, reward=1.0 if one.group_id % 2 else float(one.sample_index % 2)) for one in samples
+    ]
+
+
+@pytest.mark.parametrize("proximal", ["recompute", "behaviour", "interpolate"])
+@pytest.mark.parametrize("mini_batches", [1, 2])
+def test_sequences_without_an_advantage_cost_no_backward_pass_and_change_nothing(
+    mini_batches: int, proximal: Any, tiny_model: Callable[..., Any], make_samples: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = _partly_silent(make_samples)
+    config = _settings(loss=LossSettings(proximal=proximal), mini_batches=mini_batches)
+    apart, together = _trainer(tiny_model(), config), _trainer(tiny_model(), config)
+    prepared = apart.prepare(samples, version=3)
+    silent = [one for mini_batch in prepared.mini_batches for one in mini_batch if one.is_silent]
+    assert silent
+    assert not any(one.inputs.advantage_N.any() for one in silent)
+    assert prepared.metrics["forward_only_share"] == pytest.approx(
+        sum(one.packed.num_tokens for one in silent) / prepared.metrics["tokens"]
+    )
+    backwards: list[bool] = []
+    backward = apart.policy.backward
+    monkeypatch.setattr(
+        apart.policy, "backward", lambda loss, *, is_last: (backwards.append(is_last), backward(loss, is_last=is_last))
+    )
+    metrics = apart.run(prepared)
+    assert len(backwards) == metrics["micro_batches"] - len(silent)
+    assert backwards.count(True) == mini_batches  # an update still knows its last gradient
+    whole = together.prepare(samples, version=3)
+    loud = tuple(tuple(replace(one, is_silent=False) for one in mini_batch) for mini_batch in whole.mini_batches)
+    expected = together.run(replace(whole, mini_batches=loud))
+    assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    ours, theirs = (_weights(trainer.policy.model) for trainer in (apart, together))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("loss", [{"entropy_coef": 0.1}, {"kl_coef": 0.1}])
+def test_where_the_loss_has_more_than_advantages_every_sequence_has_a_gradient(loss: Any, make_samples: Any) -> None:
+    samples = _partly_silent(make_samples)
+    assert prepare_batch(samples, 3, _settings()).metrics["forward_only_share"] > 0
+    assert prepare_batch(samples, 3, _settings(loss=LossSettings(**loss))).metrics["forward_only_share"] == 0
+
+
+def test_a_batch_without_any_advantage_still_makes_its_update(
+    tiny_model: Callable[..., Any], make_samples: Any
+) -> None:
+    samples = [msgspec.structs.replace(one, reward=1.0) for one in make_samples((4,) * 8)]
+    trainer = _trainer(tiny_model(), _settings())
+    before = _weights(trainer.policy.model)
+    metrics = trainer.run(trainer.prepare(samples, version=3))
+    assert (metrics["updates"], metrics["grad_norm"], metrics["forward_only_share"]) == (1.0, 0.0, 0.0)
+    assert len(before) == len(_weights(trainer.policy.model))

@@ -203,6 +203,7 @@ class Attempts:
             "top_k": sampling.top_k or -1,
             "max_new_tokens": left - len(answer),
             "stop_token_ids": list(sampling.stop_token_ids),
+            "ignore_eos": sampling.ignore_eos,
         }
         if self._is_seeded:
             asked["sampling_seed"] = request.seed % 2**63

@@ -126,7 +126,7 @@ class FakeWorld:
 
     @staticmethod
     def ask(request_id: int = 1, max_new_tokens: int = 20, prefix: Segment | None = None, **more: Any) -> Any:
-        sampling = {key: more.pop(key) for key in ("stop_token_ids",) if key in more}
+        sampling = {key: more.pop(key) for key in ("stop_token_ids", "ignore_eos") if key in more}
         return GenerationRequest(
             request_id=request_id, prompt_P=np.array([5, 6, 7], np.int32), prefix=prefix or Segment.empty(),
             sampling=Sampling(max_new_tokens=max_new_tokens, **sampling), seed=1, **more,

@@ -48,6 +48,7 @@ class Server:
         spans, told, tokens = [], 0, []
         every, finish = self.arguments.stream_interval, None
         give_up_at = int(os.environ.get("FAKE_ABORT_AT", "0"))
+        eos = -1 if body["sampling_params"]["ignore_eos"] else int(os.environ.get("FAKE_EOS", "-1"))
         while finish is None:
             await asyncio.sleep(TICK_S)
             if mine["is_aborted"]:
@@ -59,7 +60,7 @@ class Server:
                 if not spans or spans[-1]["version"] != self.version:
                     spans.append({"version": self.version, "start": len(tokens) - 1, "end": 0})
                 spans[-1]["end"] = len(tokens)
-                if tokens[-1] in body["sampling_params"]["stop_token_ids"]:
+                if tokens[-1] in (eos, *body["sampling_params"]["stop_token_ids"]):
                     finish = {"type": "stop", "matched": tokens[-1]}
                 elif len(tokens) >= limit:
                     finish = {"type": "length", "length": limit}

@@ -46,6 +46,19 @@ def test_ends_are_told_apart(fake_world):
     fake_world.run(body())
 
 
+def test_an_answer_of_forced_length_does_not_end_at_the_models_own_end(fake_world):
+    async def body():
+        fake_world.monkeypatch.setenv("FAKE_EOS", "12")
+        async with fake_world.engine() as engine:
+            stop = await engine.generate(fake_world.ask(stop_token_ids=(12,)))
+            forced = await engine.generate(fake_world.ask(ignore_eos=True))
+            assert (len(stop.segment), forced.end_reason, len(forced.segment)) == (5, "length", 20)
+            calls = (await fake_world.server_info(engine))["calls"]
+            assert [name for name, *_ in calls].count("generate") == 2  # the server was not asked to go on
+
+    fake_world.run(body())
+
+
 def _prefix_of(token: int) -> Segment:
     import numpy as np
 

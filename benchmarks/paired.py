@@ -1,0 +1,88 @@
+"""One job in several variants, seeds paired: what each reaches, and how it differs from the first of them.
+
+Owns: the command line, running in turns, the comparison and its words. Refuses: which variants there are (modes.py,
+engines.py).
+
+Accuracy is greedy, on held-out prompts, of the last checkpoint. Variants of a seed run one after the other, on the same
+warm start. Intervals are of 95 %, of the mean over seeds; differences and ratios are taken within a seed first.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.measured import Measured, add_job, add_options, parse_job
+from benchmarks.runs import command_of, mean_interval, write
+
+MEANS = ("accuracy_after", "samples_per_s", "tokens_per_s")
+KEYS = ("accuracy_before", *MEANS, "train_wall_s", "trainer_wait_share", "rollout_idle_share", "staleness_mean",
+        "staleness_max", "steps", "audit")  # fmt: skip
+TOLD = (*KEYS[:5], "staleness_max")
+"""Of each run, as it ends."""
+QUICK = ("num_steps=20", "data.eval.limit=300")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A question whose answer is a setting's values side by side. The first value is what others are compared with."""
+
+    name: str
+    setting: str
+    values: tuple[str, ...]
+
+    def main(self, description: str | None) -> None:
+        """Read the command line, run, print and write."""
+        parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        add_job(parser)
+        parser.add_argument("--seeds", default="1,2,3,4,5")
+        parser.add_argument("--quick", action="store_true")
+        add_options(parser)
+        options = parse_job(parser)
+        config = options.config or "configs/quickstart.yaml"
+        seeds = [1, 2] if options.quick else [int(seed) for seed in options.seeds.split(",")]
+        overrides = ["eval.every_steps=0", *(QUICK if options.quick else ()), *options.overrides]
+        measured = Measured.of(self.name, options)
+        rows: list[Row] = []
+        for seed in seeds:
+            for value in self.values:
+                given = [f"seed={seed}", f"{self.setting}={value}", *overrides]
+                summary = measured.job(config, given, options.runs_dir)
+                rows.append({"seed": seed, "side": value, **{key: summary[key] for key in (*KEYS, "measured")}})
+                print("  ".join(f"{key} {rows[-1][key]}" for key in ("seed", "side", *TOLD)), flush=True)
+        result = compare(rows, self.values)
+        print_table(result)
+        if not options.quick:
+            print(f"written to {write(self.name, command_of(self.name), {'rows': rows, **result})}")
+        measured.finish()
+
+
+def compare(rows: Sequence[Mapping[str, Any]], sides: Sequence[str]) -> Row:
+    """Means of each side; of all but the first, paired with it: differences of accuracy and ratios of throughput."""
+    by = {side: {row["seed"]: row for row in rows if row["side"] == side} for side in sides}
+    base = by[sides[0]]
+    against = {}
+    for side in sides[1:]:
+        pairs = [(by[side][seed], base[seed]) for seed in base]
+        against[side] = {
+            "accuracy_difference": mean_interval([a["accuracy_after"] - b["accuracy_after"] for a, b in pairs]),
+            "throughput_ratio": mean_interval([a["samples_per_s"] / b["samples_per_s"] for a, b in pairs]),
+        }
+    means = {side: {key: mean_interval([row[key] for row in by[side].values()]) for key in MEANS} for side in sides}
+    return {"base": sides[0], "sides": means, "against": against}
+
+
+def print_table(result: Mapping[str, Any]) -> None:
+    """The comparison, as text."""
+    print(f"\n{'':14}{'accuracy':>18}{'samples/s':>18}{'tokens/s':>20}")
+    for side, values in result["sides"].items():
+        accuracy, samples, tokens = (values[key] for key in MEANS)
+        print(f"{side:14}{accuracy[0]:10.3f} ±{accuracy[1]:6.3f}{samples[0]:10.1f} ±{samples[1]:6.1f}"
+              f"{tokens[0]:11.0f} ±{tokens[1]:7.0f}")  # fmt: skip
+    for side, values in result["against"].items():
+        difference, ratio = values["accuracy_difference"], values["throughput_ratio"]
+        print(f"{side} against {result['base']}: accuracy {difference[0]:+.3f} ± {difference[1]:.3f}, "
+              f"samples/s x {ratio[0]:.2f} ± {ratio[1]:.2f} (paired, 95 % interval)")  # fmt: skip
