@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 import pydantic
 import yaml
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
 from areal_like.emulation.roofline import Efficiencies
 from areal_like.errors import UserError
@@ -57,7 +57,13 @@ class SamplingSettings(Settings):
     """Ids that end an answer, beside the model's own end-of-sequence ids."""
     forced_lengths: str | None = None
     """For benchmarks: training answers end at lengths drawn from this and nowhere else. `thinking@MEAN`, `MEAN`,
-    `MEAN:CV`, or a JSON file of groups, as `areal-like simulate --lengths`; max_new_tokens cuts them."""
+    `MEAN:CV`, or a JSON file of groups, as `areal-like simulate --lengths`; max_new_tokens cuts them. No answer counts
+    as ended by itself then, so scorers that ask for an end give none a reward."""
+
+    @field_validator("forced_lengths", mode="before")
+    @classmethod
+    def _lengths_may_look_like_a_number(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 class StalenessSettings(Settings):

@@ -32,7 +32,7 @@ from typing import Any
 
 from areal_like.errors import UserError
 from benchmarks import pictures
-from benchmarks.contenders import APART, EMULATED, PLANNED, Contender, Emulated, Own, Real
+from benchmarks.contenders import APART, EMULATED, FORCED, PLANNED, Contender, Emulated, Own, Real
 from benchmarks.measured import Measured, add_job, add_options, parse_job
 from benchmarks.runs import RESULTS, command_of, mean_interval, parts_with, train, write
 from benchmarks.steady import alone, figures, refuse_distorted, time_to
@@ -43,7 +43,7 @@ RESULT = RESULTS / "async_vs_sync.json"
 DEFAULTS = {"emulated": "configs/emulated.yaml", "real": "configs/quickstart.yaml"}
 """Config by kind of devices, where none is given."""
 KEPT = (
-    "samples_per_s", "tokens_per_s", "step_s", "step_tokens", "step_sampled", "trainer_wait", "rollout_idle",
+    "samples_per_s", "tokens_per_s", "step_s", "step_work", "step_sampled", "trainer_wait", "rollout_idle",
     "rollout_paused", "rollout_prefill", "staleness_mean", "bound_share", "trainer_alone_s", "rollout_alone_s",
     "late_share", "time_to_s", "speedup",
 )  # fmt: skip
@@ -70,6 +70,8 @@ def main() -> None:
         raise SystemExit(f"--devices {options.devices}: give real, emulated:GPU, or own with a CONFIG.")
     if options.lengths and kind == "emulated":
         raise SystemExit("--lengths is for other than emulated devices: those have emulation.mean_tokens.")
+    if options.lengths and options.accuracy is not None:
+        raise SystemExit("--lengths and --accuracy exclude each other: forced answers have no end of their own.")
     seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
     extra = ["metrics.report=false", *batch] + (["num_steps=10"] if options.quick else [])
     if kind != "emulated" and options.accuracy is None:
@@ -181,13 +183,13 @@ def tell(row: Row) -> None:
 def summarise(rows: Sequence[Row]) -> list[Row]:
     """A line per place and contender: means over seeds, and the ratio to sync paired by seed with its 95 % interval.
 
-    The ratio is of tokens/s where devices are emulated: every contender gets answers of the same lengths, but which of
-    them end up in the steps that count is luck. On real ones it is of samples/s.
+    The ratio is of tokens/s where devices are emulated or lengths forced: every contender gets answers of the same
+    lengths, but which of them end up in the steps that count is luck. Elsewhere it is of samples/s.
     """
     lines = []
     for place in dict.fromkeys(row["place"] for row in rows):
         mine = [row for row in rows if row["place"] == place]
-        rate = "tokens_per_s" if place.startswith(EMULATED) else "samples_per_s"
+        rate = "tokens_per_s" if place.startswith(EMULATED) or FORCED in place else "samples_per_s"
         base, apart = ({row["seed"]: row[rate] for row in mine if row["name"] == name} for name in ("sync", APART))
         for name in dict.fromkeys(row["name"] for row in mine):
             own = [row for row in mine if row["name"] == name]

@@ -4,8 +4,9 @@ Owns: overrides of each contender, the candidates the synchronous baseline is tu
 running (async_vs_sync.py).
 
 Every contender has the same devices, consumes the same number of samples, and gets the same answers' lengths where
-devices are emulated. Synchronous: all GPUs generate, then all train; otherwise `share` of them generate. Every answer
-of a synchronous step is of the policy that trains on it, so the baseline does not recompute proximal log-probs.
+devices are emulated or lengths forced. Synchronous: all GPUs generate, then all train; otherwise `share` of them
+generate. Every answer of a synchronous step is of the policy that trains on it, so the baseline does not recompute
+proximal log-probs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from controller.simulate.plan import Setup, simulate
 SYNC = ("mode=sync", "trainer.loss.proximal=behaviour", "trainer.loss.weight.mode=off")
 EMULATED = "emulated"
 APART = "sync, pools apart"
+FORCED = " with lengths "
 PLANNED = "planned split"
 TPS = (1, 2, 4)
 """GPUs of a rollout worker."""
@@ -75,7 +77,7 @@ class Emulated:
         )  # fmt: skip
 
     def baselines(self) -> list[Contender]:
-        """What strict synchrony is tuned over: GPUs a worker, the depth of its batch, migration."""
+        """What strict synchrony is tuned over: GPUs a worker, and with them the depth of its batch; migration."""
         made = [
             Contender(f"sync, tp {tp}", "sync", (*SYNC, *self.settings(is_sync=True, tp=tp)))
             for tp in TPS
@@ -172,7 +174,7 @@ class Real:
         alone: seconds a token of each (steady.alone); row: the run's figures. A share is told where the trainer has
         more work: what is known of the workers is an upper bound, and would flatter.
         """
-        trainer_s = alone["trainer_token_s"] * row["step_tokens"]
+        trainer_s = alone["trainer_token_s"] * row["step_work"]
         rollout_s = alone["rollout_token_s"] * row["step_sampled"] / max(1, self.cores - 1)
         share = trainer_s / row["step_s"] if trainer_s >= rollout_s else None
         return {"trainer_alone_s": trainer_s, "rollout_alone_s": rollout_s, "bound_share": share}
@@ -247,4 +249,4 @@ def _forced(lengths: str | None) -> tuple[str, ...]:
 
 
 def _told(lengths: str | None) -> str:
-    return "" if lengths is None else f" with lengths {lengths}"
+    return "" if lengths is None else f"{FORCED}{lengths}"

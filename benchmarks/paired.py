@@ -4,7 +4,8 @@ Owns: the command line, running in turns, the comparison and its words. Refuses:
 engines.py).
 
 Accuracy is greedy, on held-out prompts, of the last checkpoint. Variants of a seed run one after the other, on the same
-warm start. Intervals are of 95 %, of the mean over seeds; differences and ratios are taken within a seed first.
+warm start. Intervals are of 95 %, of the mean over seeds; differences and ratios are taken within a seed first. What is
+found about a job of one's own is written beside its runs, not over the published result.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Comparison:
         result = compare(rows, self.values)
         print_table(result)
         if not options.quick:
-            print(f"written to {write(self.name, command_of(self.name), {'rows': rows, **result})}")
+            is_own = bool(options.config or options.overrides)
+            path = options.runs_dir / f"{self.name}.json" if is_own else None
+            print(f"written to {write(self.name, command_of(self.name), {'rows': rows, **result}, path)}")
         measured.finish()
 
 

@@ -23,6 +23,7 @@ from controller.overrides import load_config
 from controller.report.data import RunData
 from controller.report.shares import growth
 from controller.run_folder import RunFolder
+from trainer.dealing import GRADIENT_PASSES
 
 MAX_LATE_SHARE = 0.05
 """An emulated run distorted by more than this is not published."""
@@ -54,7 +55,7 @@ def figures(folder: Path, skip: int = 0) -> Row:
         "samples_per_s": samples / wall_s / speedup,
         "tokens_per_s": tokens * scale / wall_s / speedup,
         "step_s": wall_s * speedup / len(counted),
-        "step_tokens": sum(step.get("tokens", 0.0) for step in counted) / len(counted),
+        "step_work": sum(map(work, counted)) / len(counted),
         "step_sampled": tokens * scale / len(counted),
         **_idle(pulses),
         "staleness_mean": statistics.fmean(step.get("staleness_mean", 0.0) for step in counted),
@@ -67,7 +68,8 @@ def figures(folder: Path, skip: int = 0) -> Row:
 def alone(folder: Path) -> Row:
     """Seconds a token of a trainer and of a rollout worker that took turns (`sync`), each with nobody beside it.
 
-    The worker's contain the thin end of every batch: they are at most so many where batches stay full.
+    The worker's contain the thin end of every batch: they are at most so many where batches stay full. The trainer's
+    are of a token with forward and backward pass (`work`).
     """
     steps = _settled(folder).steps
     first = max(1, len(steps) // 5)
@@ -75,9 +77,15 @@ def alone(folder: Path) -> Row:
     trained_s = sum(step["step_s"] + step.get("publish_s", 0.0) for step in counted)
     generated_s = counted[-1]["wall_s"] - steps[first - 1]["wall_s"] - trained_s
     return {
-        "trainer_token_s": trained_s / sum(step["tokens"] for step in counted),
+        "trainer_token_s": trained_s / sum(map(work, counted)),
         "rollout_token_s": generated_s / sum(step["num_sampled_tokens"] for step in counted),
     }
+
+
+def work(step: Mapping[str, float]) -> float:
+    """Tokens of a step that a trainer with a backward pass for all would have spent as long on."""
+    saved = 1 - 1 / GRADIENT_PASSES
+    return step.get("tokens", 0.0) * (1 - saved * step.get("forward_only_share", 0.0))
 
 
 def _settled(folder: Path) -> RunData:

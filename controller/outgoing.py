@@ -40,7 +40,7 @@ class TaskSettings:
     eval_sampling: m.Sampling
     segment_tokens: int = 0
     forced_lengths: Callable[[int, int], int] | None = None
-    """Tokens of the answer of (group, sample) in training; None: as they come."""
+    """Tokens of the answer of (group, sample) in training, samples counted from 1; None: as they come."""
     load_deadline_s: float = 120.0
     """For a worker to get an announced version onto its host."""
 
@@ -166,4 +166,4 @@ class Outgoing:
         sampling, forced = self._settings.train_sampling, self._settings.forced_lengths
         if forced is None:
             return sampling
-        return msgspec.structs.replace(sampling, max_new_tokens=forced(order.group_id, order.sample_index))
+        return msgspec.structs.replace(sampling, max_new_tokens=forced(order.group_id, order.sample_index + 1))

@@ -112,7 +112,9 @@ class NamedDraws:
         self._groups: dict[int, Draws] = {}
 
     def __call__(self, group: int, sample: int) -> int:
-        """Tokens of the whole answer. group, sample: any numbers from 0."""
+        """Tokens of the whole answer. group: any number from 0; sample: from 1, since numpy does not tell a seed from
+        the same with a zero behind: sample 0 would draw from its group's own stream.
+        """
         draws = self._groups.get(group)
         if draws is None:
             if len(self._groups) >= MAX_GROUPS:

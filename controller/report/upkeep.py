@@ -225,7 +225,10 @@ def _sinks(data: RunData, shares: Shares) -> list[Rated]:
 
 
 def _packing(data: RunData, shares: Shares) -> list[Rated]:
-    rows = [row for row in data.steps if number(row, "micro_batches", 0.0) >= MIN_MICRO_BATCHES]
+    rows = [
+        row for row in data.steps
+        if number(row, "micro_batches", 0.0) >= MIN_MICRO_BATCHES and not number(row, "forward_only_share", 0.0)
+    ]  # fmt: skip
     values = series(rows, "packing_efficiency")
     if len(rows) < max(2, len(data.steps) // 2) or not np.isfinite(values).any():
         return []

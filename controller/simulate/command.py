@@ -21,6 +21,7 @@ from areal_like.emulation.machines import gpu_named, model_named
 from areal_like.emulation.roofline import Efficiencies
 from areal_like.errors import UserError
 from controller.config import RunConfig
+from controller.forced_lengths import KEY
 from controller.overrides import load_config
 from controller.run_folder import RunFolder
 from controller.runs.locate import find_run
@@ -66,12 +67,10 @@ def simulate_command(arguments: argparse.Namespace) -> int:
 
 def setup_of(arguments: argparse.Namespace, config: RunConfig) -> plan.Setup:
     """What the arguments describe. Raises UserError."""
-    cap = config.sampling.max_new_tokens
     run = RunFolder(find_run(arguments.calibrate).root) if arguments.calibrate else None
-    lengths = arguments.lengths or (str(run.root) if run else config.sampling.forced_lengths or "")
     setup = plan.Setup(
         config=config,
-        lengths=parse_lengths(lengths, cap) if lengths else Lengths(f"log-normal {cap // 3}", mean=cap / 3, cap=cap),
+        lengths=_lengths(arguments.lengths or (str(run.root) if run else ""), config),
         num_steps=arguments.steps or min(config.num_steps, DEFAULT_STEPS),
         prompt_tokens=arguments.prompt_tokens or DEFAULT_PROMPT,
         reward_s=arguments.reward_s,
@@ -93,6 +92,16 @@ def setup_of(arguments: argparse.Namespace, config: RunConfig) -> plan.Setup:
         setup, gpu=gpu_named(arguments.gpu), model=model_named(name), gpus=arguments.gpus,
         rollout_share=arguments.rollout_share, tp=arguments.tp, reached=reached,
     )  # fmt: skip
+
+
+def _lengths(told: str, config: RunConfig) -> Lengths:
+    """Those told, else those that the config forces, else a guess from the longest answer."""
+    cap, forced = config.sampling.max_new_tokens, config.sampling.forced_lengths
+    if told:
+        return parse_lengths(told, cap)
+    if forced is not None:
+        return parse_lengths(forced, cap, KEY)
+    return Lengths(f"log-normal {cap // 3}", mean=cap / 3, cap=cap)
 
 
 def _with_efficiency(reached: Efficiencies, text: str) -> Efficiencies:

@@ -7,7 +7,7 @@ import pytest
 
 from areal_like.config import EmulationSettings
 from areal_like.emulation.device import EmulatedClock, Lateness, roofline_of
-from areal_like.emulation.lengths import THINKING_QUANTILES, NamedDraws, thinking
+from areal_like.emulation.lengths import BETWEEN, THINKING_QUANTILES, Lengths, NamedDraws, thinking
 from areal_like.emulation.replica import Replica, Sequence
 from areal_like.errors import UserError
 
@@ -100,10 +100,18 @@ def test_being_early_is_no_lateness():
 
 
 def test_a_length_belongs_to_its_name_whatever_was_asked_before():
-    names = [(group, sample) for group in range(50) for sample in range(6)]
+    names = [(group, sample) for group in range(50) for sample in range(1, 7)]
     first, second = NamedDraws(thinking(mean=100), 3), NamedDraws(thinking(mean=100), 3)
     found = {name: first(*name) for name in names}
     assert found == {name: second(*name) for name in reversed(names)}
     assert found != {name: NamedDraws(thinking(mean=100), 4)(*name) for name in names}
-    log = np.log([[found[group, sample] for sample in range(6)] for group in range(50)])
+    log = np.log([[found[group, sample] for sample in range(1, 7)] for group in range(50)])
     assert log.mean(axis=1).var() > log.var(axis=1).mean()  # answers to one prompt resemble each other
+
+
+def test_lengths_by_name_are_of_the_same_distribution_for_every_sample_of_a_group():
+    length_of = NamedDraws(Lengths("log-normal", mean=1000.0, cv=0.9), 5)
+    log = np.log([[length_of(group, sample) for sample in (1, 2, 3)] for group in range(4000)])
+    assert np.exp(log).mean(axis=0) == pytest.approx([1000] * 3, rel=0.06)
+    assert log.std(axis=0) == pytest.approx([log.std()] * 3, rel=0.05)
+    assert np.corrcoef(log.T)[np.triu_indices(3, 1)] == pytest.approx([BETWEEN] * 3, abs=0.05)

@@ -75,7 +75,7 @@ def test_what_trainer_and_engine_need_alone_is_told_by_token(tmp_path, monkeypat
 
 def test_the_share_of_what_is_possible_is_told_where_the_trainer_has_more_work():
     """What a worker needs is known with the thin ends of its batches, which would flatter."""
-    row = {"step_tokens": 100.0, "step_sampled": 50.0, "step_s": 6.0}
+    row = {"step_work": 100.0, "step_sampled": 50.0, "step_s": 6.0}
     found = Real(64, 2).bound({"trainer_token_s": 0.05, "rollout_token_s": 0.08}, row)
     assert found == pytest.approx({"trainer_alone_s": 5.0, "rollout_alone_s": 4.0, "bound_share": 5 / 6})
     assert Real(64, 2).bound({"trainer_token_s": 0.05, "rollout_token_s": 0.2}, row)["bound_share"] is None

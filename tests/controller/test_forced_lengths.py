@@ -14,6 +14,7 @@ from controller import protocol as p
 from controller.config import RunConfig
 from controller.forced_lengths import forced_lengths
 from controller.outgoing import Outgoing, TaskSettings
+from controller.overrides import load_config
 from controller.preflight import look
 from controller.validate import cross_check
 from tests.controller.small_run import PlainRows
@@ -78,6 +79,12 @@ def test_lengths_can_be_of_a_file_of_measured_groups(tmp_path: Path) -> None:
     for task in tasks:
         by_group[task.group_id].add(task.sampling.max_new_tokens)
     assert set(map(tuple, by_group.values())) == {(7,), (11,)}
+
+
+def test_a_mean_may_be_given_as_the_number_it_is() -> None:
+    chosen = load_config("configs/quickstart.yaml", ["sampling.forced_lengths=30"]).config
+    assert chosen.sampling.forced_lengths == "30"
+    assert forced_lengths(chosen) is not None
 
 
 def test_lengths_that_cannot_be_read_are_named_before_anything_starts() -> None:
