@@ -49,7 +49,8 @@ def test_run_with_too_few_rollout_slots_is_told_so_first(areal, quickstart):
 
 
 def test_run_whose_trainer_is_the_bottleneck_is_told_so_first(areal, quickstart):
-    many = ["rollout.num_workers=2", "trainer.micro_batch_tokens=160"]  # one answer at a time: a slow trainer
+    # One answer at a time, and all of them twice: a slow trainer.
+    many = ["rollout.num_workers=2", "trainer.micro_batch_tokens=160", "trainer.mini_batches=4"]
     first = diagnosed(areal("train", quickstart, *SMALL, *many, "groups_per_step=24", "num_steps=20", "name=many"))[0]
     assert "the trainer is the bottleneck, there are too many rollout workers" in first.title
     assert "held back by the staleness bound (2)" in first.title
