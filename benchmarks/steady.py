@@ -184,15 +184,31 @@ def late_share(counters: Mapping[str, Mapping[str, float]], num_steps: int, wall
     return (trainer_s + 2 * mean_s * num_steps) / wall_s if wall_s > 0 else math.inf
 
 
-def time_to(folder: Path, accuracy: float) -> float | None:
-    """Seconds of training until an evaluated version was at least this accurate; None: never."""
+def curve_of(folder: Path) -> list[tuple[int, float, float]]:
+    """(version, seconds of training until it was made, its accuracy) of each evaluation after the start."""
     data = RunData.load(RunFolder(folder), max_samples=1)
-    by_step = {step["step"]: step["wall_s"] for step in data.steps}
-    for row in data.evals:
-        value = row.get("accuracy")
-        if value is not None and value >= accuracy and row["version"] in by_step:
-            return float(by_step[row["version"]])
+    by_step = {step["step"]: float(step["wall_s"]) for step in data.steps}
+    rows = [row for row in data.evals if row.get("accuracy") is not None and row["version"] in by_step]
+    return sorted((row["version"], by_step[row["version"]], float(row["accuracy"])) for row in rows)
+
+
+def crossing(curve: Sequence[tuple[float, float]], accuracy: float) -> float | None:
+    """When (seconds, accuracy) first reached this accuracy, on straight lines between evaluations; None: never.
+
+    A side that is looked at less often would otherwise pay for it. Where the first evaluation is there, its time counts.
+    """
+    for place, (seconds, reached) in enumerate(curve):
+        if reached >= accuracy:
+            if place == 0:
+                return seconds
+            before_s, before = curve[place - 1]
+            return before_s + (accuracy - before) / (reached - before) * (seconds - before_s)
     return None
+
+
+def time_to(folder: Path, accuracy: float) -> float | None:
+    """Seconds of training until the policy was this accurate, by `crossing`; None: never."""
+    return crossing([(seconds, reached) for _, seconds, reached in curve_of(folder)], accuracy)
 
 
 def rate_until(folder: Path, reached_s: float | None) -> float:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
+
 from benchmarks import peer_trl
 from benchmarks.measured import Measured
+from benchmarks.steady import crossing
 
 
 def test_seed_that_never_got_there_is_named_and_has_no_ratio():
@@ -39,5 +42,13 @@ def test_both_sides_are_tuned_and_what_was_tried_is_kept(tmp_path, monkeypatch):
     assert contest.tuned("trl", peer_trl.RATES) == {
         "mini_batches": 2, "micro_batch": 192, "is_continuous": False, "lr": "2e-4"
     }  # fmt: skip
-    assert len(contest.tried) == 5 + 4 + 4
+    assert len(contest.tried) == 7 + 4 + 4
     assert [row["failed"] for row in contest.tried if "failed" in row] == ["no such backend"]
+
+
+def test_accuracy_is_reached_on_a_straight_line_between_evaluations():
+    curve = [(10.0, 0.5), (20.0, 0.8), (40.0, 1.0), (50.0, 0.6)]
+    assert crossing(curve, 0.9) == pytest.approx(30.0)
+    assert crossing(curve, 0.8) == pytest.approx(20.0)
+    assert crossing(curve, 0.4) == 10.0  # nobody looked before
+    assert crossing(curve[:2], 0.9) is None
