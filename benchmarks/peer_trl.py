@@ -9,10 +9,10 @@ Ours is `mode: async` as shipped. TRL runs in an environment of its own, with bo
 stands still while it evaluates, ours runs on. TRL is first tried for speed: several micro-batches, and continuous
 batching (set up as in benchmarks/engine.py) instead of `generate`. Then both are tuned on a seed that is not counted:
 over the same learning rates, and at the best of them with two updates a batch instead of one; ours also with ordinary
-PPO, which is what TRL has, instead of the decoupled loss, and with a staleness bound of 1 instead of 2. The clock starts
-with the first step's generation. The accuracy is greedy, on the same held-out prompts, looked at every five batches, with
-straight lines between; a run that never gets there counts with no time, and is named. samples/s: from that start until
-the accuracy is reached.
+PPO, which is what TRL has, instead of the decoupled loss, and with a staleness bound of 1 instead of 2. The clock
+starts with the first step's generation. The accuracy is greedy, on the same held-out prompts, looked at every five
+batches, with straight lines between; a run that never gets there counts with no time, and is named. samples/s: from
+that start until the accuracy is reached.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ LONGEST_S = 3600
 """Of one run of TRL."""
 TUNING_SEED = 1000
 Settings = dict[str, Any]
-"""`lr`, `mini_batches` (updates a batch), our `proximal` and `max_staleness` (else the config's), TRL's `micro_batch` and
-`is_continuous`."""
+"""`lr`, `mini_batches` (updates a batch), our `proximal` and `max_staleness` (else the config's), TRL's `micro_batch`
+and `is_continuous`."""
 PLAIN: dict[str, Settings] = {
     "ours": {"mini_batches": 1, "proximal": "recompute"},
     "trl": {"mini_batches": 1, "micro_batch": 64, "is_continuous": False},

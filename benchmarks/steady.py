@@ -195,7 +195,7 @@ def curve_of(folder: Path) -> list[tuple[int, float, float]]:
 def crossing(curve: Sequence[tuple[float, float]], accuracy: float) -> float | None:
     """When (seconds, accuracy) first reached this accuracy, on straight lines between evaluations; None: never.
 
-    A side that is looked at less often would otherwise pay for it. Where the first evaluation is there, its time counts.
+    A side that is looked at less often would otherwise pay for it. If the first evaluation is there, its time counts.
     """
     for place, (seconds, reached) in enumerate(curve):
         if reached >= accuracy:
