@@ -29,6 +29,11 @@ class Settings(pydantic.BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
 
 
+def number_as_text(value: Any) -> Any:
+    """For text that may look like a number, which YAML and overrides read as one."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 class ModelSettings(Settings):
     """Which language model is trained: a Hugging Face folder, or one made from a config on the spot."""
 
@@ -63,7 +68,7 @@ class SamplingSettings(Settings):
     @field_validator("forced_lengths", mode="before")
     @classmethod
     def _lengths_may_look_like_a_number(cls, value: Any) -> Any:
-        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+        return number_as_text(value)
 
 
 class StalenessSettings(Settings):

@@ -208,7 +208,7 @@ class Contest:
         summary = train(str(CONFIG), told, self._runs_dir)
         folder = Path(summary["folder"])
         curve = curve_of(folder)
-        reached_s = crossing([(seconds, reached) for _, seconds, reached in curve], self._accuracy)
+        reached_s = crossing(curve, self._accuracy)
         return {
             "time_to_s": reached_s, "samples_per_s": rate_until(folder, reached_s),
             "best": max(reached for _, _, reached in curve), "folder": folder.name, "evals": curve,
@@ -244,7 +244,7 @@ class Contest:
         if done.returncode != 0 or not seen:
             return {"failed": (done.stderr or done.stdout).strip()[-2000:]}
         curve = [(one["batch"], one["train_s"], one["accuracy"]) for one in seen]
-        reached_s = crossing([(seconds, reached) for _, seconds, reached in curve], self._accuracy)
+        reached_s = crossing(curve, self._accuracy)
         return {
             "time_to_s": reached_s, "samples_per_s": seen[-1]["samples_per_s"],
             "best": max(one["accuracy"] for one in seen), "batches": seen[-1]["batch"], "evals": curve,

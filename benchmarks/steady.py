@@ -192,23 +192,23 @@ def curve_of(folder: Path) -> list[tuple[int, float, float]]:
     return sorted((row["version"], by_step[row["version"]], float(row["accuracy"])) for row in rows)
 
 
-def crossing(curve: Sequence[tuple[float, float]], accuracy: float) -> float | None:
-    """When (seconds, accuracy) first reached this accuracy, on straight lines between evaluations; None: never.
+def crossing(curve: Sequence[tuple[int, float, float]], accuracy: float) -> float | None:
+    """Seconds until a curve first reached this accuracy, on straight lines between evaluations; None: never.
 
     A side that is looked at less often would otherwise pay for it. If the first evaluation is there, its time counts.
     """
-    for place, (seconds, reached) in enumerate(curve):
+    for place, (_, seconds, reached) in enumerate(curve):
         if reached >= accuracy:
             if place == 0:
                 return seconds
-            before_s, before = curve[place - 1]
+            _, before_s, before = curve[place - 1]
             return before_s + (accuracy - before) / (reached - before) * (seconds - before_s)
     return None
 
 
 def time_to(folder: Path, accuracy: float) -> float | None:
     """Seconds of training until the policy was this accurate, by `crossing`; None: never."""
-    return crossing([(seconds, reached) for _, seconds, reached in curve_of(folder)], accuracy)
+    return crossing(curve_of(folder), accuracy)
 
 
 def rate_until(folder: Path, reached_s: float | None) -> float:

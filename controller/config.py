@@ -12,7 +12,15 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from areal_like.config import EmulationSettings, Mode, ModelSettings, SamplingSettings, Settings, StalenessSettings
+from areal_like.config import (
+    EmulationSettings,
+    Mode,
+    ModelSettings,
+    SamplingSettings,
+    Settings,
+    StalenessSettings,
+    number_as_text,
+)
 from areal_like.messages import Sampling
 from controller.launch.cluster.settings import RaySettings
 from rollout.config import RolloutSettings
@@ -250,7 +258,7 @@ class RunConfig(Settings):
     @field_validator("name", mode="before")
     @classmethod
     def _name_may_look_like_a_number(cls, value: Any) -> Any:
-        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+        return number_as_text(value)
 
     @model_validator(mode="before")
     @classmethod

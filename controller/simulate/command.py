@@ -21,7 +21,7 @@ from areal_like.emulation.machines import gpu_named, model_named
 from areal_like.emulation.roofline import Efficiencies
 from areal_like.errors import UserError
 from controller.config import RunConfig
-from controller.forced_lengths import KEY
+from controller.forced_lengths import forced_lengths
 from controller.overrides import load_config
 from controller.run_folder import RunFolder
 from controller.runs.locate import find_run
@@ -96,11 +96,11 @@ def setup_of(arguments: argparse.Namespace, config: RunConfig) -> plan.Setup:
 
 def _lengths(told: str, config: RunConfig) -> Lengths:
     """Those told, else those that the config forces, else a guess from the longest answer."""
-    cap, forced = config.sampling.max_new_tokens, config.sampling.forced_lengths
+    cap = config.sampling.max_new_tokens
     if told:
         return parse_lengths(told, cap)
-    if forced is not None:
-        return parse_lengths(forced, cap, KEY)
+    if (forced := forced_lengths(config)) is not None:
+        return forced.lengths
     return Lengths(f"log-normal {cap // 3}", mean=cap / 3, cap=cap)
 
 

@@ -47,7 +47,7 @@ def test_both_sides_are_tuned_and_what_was_tried_is_kept(tmp_path, monkeypatch):
 
 
 def test_accuracy_is_reached_on_a_straight_line_between_evaluations():
-    curve = [(10.0, 0.5), (20.0, 0.8), (40.0, 1.0), (50.0, 0.6)]
+    curve = [(5, 10.0, 0.5), (10, 20.0, 0.8), (15, 40.0, 1.0), (20, 50.0, 0.6)]
     assert crossing(curve, 0.9) == pytest.approx(30.0)
     assert crossing(curve, 0.8) == pytest.approx(20.0)
     assert crossing(curve, 0.4) == 10.0  # nobody looked before
