@@ -9,18 +9,23 @@ import json
 import math
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 RESULTS = Path(__file__).parent / "results"
 REPOSITORY = Path(__file__).resolve().parents[1]
 
+LOOK_S = 1.0
 STUDENT_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 14: 2.14, 19: 2.09}
 """Two-sided 95 % quantile of Student's t by degrees of freedom."""
 
@@ -31,19 +36,53 @@ def environment() -> dict[str, str]:
     return dict(os.environ, PYTHONPATH=os.pathsep.join([str(REPOSITORY), *([inherited] if inherited else [])]))
 
 
-def train(config: str, overrides: Sequence[str], runs_dir: Path, *, timeout_s: float | None = None) -> dict[str, Any]:
+def train(
+    config: str,
+    overrides: Sequence[str],
+    runs_dir: Path,
+    *,
+    timeout_s: float | None = None,
+    is_enough: Callable[[Path], bool] | None = None,
+) -> dict[str, Any]:
     """Run one job as a process of its own and return its summary.
 
-    Raises SystemExit with its output when it fails, and subprocess.TimeoutExpired when it had to be killed.
+    is_enough: asked about the run's folder every second; once it says so the job ends after its running step. Raises
+    SystemExit with its output when it fails, and subprocess.TimeoutExpired when it had to be killed.
     """
-    command = [sys.executable, "-P", "-m", "controller", "train", config, *overrides, f"runs_dir={runs_dir}"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False, timeout=timeout_s)
-    if done.returncode != 0:
-        raise SystemExit(
-            f"{' '.join(command)}\nended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
-        )
-    folder = Path(next(line for line in done.stdout.splitlines() if line.startswith("run folder: ")).split(": ", 1)[1])
+    told = [*overrides, f"runs_dir={runs_dir}"]
+    name = f"until-{uuid4().hex[:8]}"
+    if is_enough is not None:  # where the run is must be known while it runs
+        told.append(f"name={name}")
+    command = [sys.executable, "-P", "-m", "controller", "train", config, *told]
+    with tempfile.TemporaryFile("w+") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment())
+        try:
+            if is_enough is None:
+                process.wait(timeout_s)
+            else:
+                _stop_when(process, partial(is_enough, runs_dir / name), timeout_s)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        out.seek(0)
+        said = out.read()
+    if process.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}\nended with {process.returncode}:\n{said[-8000:]}")
+    folder = Path(next(line for line in said.splitlines() if line.startswith("run folder: ")).split(": ", 1)[1])
     return {"folder": str(folder), **json.loads((folder / "summary.json").read_text())}
+
+
+def _stop_when(process: subprocess.Popen[bytes], is_enough: Callable[[], bool], timeout_s: float | None) -> None:
+    """Wait for its end, which one interrupt brings about once that is enough. Raises subprocess.TimeoutExpired."""
+    ends_s = time.monotonic() + (timeout_s or math.inf)
+    while process.poll() is None and not is_enough():
+        if time.monotonic() > ends_s:
+            raise subprocess.TimeoutExpired(process.args, timeout_s or 0.0)
+        time.sleep(LOOK_S)
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    process.wait(None if timeout_s is None else max(ends_s - time.monotonic(), 0.01))
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:

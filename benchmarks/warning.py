@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from controller.report.data import RunData
 from controller.report.finding import Weight
-from controller.report.learning import MIN_TREND_STEPS, find
+from controller.report.learning import find
 
 
 def warning_of(data: RunData) -> tuple[int | None, str]:
@@ -17,7 +17,7 @@ def warning_of(data: RunData) -> tuple[int | None, str]:
 
     A reader who looks later may not see it any more: a sign that went is told only if it lasted a fifth of the run.
     """
-    told = ((step["step"], said(data, step["step"])) for step in data.steps[MIN_TREND_STEPS - 1 :])
+    told = ((step["step"], said(data, step["step"])) for step in data.steps)
     return next(((step, words) for step, words in told if words), (None, ""))
 
 

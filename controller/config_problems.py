@@ -33,6 +33,8 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "eta": ("staleness.max_staleness",),
     "clip_range": ("trainer.loss.eps_low", "trainer.loss.eps_high"),
     "eps_clip": ("trainer.loss.eps_low", "trainer.loss.eps_high"),
+    "clip_ratio_c": ("trainer.loss.dual_clip",),
+    "c_clip": ("trainer.loss.dual_clip",),
     "beta": ("trainer.loss.kl_coef",),
     "ppo_n_minibatches": ("trainer.mini_batches",),
     "attn_implementation": ("trainer.attention",),

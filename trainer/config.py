@@ -58,6 +58,9 @@ class LossSettings(Settings):
     """Trust region 1 - eps_low."""
     eps_high: float = Field(0.2, ge=0)
     """Trust region 1 + eps_high (clip-higher when larger)."""
+    dual_clip: float | None = Field(None, gt=1)
+    """Where the advantage is negative, a ratio beyond this one counts as this one and has no gradient (dual-clip PPO,
+    arXiv 1912.09729, eq. 5); 3 is usual. null: PPO as it is, whose trust region is open on that side."""
     aggregation: Literal["token_mean", "sequence_mean", "group_mean", "constant"] = "token_mean"
     """Denominator of the loss, over the global mini-batch."""
     constant_divisor: float = Field(1.0, gt=0)

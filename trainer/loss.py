@@ -10,6 +10,9 @@ For a token with behaviour log-prob b (recorded), proximal p, current c and adva
     w = exp(p - b)        off-policy correction, a constant for the gradient; p - b is clamped first
     loss = - w * min(u * A, clip(u, 1 - eps_low, 1 + eps_high) * A)
 
+With dual_clip = k (arXiv 1912.09729, eq. 5) the minimum is raised to k * A where A < 0: the clip alone is open there,
+and one token whose ratio ran away would outweigh all others.
+
 Proximal modes. `recompute`: p handed in (the policy at the start of the step). `behaviour`: p = b, so w = 1, ordinary
 PPO. `interpolate` (A-3PO, arXiv 2512.06547; AReaL calls it `loglinear`): p = b + a * (sg(c) - b) per token, with
 a = (v_proximal - v_behaviour) / (v_current - v_behaviour) and sg the stop-gradient. In step n the proximal policy is
@@ -125,7 +128,12 @@ def policy_loss(
     ratio_N = log_ratio_N.exp()
     free_N = ratio_N * inputs.advantage_N
     clipped_N = ratio_N.clamp(1.0 - settings.eps_low, 1.0 + settings.eps_high) * inputs.advantage_N
-    token_loss_N = -weight_N * torch.minimum(free_N, clipped_N)
+    surrogate_N = torch.minimum(free_N, clipped_N)
+    is_cut_N = None
+    if settings.dual_clip is not None:
+        is_cut_N = (inputs.advantage_N < 0) & (ratio_N > settings.dual_clip)
+        surrogate_N = torch.where(is_cut_N, settings.dual_clip * inputs.advantage_N, surrogate_N)
+    token_loss_N = -weight_N * surrogate_N
     kl_reference_N = None
     if settings.kl_coef > 0:
         assert inputs.reference_N is not None, "kl_coef needs the reference model's log-probs"
@@ -139,6 +147,7 @@ def policy_loss(
             loss=loss,
             entropy_N=entropy_N,
             is_clipped_N=clipped_N < free_N,
+            is_cut_N=is_cut_N,
             ratio_N=ratio_N,
             log_ratio_N=log_ratio_N,
             log_weight_N=log_weight_N,
@@ -172,6 +181,7 @@ class LossSums:
         loss: torch.Tensor,
         entropy_N: torch.Tensor,
         is_clipped_N: torch.Tensor,
+        is_cut_N: torch.Tensor | None,
         ratio_N: torch.Tensor,
         log_ratio_N: torch.Tensor,
         log_weight_N: torch.Tensor,
@@ -197,6 +207,8 @@ class LossSums:
         }
         if kl_reference_N is not None:
             sums["kl_reference"] = _sum(kl_reference_N)
+        if is_cut_N is not None:
+            sums["dual_clipped"] = _sum(is_cut_N)
         return LossSums(
             sums, {"weight": weight_N.max(), "ratio": ratio_N.detach().max()}, {"ratio": ratio_N.detach().min()}
         )
@@ -239,6 +251,8 @@ class LossSums:
         means = {name: total[name] / num for name in ("entropy", "kl_behaviour_proximal", "kl_proximal_current")}
         if "kl_reference" in total:
             means["kl_reference"] = total["kl_reference"] / num
+        if "dual_clipped" in total:
+            means["dual_clip_share"] = total["dual_clipped"] / num
         return {
             "loss": total["loss"] / num_mini_batches,
             **means,

@@ -92,9 +92,10 @@ def main() -> None:
         "adam_beta2": 0.99, "max_grad_norm": 1.0, "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": passes // updates, "steps_per_generation": passes,
         "num_generations": told["group_size"], "max_completion_length": told["max_new_tokens"], "temperature": 1.0,
-        "beta": 0.0, "use_cpu": True, "bf16": False, "fp16": False, "gradient_checkpointing": False,
-        "report_to": "none", "save_strategy": "no", "logging_steps": 1000, "disable_tqdm": True,
-        "max_prompt_length": None, "use_transformers_continuous_batching": told["batching"] is not None,
+        "beta": 0.0, "delta": told["delta"], "use_cpu": True, "bf16": False, "fp16": False,
+        "gradient_checkpointing": False, "report_to": "none", "save_strategy": "no", "logging_steps": 1000,
+        "disable_tqdm": True, "max_prompt_length": None,
+        "use_transformers_continuous_batching": told["batching"] is not None,
         "transformers_continuous_batching_config": told["batching"],
     }  # fmt: skip
     known = {field.name for field in dataclasses.fields(GRPOConfig)}

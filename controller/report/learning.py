@@ -20,7 +20,7 @@ from controller.report.data import RunData, number, series
 from controller.report.finding import Finding, Rated, Severity, Weight, capital, figure, percent, sentences
 
 MIN_TREND_STEPS = 6
-"""Below this an early and a late mean of two steps each overlap almost."""
+"""Below this an early and a late mean of two steps each overlap almost: only what needs no trend is told before."""
 REWARD_FALL_BAD = 0.5
 """Half of the best reward is gone: no schedule or harder prompt does that by itself."""
 REWARD_FALL_NOTABLE = 0.2
@@ -49,7 +49,9 @@ WEIGHT_CUT_LARGE = 0.1
 CLIP_LARGE = 0.4
 """Share of tokens outside the trust region; 0.1 to 0.2 is usual with several mini-batches."""
 RATIO_LARGE = 50.0
-"""Largest ratio of the step's policy to the one it started from; a few is usual with several mini-batches."""
+"""Largest ratio of the step's policy to the one it started from, median of RATIO_STEPS: one token in one step may be
+anywhere (1,199 in a run that ended at 1.000); a few is usual with several mini-batches."""
+RATIO_STEPS = 3
 GRAD_GROWTH = 10.0
 """Late gradient norm against the early one; a healthy run stays within a factor of 3."""
 GRAD_SPIKE = 100.0
@@ -103,14 +105,12 @@ class Sign:
     words: str
     step: int
     cause: str
-    """`lr`, `stale`, `entropy`, `length`: what to turn."""
+    """`lr`, `stale`, `ratio`, `entropy`, `length`: what to turn."""
 
 
 def find(data: RunData) -> list[Rated]:
     """What is to be said of the policy."""
-    if len(data.steps) < MIN_TREND_STEPS:
-        return []
-    signs = _signs(data)
+    signs = _signs(data) if len(data.steps) >= MIN_TREND_STEPS else _away(data)
     found = _collapse(data, signs) or _unstable(data, signs)
     return [*found, *_skipped(data)]
 
@@ -225,7 +225,7 @@ def _cure(data: RunData, signs: Sequence[Sign], step: int) -> str:
     causes = {sign.cause for sign in signs}
     lr, bound = data.setting("trainer.optimizer.lr"), data.setting("staleness.max_staleness")
     ways = []
-    if not causes or "lr" in causes or "stale" in causes or "length" in causes:
+    if not causes or causes & {"lr", "stale", "ratio", "length"}:
         change = f" from {lr:g} to {lr / 10:g} or less" if isinstance(lr, int | float) and lr > 0 else ""
         ways.append(f"lower trainer.optimizer.lr{change} (with warmup_steps)")
     if "stale" in causes and isinstance(bound, int) and bound > 1:
@@ -234,6 +234,8 @@ def _cure(data: RunData, signs: Sequence[Sign], step: int) -> str:
         ways.append("take the decoupled loss (trainer.loss.proximal: recompute, trainer.loss.weight.mode: truncate)")
     elif "stale" in causes and data.setting("trainer.loss.weight.mode") == "exact":
         ways.append("bound the correction weight (trainer.loss.weight.mode: truncate)")
+    if "ratio" in causes and data.setting("trainer.loss.dual_clip") is None:
+        ways.append("bound what one token can do (trainer.loss.dual_clip: 3)")
     if "entropy" in causes:
         ways.append("keep entropy up (trainer.loss.entropy_coef, or eps_high above eps_low)")
     if not data.setting("trainer.loss.kl_coef", 0.0):
@@ -250,11 +252,12 @@ def _signs(data: RunData) -> list[Sign]:
     truncated, masked = (series(data.steps, f"weight_{how}_share") for how in ("truncated", "masked"))
     for values, words, is_over, cause in (
         (outside, "share of tokens outside the trust region rose to", lambda v: v >= CLIP_LARGE, "lr"),
-        (series(data.steps, "ratio_max"), "largest ratio within a step rose to", lambda v: v >= RATIO_LARGE, "lr"),
         (truncated, "share of tokens with a truncated weight rose to", lambda v: v >= WEIGHT_CUT_LARGE, "stale"),
         (masked, "share of tokens with a masked weight rose to", lambda v: v >= WEIGHT_CUT_LARGE, "stale"),
     ):
         found += _beyond(data, values, words, is_over, cause)
+    ratios, words = series(data.steps, "ratio_max"), "largest ratio within a step rose to"
+    found += _lasting(data, ratios, RATIO_STEPS, words, lambda v: v >= RATIO_LARGE, "ratio")
     found += _entropy(data) + _gradients(data) + _lengths(data) + _cut(data)
     return found
 
@@ -282,7 +285,12 @@ def _away(data: RunData) -> list[Sign]:
 
 
 def _lasting(
-    data: RunData, values: np.ndarray, num_steps: int, words: str, is_over: Callable[[float], bool]
+    data: RunData,
+    values: np.ndarray,
+    num_steps: int,
+    words: str,
+    is_over: Callable[[float], bool],
+    cause: str = "stale",
 ) -> list[Sign]:
     """The median of so many steps is past a threshold, now or in a fifth of the run."""
     if len(values) < num_steps:
@@ -293,7 +301,7 @@ def _lasting(
         return []
     first = int(data.steps[int(np.argmax(over)) + num_steps - 1]["step"])
     worst = medians[over].min() if is_over(-math.inf) else medians[over].max()
-    return [Sign(f"{words} {figure(float(worst))}", first, "stale")]
+    return [Sign(f"{words} {figure(float(worst))}", first, cause)]
 
 
 def _beyond(data: RunData, values: np.ndarray, words: str, is_over: Callable[[float], bool], cause: str) -> list[Sign]:

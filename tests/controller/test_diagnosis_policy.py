@@ -56,6 +56,24 @@ def test_ordinary_ppo_is_told_of_its_distance_and_of_the_decoupled_loss():
     assert verdict(steps=away).severity == "good", "with the decoupled loss that is within the step"
 
 
+def test_a_token_that_ran_away_once_is_no_warning_but_again_and_again_it_is():
+    once = np.where(np.arange(40) == 39, 1200.0, 1.5)
+    assert verdict(steps=step_rows(ratio_max=once)).severity == "good"
+    lasting = np.where(np.arange(40) >= 37, 1200.0, 1.5)
+    told = verdict(steps=step_rows(ratio_max=lasting))
+    assert told.title == "Updates are unstable: largest ratio within a step rose to 1,200"
+    assert "trainer.loss.dual_clip: 3" in told.advice
+    clipped = config(trainer__loss__dual_clip=3.0)
+    assert "dual_clip" not in verdict(steps=step_rows(ratio_max=lasting), settings=clipped).advice
+
+
+def test_what_needs_no_trend_is_told_before_there_is_one():
+    rows = step_rows(ess=np.where(np.arange(40) >= 3, 0.95, 0.99), entropy=np.geomspace(1.0, 1e-3, 40))
+    assert "unstable" not in titles(diagnose(made_run(steps=rows[:4])))
+    assert "effective sample size of the weights fell to 0.95" in titles(diagnose(made_run(steps=rows[:5])))
+    assert "entropy" not in titles(diagnose(made_run(steps=rows[:5]))), "an early and a late mean would be the same"
+
+
 def test_drift_that_came_back_is_told_only_where_it_lasted_a_fifth_of_the_run():
     n = np.arange(40)
     drift = np.where((n >= 8) & (n < 14), 0.05, 0.001)

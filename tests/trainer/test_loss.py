@@ -68,7 +68,10 @@ def oracle(x: dict[str, np.ndarray], settings: LossSettings, anchor: np.ndarray 
     w = {"exact": w, "truncate": np.minimum(w, clip.max), "mask": w * ((w >= clip.low) & (w <= clip.max)), "off": 1}
     w = w[clip.mode]
     u = np.exp(c - p)
-    loss = -w * np.minimum(u * x["A"], np.clip(u, 1 - settings.eps_low, 1 + settings.eps_high) * x["A"])
+    surrogate = np.minimum(u * x["A"], np.clip(u, 1 - settings.eps_low, 1 + settings.eps_high) * x["A"])
+    if settings.dual_clip is not None:
+        surrogate = np.where(x["A"] < 0, np.maximum(surrogate, settings.dual_clip * x["A"]), surrogate)
+    loss = -w * surrogate
     loss = loss + settings.kl_coef * (np.exp(x["r"] - c) - (x["r"] - c) - 1) - settings.entropy_coef * x["H"]
     return float((_shares(settings) * loss).sum())
 
@@ -97,9 +100,13 @@ def _inputs(x: dict[str, np.ndarray], settings: LossSettings, members: slice = s
     return TokenInputs(**{name: torch.from_numpy(value[members]) for name, value in made.items()})
 
 
+@pytest.mark.parametrize("dual_clip", [None, 1.5])
 @pytest.mark.parametrize(("weight", "proximal", "aggregation"), MODES)
-def test_loss_and_gradient_equal_the_oracle_in_every_mode(weight: str, proximal: Any, aggregation: Any) -> None:
+def test_loss_and_gradient_equal_the_oracle_in_every_mode(
+    weight: str, proximal: Any, aggregation: Any, dual_clip: float | None
+) -> None:
     settings = LossSettings(
+        dual_clip=dual_clip,
         proximal=proximal,
         weight=WEIGHTS[weight],
         aggregation=aggregation,
@@ -138,6 +145,18 @@ def test_clipped_tokens_have_no_gradient_where_the_clip_is_pessimistic() -> None
     loss.backward()
     assert (current_N.grad != 0).tolist() == [False, True, True, False]
     assert sums.metrics(1)["clip_fraction"] == 0.5
+
+
+def test_dual_clip_takes_the_gradient_of_a_token_that_ran_away_against_a_negative_advantage() -> None:
+    settings = LossSettings(weight=WeightClip(mode="exact"), dual_clip=3.0)
+    zero = torch.zeros(4, dtype=torch.float64)
+    inputs = TokenInputs(zero, torch.tensor([-1.0, -1.0, -1.0, 1.0]).double(), zero, zero + 1, proximal_N=zero)
+    current_N = torch.tensor([1.0, 1.2, 5.0, -5.0], dtype=torch.float64, requires_grad=True)  # e^1.2 > 3 > e^1
+    loss, sums = policy_loss(current_N, zero, inputs, settings)
+    loss.backward()
+    assert (current_N.grad != 0).tolist() == [True, False, False, True]
+    assert loss.item() == pytest.approx(np.e + 3 + 3 - np.exp(-5))
+    assert sums.metrics(1)["dual_clip_share"] == 0.5
 
 
 def test_masked_tokens_stay_in_the_denominator() -> None:
@@ -203,7 +222,7 @@ def test_far_out_ratios_stay_finite() -> None:
 
 
 def test_metrics_of_micro_batches_add_up_to_those_of_the_whole() -> None:
-    settings = LossSettings(weight=WEIGHTS["truncate"], kl_coef=0.1)
+    settings = LossSettings(weight=WEIGHTS["truncate"], kl_coef=0.1, dual_clip=1.5)
     x = _numbers()
 
     def sums_of(members: slice) -> LossSums:
