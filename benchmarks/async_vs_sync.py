@@ -136,12 +136,12 @@ class Runner:
         contenders = [Contender("sync", "sync", baseline.overrides), *place.contenders(bounds, planned)]
         rows = []
         for seed in seeds:
-            in_turns = self._run(place.alone(), seed, "num_steps=12") if isinstance(place, Real) else None
+            alone = [self._run(each, seed, steps) for each, steps in place.alone()] if isinstance(place, Real) else []
             for contender in contenders:
                 row = {"place": place.label, "name": contender.name, "seed": seed, "tuned": baseline.name,
                        **self._run(contender, seed, self._steps(contender), skip=max(bounds) + 1)}  # fmt: skip
-                if in_turns is not None and isinstance(place, Real) and contender.mode != "sync":
-                    row |= place.bound(in_turns, row)
+                if isinstance(place, Real) and contender.mode != "sync":
+                    row |= place.bound(*alone, row)
                 rows.append(row)
                 tell(row)
         return rows

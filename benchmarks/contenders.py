@@ -30,10 +30,14 @@ EMULATED = "emulated"
 APART = "sync, pools apart"
 FORCED = " with lengths "
 PLANNED = "planned split"
+FULLER = 4
+"""As many batches in one, to measure a worker on its own."""
 TPS = (1, 2, 4)
 """GPUs of a rollout worker."""
 SPEEDUPS = {"1.5b": 20, "7b": 60, "14b": 120, "32b": 240}
 """Such that a step takes some seconds; the system's own time counts so many times in the figures."""
+
+Row = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -148,11 +152,16 @@ class Real:
         """For tables."""
         return f"{self.cores} real cores, {self.sequences} sequences a core{_told(self.lengths)}"
 
+    @property
+    def _groups(self) -> int:
+        """Of a step."""
+        return max(1, self.sequences * self.cores // self.group_size)
+
     def settings(self) -> tuple[str, ...]:
         """Batch and slots; a step's samples are `sequences` times the cores."""
         samples = self.sequences * self.cores
         return (
-            f"groups_per_step={max(1, samples // self.group_size)}", f"group_size={min(self.group_size, samples)}",
+            f"groups_per_step={self._groups}", f"group_size={min(self.group_size, samples)}",
             f"rollout.engine.num_slots={samples}", *_forced(self.lengths),
         )  # fmt: skip
 
@@ -163,20 +172,27 @@ class Real:
                   f"rollout.engine.num_slots={self.sequences}")  # fmt: skip
         return [Contender("sync, one worker", "sync", whole), Contender("sync, a worker a core", "sync", spread)]
 
-    def alone(self) -> Contender:
-        """Trainer and one rollout worker in turn, one thread each: what both cost with nobody beside them."""
-        threads = ("rollout.threads=1", "trainer.threads=1", "rollout.num_workers=1")
-        return Contender("alone", "sync", ("mode=sync", *self.settings(), *threads))
+    def alone(self) -> tuple[tuple[Contender, str], tuple[Contender, str]]:
+        """Trainer and one rollout worker in turn, one thread each: what both cost with nobody beside them. With steps.
 
-    def bound(self, alone: Mapping[str, float], row: Mapping[str, float]) -> dict[str, float | None]:
+        The first tells it of the trainer. The second of the worker: its batches are so many times as large as its slots
+        that these are full nearly all the time.
+        """
+        threads = ("mode=sync", "rollout.threads=1", "trainer.threads=1", "rollout.num_workers=1")
+        fuller = (*self.settings(), f"groups_per_step={FULLER * self._groups}")
+        return (
+            (Contender("alone", "sync", (*self.settings(), *threads)), "num_steps=12"),
+            (Contender("alone", "sync", (*fuller, *threads)), "num_steps=4"),
+        )
+
+    def bound(self, trainer: Mapping[str, float], worker: Mapping[str, float], row: Mapping[str, float]) -> Row:
         """Seconds a step of each pool on its own, and of what is possible the share that a run reached.
 
-        alone: seconds a token of each (steady.alone); row: the run's figures. A share is told where the trainer has
-        more work: what is known of the workers is an upper bound, and would flatter.
+        trainer, worker: seconds a token of each (steady.alone); row: the run's figures.
         """
-        trainer_s = alone["trainer_token_s"] * row["step_work"]
-        rollout_s = alone["rollout_token_s"] * row["step_sampled"] / max(1, self.cores - 1)
-        share = trainer_s / row["step_s"] if trainer_s >= rollout_s else None
+        trainer_s = trainer["trainer_token_s"] * row["step_work"]
+        rollout_s = worker["rollout_token_s"] * row["step_sampled"] / max(1, self.cores - 1)
+        share = max(trainer_s, rollout_s) / row["step_s"]
         return {"trainer_alone_s": trainer_s, "rollout_alone_s": rollout_s, "bound_share": share}
 
     def contenders(self, bounds: Sequence[int], planned: tuple[float, int] | None) -> list[Contender]:

@@ -68,8 +68,8 @@ def figures(folder: Path, skip: int = 0) -> Row:
 def alone(folder: Path) -> Row:
     """Seconds a token of a trainer and of a rollout worker that took turns (`sync`), each with nobody beside it.
 
-    The worker's contain the thin end of every batch: they are at most so many where batches stay full. The trainer's
-    are of a token with forward and backward pass (`work`).
+    The worker's contain the thin end of every batch: give it batches of several times its slots. The trainer's are of a
+    token with forward and backward pass (`work`).
     """
     steps = _settled(folder).steps
     first = max(1, len(steps) // 5)

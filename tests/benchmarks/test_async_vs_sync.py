@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import async_vs_sync, interruption, steady
-from benchmarks.contenders import APART, Emulated, Own, Real
+from benchmarks.contenders import APART, FULLER, Emulated, Own, Real
 from benchmarks.steady import full_rate, late_share, refuse_distorted
 from controller.overrides import load_config
 
@@ -73,13 +73,17 @@ def test_what_trainer_and_engine_need_alone_is_told_by_token(tmp_path, monkeypat
     assert steady.alone(tmp_path) == pytest.approx({"trainer_token_s": 0.05, "rollout_token_s": 0.1})
 
 
-def test_the_share_of_what_is_possible_is_told_where_the_trainer_has_more_work():
-    """What a worker needs is known with the thin ends of its batches, which would flatter."""
+def test_the_share_of_what_is_possible_is_that_of_the_pool_with_more_work():
     row = {"step_work": 100.0, "step_sampled": 50.0, "step_s": 6.0}
-    found = Real(64, 2).bound({"trainer_token_s": 0.05, "rollout_token_s": 0.08}, row)
+    trainer, worker = (
+        {"trainer_token_s": 0.05, "rollout_token_s": 9.0},
+        {"trainer_token_s": 9.0, "rollout_token_s": 0.08},
+    )
+    found = Real(64, 2).bound(trainer, worker, row)
     assert found == pytest.approx({"trainer_alone_s": 5.0, "rollout_alone_s": 4.0, "bound_share": 5 / 6})
-    assert Real(64, 2).bound({"trainer_token_s": 0.05, "rollout_token_s": 0.2}, row)["bound_share"] is None
-    assert Real(64, 3).bound({"trainer_token_s": 0.05, "rollout_token_s": 0.2}, row)["rollout_alone_s"] == 5.0
+    slower = {"rollout_token_s": 0.11}
+    assert Real(64, 2).bound(trainer, slower, row)["bound_share"] == pytest.approx(5.5 / 6)
+    assert Real(64, 3).bound(trainer, slower, row)["rollout_alone_s"] == pytest.approx(2.75)
 
 
 def test_parts_measured_on_other_days_are_kept(tmp_path):
@@ -128,8 +132,11 @@ def test_the_baseline_does_not_recompute_what_it_knows():
     """Answers of a synchronous step are of the policy that trains on them."""
     made = [one for place in (Emulated("h800", "1.5b", 8, 0.75, 3.0), Real(16, 2)) for one in place.baselines()]
     assert {load_config("emulated", list(one.overrides)).config.trainer.loss.proximal for one in made} == {"behaviour"}
-    measuring = load_config("quickstart", list(Real(16, 2).alone().overrides)).config
-    assert measuring.trainer.loss.proximal == "recompute", "what an asynchronous step costs"
+    measuring = [load_config("quickstart", list(one.overrides)).config for one, _ in Real(16, 2).alone()]
+    assert {config.trainer.loss.proximal for config in measuring} == {"recompute"}, "what an asynchronous step costs"
+    own, fuller = measuring
+    assert fuller.groups_per_step == FULLER * own.groups_per_step
+    assert fuller.rollout.engine.num_slots == own.rollout.engine.num_slots == own.groups_per_step * own.group_size
 
 
 def test_real_contenders_consume_equal_samples():
