@@ -8,7 +8,7 @@ The staleness benchmark's small quickstart without a bound on staleness, at five
 every other step. Each run is read again step by step, as `areal-like report` would have found it there, but without
 its evaluations: `warned` is the first step at which the numbers of the steps alone make it speak of the policy, `fell`
 the first evaluation that lies a fifth, and more than chance, below the best one so far. Beside each a run at a sound
-learning rate and bound, of which nothing must be said. Thresholds and rules were chosen on seeds 1 to 13.
+learning rate and bound, of which nothing must be said. Rules and thresholds were chosen on seeds 1 to 16.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="14,15,16,17,18")
+    parser.add_argument("--seeds", default="17,18,19,20,21")
     parser.add_argument("--lr", default=HARD, help="learning rate that is too high")
     parser.add_argument("--quick", action="store_true")
     add_options(parser)

@@ -37,6 +37,10 @@ benchmarks/divergence.py every run that fell apart passed it by its step 7, and 
 most; in benchmarks/staleness.py, of five at bound 16 the two that lost as much on average ended lowest.
 """
 ESS_STEPS = 3
+ESS_FALL_PER_VERSION = 0.005
+"""The same in the very first steps, per version of the samples' staleness, since samples are not old yet: on seeds 3 to
+16 runs that fell apart passed it by step 4 or 5, and sound ones stayed below 0.001 there. Later it would tell too much.
+"""
 KL_LARGE = 0.03
 """Nats a token between the policy that sampled and the one that trains, above the first steps', median of KL_STEPS: a
 single large step is common and harmless. Sound runs with four mini-batches stay below 0.016.
@@ -110,7 +114,7 @@ class Sign:
 
 def find(data: RunData) -> list[Rated]:
     """What is to be said of the policy."""
-    signs = _signs(data) if len(data.steps) >= MIN_TREND_STEPS else _away(data)
+    signs = _signs(data) if len(data.steps) >= MIN_TREND_STEPS else [*_too_far_at_once(data), *_away(data)]
     found = _collapse(data, signs) or _unstable(data, signs)
     return [*found, *_skipped(data)]
 
@@ -265,6 +269,15 @@ def _signs(data: RunData) -> list[Sign]:
 def _is_naive(data: RunData) -> bool:
     """Ordinary PPO: the policy that sampled is the one its ratios count from."""
     return data.setting("trainer.loss.proximal") == "behaviour"
+
+
+def _too_far_at_once(data: RunData) -> list[Sign]:
+    """Within its first steps the policy leaves the one that sampled, by the weights, faster than versions age."""
+    ess = series(data.steps, "ess")
+    best = max(_known(ess[:ESS_STEPS]), default=math.nan)
+    falls = (best - ess) / np.maximum(series(data.steps, "staleness_mean"), 1.0)
+    words = "effective sample size of the weights falls with each version by"
+    return _lasting(data, falls, ESS_STEPS, words, lambda v: v >= ESS_FALL_PER_VERSION)
 
 
 def _away(data: RunData) -> list[Sign]:
