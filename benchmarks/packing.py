@@ -1,11 +1,12 @@
 """What does packing gain over padding to the longest? Real response lengths scaled to a tiny model, one thread.
 
-    python -m benchmarks.packing LENGTHS            about 3 minutes
-    python -m benchmarks.packing LENGTHS --quick    about 30 seconds
+    python -m benchmarks.packing                    about 3 minutes
+    python -m benchmarks.packing --quick            about 30 seconds
+    python -m benchmarks.packing 2000:0.6 mine.json other distributions, a row for each
 
-LENGTHS: a JSON file with `measured_datasets`, each with `id`, `kind` and `groups` (lists of response lengths in
-tokens, one list a prompt). The sets of thinking models are used, scaled so that the longest answer has LONGEST
-tokens.
+LENGTHS: where the answers' lengths come from, as `areal-like simulate --lengths` takes them: `thinking` (the shipped
+distribution of a thinking model, the default), MEAN:CV, a run's folder, a JSON file of measured groups. They are scaled
+so that the longest answer has LONGEST tokens.
 
 `packed`: the trainer's own way: dealt, packed by Algorithm 1, boundaries kept by attention. `first_fit`: in the order
 they came, each into the first micro-batch with room. `fixed_count`: as many sequences in each micro-batch, as few
@@ -26,7 +27,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; oversubscribed threads would measure nothing
@@ -35,10 +35,12 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from areal_like.errors import UserError
 from areal_like.messages import BatchSample
 from areal_like.packing import pack
 from areal_like.trajectory import Trajectory
-from benchmarks.runs import write
+from benchmarks.runs import command_of, write
+from controller.simulate.lengths import THINKING, parse_lengths
 from trainer.attention import choose, register
 from trainer.backends.port import Setup
 from trainer.backends.torch_single import TorchBackend
@@ -51,6 +53,8 @@ from trainer.step import TrainStep, ready_model
 LONGEST, PROMPT = 512, 8
 BUDGET = 2048
 SEQUENCES_PER_RANK = 256
+LIMIT, DRAWN, GROUP_SIZE = 32_768, 768, 8
+"""Longest answer, and how many are drawn."""
 VOCABULARY = 64
 MODEL = {
     "model_type": "qwen3", "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -60,10 +64,10 @@ MODEL = {
 """The quickstart's, with room for the longest answer."""
 
 
-def thinking_sets(file: Path) -> dict[str, list[int]]:
-    """Response lengths of the thinking-model sets, by id."""
-    sets = json.loads(file.read_text())["measured_datasets"]
-    return {one["id"]: [n for group in one["groups"] for n in group] for one in sets if "thinking" in one["kind"]}
+def drawn(name: str) -> list[int]:
+    """Lengths of DRAWN answers in groups of GROUP_SIZE. Raises UserError."""
+    lengths, rng = parse_lengths(name, LIMIT, "LENGTHS"), np.random.default_rng(0)
+    return [length for _ in range(DRAWN // GROUP_SIZE) for length in lengths.draw(rng, GROUP_SIZE)]
 
 
 def fill(known: list[int], capacity: int, num_ranks: int, seed: int) -> tuple[float, float]:
@@ -88,7 +92,12 @@ def made_samples(lengths: list[int]) -> list[BatchSample]:
             "stop",
         )
         samples.append(
-            BatchSample(group_id=index // 8, sample_index=index % 8, trajectory=trajectory, reward=float(index % 2))
+            BatchSample(
+                group_id=index // GROUP_SIZE,
+                sample_index=index % GROUP_SIZE,
+                trajectory=trajectory,
+                reward=float(index % 2),
+            )
         )
     return samples
 
@@ -182,17 +191,20 @@ def rates(lengths: list[int], rounds: int) -> dict[str, list[float]]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("lengths", type=Path, help="JSON file with measured response lengths")
+    parser.add_argument("lengths", nargs="*", default=[THINKING], help="thinking, MEAN:CV, a run's folder, a JSON file")
     parser.add_argument("--quick", action="store_true", help="fewer sequences and rounds")
     told = parser.parse_args(arguments)
     torch.set_num_threads(1)
     num, rounds = (64, 2) if told.quick else (256, 5)
     rows = []
-    sets = thinking_sets(told.lengths)
+    try:
+        sets = {name: drawn(name) for name in told.lengths}
+    except UserError as error:
+        raise SystemExit(str(error)) from error
     capacity = max(max(known) for known in sets.values())  # one budget, which the longest answer of all must fit
     for name, known in sets.items():
-        drawn = random.Random(0).choices(known, k=num)
-        scaled = [max(1, round(length * LONGEST / max(known))) for length in drawn]
+        chosen = random.Random(0).choices(known, k=num)
+        scaled = [max(1, round(length * LONGEST / max(known))) for length in chosen]
         measured = rates(scaled, rounds)
         packed, padded = measured["packed"], measured["padded"]
         whole = [length + PROMPT for length in scaled]
@@ -215,7 +227,7 @@ def main(arguments: list[str]) -> int:
         )  # fmt: skip
         print(json.dumps(rows[-1], indent=1), flush=True)
     if not told.quick:
-        write("packing", "python -m benchmarks.packing LENGTHS", {"budget": BUDGET, "rounds": rounds, "rows": rows})
+        write("packing", command_of("packing"), {"budget": BUDGET, "rounds": rounds, "rows": rows})
     return 0
 
 
