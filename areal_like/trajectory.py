@@ -29,6 +29,11 @@ def _check_array(name: str, array: np.ndarray, dtype: type, length: int) -> None
         raise ValueError(f"{name} has {len(array)} entries where {length} were expected")
 
 
+def _decreases(versions: np.ndarray) -> bool:
+    """Anywhere along the answer; without the differences' own array, since every segment and sample asks."""
+    return bool((versions[1:] < versions[:-1]).any())
+
+
 class Segment(msgspec.Struct, frozen=True):
     """Consecutive sampled tokens of one answer: the unit of progress, of continuation and of engine output.
 
@@ -46,9 +51,9 @@ class Segment(msgspec.Struct, frozen=True):
         _check_array("logprobs_R", self.logprobs_R, np.float32, length)
         _check_array("versions_R", self.versions_R, np.int32, length)
         if length:
-            if int(self.versions_R[0]) < 0 or bool((np.diff(self.versions_R) < 0).any()):
+            if int(self.versions_R[0]) < 0 or _decreases(self.versions_R):
                 raise ValueError("versions_R must be non-negative and never decrease along an answer (law 5)")
-            if not bool(np.isfinite(self.logprobs_R).all()) or float(self.logprobs_R.max()) > 1e-3:
+            if not (self.logprobs_R.max() <= 1e-3 and self.logprobs_R.min() > -np.inf):  # a NaN is neither
                 raise ValueError("logprobs_R must be finite and at most 0")
 
     def __len__(self) -> int:
@@ -109,7 +114,7 @@ class Trajectory(msgspec.Struct, frozen=True):
         sampled = self.versions_T[mask]
         if not len(sampled):
             raise ValueError("a trajectory needs at least one sampled token")
-        if int(sampled[0]) < 0 or bool((np.diff(sampled) < 0).any()):
+        if int(sampled[0]) < 0 or _decreases(sampled):
             raise ValueError("versions_T must be non-negative and never decrease where sampled (law 5)")
         if bool((self.versions_T[~mask] != NO_VERSION).any()):
             raise ValueError("versions_T must be -1 where loss_mask_T is False")

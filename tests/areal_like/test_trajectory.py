@@ -1,0 +1,75 @@
+"""Segments and trajectories are checked at birth: what cannot be trained on does not exist."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from areal_like.trajectory import Segment, Trajectory
+
+
+def _segment(logprobs=(-1.0, -0.5, 0.0), versions=(3, 3, 4), tokens=(7, 8, 9)) -> Segment:
+    return Segment(np.array(tokens, np.int32), np.array(logprobs, np.float32), np.array(versions, np.int32))
+
+
+def test_a_segment_knows_its_versions_and_can_be_cut_and_joined():
+    whole = _segment()
+    assert (len(whole), whole.first_version, whole.last_version) == (3, 3, 4)
+    assert whole.tail(2).versions_R.tolist() == [4]
+    assert _segment().tail(0).joined(_segment(versions=(4, 5, 6))).versions_R.tolist() == [3, 3, 4, 4, 5, 6]
+    assert len(Segment.empty().joined(whole)) == len(whole.joined(Segment.empty())) == 3
+    with pytest.raises(ValueError, match="never decrease"):
+        whole.joined(_segment())
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 0.1])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_log_probs_that_are_none_are_refused(bad, place):
+    logprobs = [-1.0, -1.0, -1.0]
+    logprobs[place] = bad
+    with pytest.raises(ValueError, match="finite and at most 0"):
+        _segment(logprobs=logprobs)
+
+
+@pytest.mark.parametrize("versions", [(-1, 0, 0), (4, 3, 3), (3, 4, 3)])
+def test_versions_that_go_back_are_refused(versions):
+    with pytest.raises(ValueError, match="never decrease"):
+        _segment(versions=versions)
+
+
+def test_arrays_of_another_length_kind_or_shape_are_refused():
+    with pytest.raises(ValueError, match="versions_R has 2 entries where 3"):
+        _segment(versions=(3, 3))
+    with pytest.raises(ValueError, match="logprobs_R must be float32"):
+        Segment(np.zeros(1, np.int32), np.zeros(1, np.float64), np.zeros(1, np.int32))
+    with pytest.raises(ValueError, match="one-dimensional"):
+        Segment(np.zeros(1, np.int32), np.zeros((1, 1), np.float32), np.zeros(1, np.int32))
+
+
+def test_a_trajectory_holds_the_prompt_without_versions():
+    made = Trajectory.from_prompt(np.array([1, 2], np.int32), _segment(), "stop")
+    assert made.tokens_T.tolist() == [1, 2, 7, 8, 9]
+    assert made.versions_T.tolist() == [-1, -1, 3, 3, 4]
+    assert made.loss_mask_T.tolist() == [False, False, True, True, True]
+    assert (made.num_sampled, made.first_version, made.last_version) == (3, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"versions_T": [-1, 3, 2]}, "never decrease where sampled"),
+        ({"versions_T": [-1, -1, 2]}, "never decrease where sampled"),
+        ({"versions_T": [0, 3, 3]}, "must be -1 where"),
+        ({"logprobs_T": [-0.5, -1.0, -1.0]}, "must be 0.0 where"),
+        ({"logprobs_T": [0.0, np.nan, -1.0]}, "must be finite"),
+        ({"loss_mask_T": [False, False, False]}, "at least one sampled token"),
+    ],
+)
+def test_trajectories_that_contradict_themselves_are_refused(changed, words):
+    arrays = {
+        "tokens_T": [1, 7, 8], "loss_mask_T": [False, True, True], "logprobs_T": [0.0, -1.0, -1.0],
+        "versions_T": [-1, 3, 3], **changed,
+    }  # fmt: skip
+    kinds = {"tokens_T": np.int32, "loss_mask_T": np.bool_, "logprobs_T": np.float32, "versions_T": np.int32}
+    with pytest.raises(ValueError, match=words):
+        Trajectory(**{name: np.array(arrays[name], kind) for name, kind in kinds.items()}, finish_reason="stop")
