@@ -57,7 +57,9 @@ RATIO_LARGE = 50.0
 anywhere (1,199 in a run that ended at 1.000); a few is usual with several mini-batches."""
 RATIO_STEPS = 3
 GRAD_GROWTH = 10.0
-"""Late gradient norm against the early one; a healthy run stays within a factor of 3."""
+"""Gradient norm against that of the first steps, medians of GRAD_STEPS: in single steps of sound runs it is 20 times as
+large."""
+GRAD_STEPS = 3
 GRAD_SPIKE = 100.0
 """Largest gradient norm against the median one."""
 SKIPPED_NOTABLE = 0.01
@@ -337,15 +339,16 @@ def _entropy(data: RunData) -> list[Sign]:
 
 
 def _gradients(data: RunData) -> list[Sign]:
-    norms = trend(data, "grad_norm_max")
-    positive = norms.values[norms.values > 0]
+    values = series(data.steps, "grad_norm_max")
+    early = float(np.median(_known(values[:GRAD_STEPS]) or [math.nan]))
+    words = f"gradient norm grew from {figure(early)} to"
+    if grown := _lasting(data, values, GRAD_STEPS, words, lambda v: v >= GRAD_GROWTH * early > 0, "lr"):
+        return grown
+    positive = values[values > 0]
     median = float(np.median(positive)) if len(positive) else math.nan
-    over = norms.values >= GRAD_SPIKE * median
-    if norms.ratio >= GRAD_GROWTH:
-        words = f"gradient norm grew from {figure(norms.early)} to {figure(norms.late)}"
-        return [Sign(words, _first_step(data, norms.values >= norms.early * GRAD_GROWTH / 2), "lr")]
+    over = values >= GRAD_SPIKE * median
     if over.any():
-        words = f"gradient norm reached {figure(float(np.nanmax(norms.values)))}, where {figure(median)} is usual"
+        words = f"gradient norm reached {figure(float(np.nanmax(values)))}, where {figure(median)} is usual"
         return [Sign(words, _first_step(data, over), "lr")]
     return []
 

@@ -67,6 +67,15 @@ def test_a_token_that_ran_away_once_is_no_warning_but_again_and_again_it_is():
     assert "dual_clip" not in verdict(steps=step_rows(ratio_max=lasting), settings=clipped).advice
 
 
+def test_a_gradient_that_was_large_once_is_no_growth():
+    once = np.where(np.arange(40) == 39, 6.0, 0.3)
+    assert verdict(steps=step_rows(grad_norm_max=once)).severity == "good"
+    lasting = np.where(np.arange(40) >= 38, 6.0, 0.3)
+    assert verdict(steps=step_rows(grad_norm_max=lasting)).title == (
+        "Updates are unstable: gradient norm grew from 0.3 to 6"
+    )
+
+
 def test_what_needs_no_trend_is_told_before_there_is_one():
     rows = step_rows(ess=np.where(np.arange(40) >= 3, 0.95, 0.99), entropy=np.geomspace(1.0, 1e-3, 40))
     assert "unstable" not in titles(diagnose(made_run(steps=rows[:4])))
