@@ -276,10 +276,14 @@ def _is_naive(data: RunData) -> bool:
 def _too_far_at_once(data: RunData) -> list[Sign]:
     """Within its first steps the policy leaves the one that sampled, by the weights, faster than versions age."""
     ess = series(data.steps, "ess")
-    best = max(_known(ess[:ESS_STEPS]), default=math.nan)
-    falls = (best - ess) / np.maximum(series(data.steps, "staleness_mean"), 1.0)
+    falls = (_ess_at_first(ess) - ess) / np.maximum(series(data.steps, "staleness_mean"), 1.0)
     words = "effective sample size of the weights falls with each version by"
     return _lasting(data, falls, ESS_STEPS, words, lambda v: v >= ESS_FALL_PER_VERSION)
+
+
+def _ess_at_first(ess: np.ndarray) -> float:
+    """The best of the first steps, whose samples are of their own policy; NaN where none is known."""
+    return max(_known(ess[:ESS_STEPS]), default=math.nan)
 
 
 def _away(data: RunData) -> list[Sign]:
@@ -289,7 +293,7 @@ def _away(data: RunData) -> list[Sign]:
     at that one, on average over its updates.
     """
     ess = series(data.steps, "ess")
-    enough = max(_known(ess[:ESS_STEPS]), default=math.nan) - ESS_FALL
+    enough = _ess_at_first(ess) - ESS_FALL
     found = _lasting(data, ess, ESS_STEPS, "effective sample size of the weights fell to", lambda v: v <= enough)
     is_naive = _is_naive(data)
     if is_naive and not any(_known(series(data.steps, "staleness_mean"))):
