@@ -1,7 +1,8 @@
 """Does the simulator predict? The paper's published runs, runs of one's own, and how long it takes.
 
     python -m benchmarks.simulator                     the paper: fit three numbers, predict the rest; some minutes
-    python -m benchmarks.simulator --parts paper,speed         also 1,000 steps of 512 GPUs, and 100,000 GPUs
+    python -m benchmarks.simulator --parts batching            of the paper, what micro-batches packed by tokens gain
+    python -m benchmarks.simulator --parts paper,batching,speed        also 1,000 steps of 512 GPUs, and 100,000 GPUs
     python -m benchmarks.simulator --parts runs --runs RUN RUN ... --runs RUN RUN ...    your own: costs of the first of
                                                        each, the others predicted
     python -m benchmarks.simulator --quick             the shipped efficiencies, two counted steps a row; writes nothing
@@ -14,8 +15,8 @@ can hide much; one assumption, pools of their own in synchronous runs, was also 
 Table 2 (throughput by staleness), Figure 4 (scaling, relative to the fewest GPUs) and Figure 6b (interruptible
 generation) are predicted, in jobs that go on a while after the last step that counts.
 
-Figure 6a (dynamic batching) is not predicted: the simulator has no model of how a micro-batch's size changes a GPU's
-rate; the figure's TFLOP/s with dynamic batching are what the trainer is given.
+Figure 6a (dynamic batching) is predicted without any of them, from how even the packed micro-batches are
+(published_batching.py); the figure's TFLOP/s with dynamic batching are what the trainer is given above.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from areal_like.emulation.roofline import Efficiencies
 from areal_like.errors import UserError
 from benchmarks import pictures
 from benchmarks import published as paper
+from benchmarks.published_batching import figure_6a
 from benchmarks.runs import RESULTS, parts_with, write
 from benchmarks.simulated_runs import compare, print_runs, speed
 from controller.overrides import load_config
@@ -49,7 +51,7 @@ STEP = 0.05
 SYNC_STEPS, ASYNC_STEPS, SCALING_STEPS = 10, 40, 20
 """The first fifth does not count. The fit sees the very steps that the table shows."""
 QUICK_STEPS = 3
-PARTS = ("paper", "runs", "speed")
+PARTS = ("paper", "batching", "runs", "speed")
 Row = dict[str, Any]
 
 
@@ -220,6 +222,14 @@ def print_others(found: Mapping[str, Any]) -> None:
         _print_gain(f"Figure 6b, {row['model']}", row, row["predicted_gain"], row["reported_gain"])
 
 
+def print_figure_6a(rows: Sequence[Row]) -> None:
+    """As text."""
+    for row in rows:
+        name = f"Figure 6a, {row['model']}"
+        print(f"{name:36}gain {row['predicted_gain']:.2f}, reported "
+              f"{row['reported_gain']:.2f} ({row['error']:+.0%}); prompt by prompt {row['by_prompt']:.2f}")  # fmt: skip
+
+
 def _print_gain(name: str, row: Row, gain: float, reported: float) -> None:
     print(f"{name:36}{row['predicted']:7.1f} k/s, reported {row['reported']:6.1f}; gain {gain:.2f}, reported "
           f"{reported:.2f} ({row['error']:+.0%})")  # fmt: skip
@@ -292,7 +302,7 @@ def checked(parts: Sequence[str], runs: Sequence[Sequence[Path]]) -> Sequence[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="paper", help="of paper, runs, speed, with commas")
+    parser.add_argument("--parts", default="paper,batching", help="of paper, batching, runs, speed, with commas")
     parser.add_argument("--runs", nargs="+", action="append", default=[], type=Path, metavar="RUN")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
@@ -304,6 +314,9 @@ def main() -> None:
     command = "python -m benchmarks.simulator --parts"
     if "paper" in chosen:
         keep("paper", predict_paper(lambda text: print(text, flush=True)), f"{command} paper")
+    if "batching" in chosen:
+        print_figure_6a(found := figure_6a())
+        keep("batching", {"rows": found}, f"{command} batching")
     if "runs" in chosen:
         try:
             rows = [row for folders in options.runs for row in compare(folders)]

@@ -43,6 +43,16 @@ def simulator(result: Result) -> str:
     parts, texts = result["parts"], []
     if "paper" in parts:
         texts += _simulated_paper(parts["paper"])
+    if "batching" in parts:
+        rows = [
+            (row["model"], str(row["stages"]), f"{row['reported_packed']:,.0f} / {row['reported_fixed']:,.0f}",
+             f"{row['predicted_gain'] - 1:+.0%}", f"{row['reported_gain'] - 1:+.0%}", f"{row['error']:+.0%}",
+             f"{row['by_prompt'] - 1:+.0%}")
+            for row in parts["batching"]["rows"]
+        ]  # fmt: skip
+        head = ("Figure 6a", "stages", "TFLOP/s packed / fixed, reported", "gain predicted", "reported", "error",
+                "predicted if prompt by prompt")  # fmt: skip
+        texts += [table(head, rows), _made(parts["batching"])]
     if "runs" in parts:
         rows = [
             (f"{row['run']} (`{row['mode']}`, bound {row['max_staleness']})", row["devices"], row["calibrated_on"],

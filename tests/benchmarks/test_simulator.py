@@ -86,7 +86,7 @@ def test_parts_are_kept_beside_each_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--parts", "paper,rnus"], "'rnus' is none of paper, runs, speed"),
+        (["--parts", "paper,rnus"], "'rnus' is none of paper, batching, runs, speed"),
         (["--parts", "runs"], "give both or neither"),
         (["--runs", "a", "b"], "give both or neither"),
         (["--parts", "runs", "--runs", "no-such-run", "b"], "no-such-run is no folder of a run"),
