@@ -20,11 +20,12 @@ from areal_like.emulation.device import lengths_of, roofline_of, slots_of
 from areal_like.emulation.lengths import thinking
 from areal_like.emulation.machines import GPUS, MODELS
 from areal_like.emulation.roofline import Roofline
+from areal_like.errors import UserError
 from benchmarks.steady import figures, refuse_distorted
 from controller.config import RunConfig
 from controller.overrides import load_config
 from controller.run_folder import RunFolder
-from controller.simulate.calibrate import calibrate
+from controller.simulate.calibrate import calibrate, other_threads
 from controller.simulate.job import Job
 from controller.simulate.lengths import parse_lengths
 from controller.simulate.plan import Setup, job_of, simulate
@@ -35,25 +36,31 @@ EMULATED_STEPS = 60
 """At least: emulated runs are short, and a step's longest answer is a matter of luck."""
 
 
-def compare(folders: Sequence[Path]) -> list[Row]:
-    """A row for every run but the one that is calibrated on: the first of those on real devices."""
+def compare(folders: Sequence[Path], names: Sequence[str] = ()) -> list[Row]:
+    """A row for every run but the one that is calibrated on: the first of those on real devices. Raises UserError where
+    another has other numbers of threads than that one. names: what the runs are called; else their folders' names.
+    """
     rows: list[Row] = []
-    source: Path | None = None
-    for folder in folders:
+    source: tuple[str, Path] | None = None
+    for folder, name in zip(folders, names or [folder.name for folder in folders], strict=True):
         config = load_config(str(folder)).config
         if config.emulation is not None:
-            rows.append(_row(folder, config, "its config's roofline", partial(predicted_emulated, config)))
+            told = "its config's roofline", partial(predicted_emulated, config)
         elif source is None:
-            source = folder
+            source = name, folder
+            continue
         else:
-            rows.append(_row(folder, config, source.name, partial(predicted_real, source, config)))
+            told = source[0], partial(predicted_real, source[1], config)
+        rows.append({"run": name, **_row(folder, config, *told)})
     return rows
 
 
 def predicted_real(source: Path, config: RunConfig) -> float:
-    """Samples a second of a job on this machine, with costs and lengths of another run of it."""
-    run = RunFolder(source)
-    measured, prompt = calibrate(run, slots=load_config(str(source)).config.rollout.engine.num_slots)
+    """Samples a second of a job on this machine, with costs and lengths of another run of it. Raises UserError."""
+    run, own = RunFolder(source), load_config(str(source)).config
+    if (words := other_threads(own, config)) is not None:
+        raise UserError(words, where=str(source), remedy="give runs of one mode a --runs of their own")
+    measured, prompt = calibrate(run, slots=own.rollout.engine.num_slots)
     lengths = parse_lengths(str(source), config.sampling.max_new_tokens)
     setup = Setup(config, lengths, config.num_steps, measured=measured, prompt_tokens=prompt)
     return simulate(setup).outcome.samples_per_s
@@ -91,7 +98,7 @@ def _row(folder: Path, config: RunConfig, source: str, predict: Callable[[], flo
     refuse_distorted(found, folder)
     measured, predicted = found["samples_per_s"], predict()
     return {
-        "run": folder.name, "mode": config.mode, "max_staleness": config.staleness.bound, "seed": config.seed,
+        "mode": config.mode, "max_staleness": config.staleness.bound, "seed": config.seed,
         "devices": "real" if emulation is None else f"emulated {emulation.gpu}, {emulation.speedup:g} times as fast",
         "calibrated_on": source, "predicted": predicted, "measured": measured, "error": predicted / measured - 1,
     }  # fmt: skip

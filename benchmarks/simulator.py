@@ -3,8 +3,9 @@
     python -m benchmarks.simulator                     the paper: fit three numbers, predict the rest; some minutes
     python -m benchmarks.simulator --parts batching            of the paper, what micro-batches packed by tokens gain
     python -m benchmarks.simulator --parts paper,batching,speed        also 1,000 steps of 512 GPUs, and 100,000 GPUs
-    python -m benchmarks.simulator --parts runs --runs RUN RUN ... --runs RUN RUN ...    your own: costs of the first of
-                                                       each, the others predicted
+    python -m benchmarks.simulator --parts runs        jobs of this machine, started and predicted: twenty minutes
+    python -m benchmarks.simulator --runs RUN RUN ... --runs RUN RUN ...    runs of yours: costs of the first of each,
+                                                       the others predicted; writes nothing
     python -m benchmarks.simulator --quick             the shipped efficiencies, two counted steps a row; writes nothing
 
 Three numbers are fitted (least squares on the logarithm of the hours), on the four synchronous rows of Table 1 of arXiv
@@ -35,8 +36,10 @@ from areal_like.emulation.roofline import Efficiencies
 from areal_like.errors import UserError
 from benchmarks import pictures
 from benchmarks import published as paper
+from benchmarks.measured import Measured, add_options
 from benchmarks.published_batching import figure_6a
 from benchmarks.runs import RESULTS, parts_with, write
+from benchmarks.simulated_jobs import rows as own_rows
 from benchmarks.simulated_runs import compare, print_runs, speed
 from controller.overrides import load_config
 
@@ -289,8 +292,6 @@ def checked(parts: Sequence[str], runs: Sequence[Sequence[Path]]) -> Sequence[st
     """The parts, if there are such and the runs are there. Raises SystemExit with what is wrong."""
     if unknown := [part for part in parts if part not in PARTS]:
         raise SystemExit(f"--parts: {unknown[0]!r} is none of {', '.join(PARTS)}.")
-    if ("runs" in parts) != bool(runs):
-        raise SystemExit("--runs names the runs that --parts runs compares: give both or neither.")
     for folder in (folder for folders in runs for folder in folders):
         if not (folder / "config.yaml").is_file():
             raise SystemExit(f"--runs: {folder} is no folder of a run (it has no config.yaml).")
@@ -305,12 +306,24 @@ def main() -> None:
     parser.add_argument("--parts", default="paper,batching", help="of paper, batching, runs, speed, with commas")
     parser.add_argument("--runs", nargs="+", action="append", default=[], type=Path, metavar="RUN")
     parser.add_argument("--quick", action="store_true")
+    add_options(parser)
     options = parser.parse_args()
     if options.quick:
         print_table_1(table_1(Efficiencies(), sync_steps=QUICK_STEPS, async_steps=QUICK_STEPS))
         print("not fitted, and too short to mean anything: it ran")
         return
     chosen = checked(options.parts.split(","), options.runs)
+    try:
+        if options.runs:
+            print_runs([row for folders in options.runs for row in compare(folders)])
+        else:
+            make(chosen, options)
+    except UserError as error:
+        raise SystemExit(str(error)) from error
+
+
+def make(chosen: Sequence[str], options: argparse.Namespace) -> None:
+    """The published parts. Raises UserError."""
     command = "python -m benchmarks.simulator --parts"
     if "paper" in chosen:
         keep("paper", predict_paper(lambda text: print(text, flush=True)), f"{command} paper")
@@ -318,13 +331,10 @@ def main() -> None:
         print_figure_6a(found := figure_6a())
         keep("batching", {"rows": found}, f"{command} batching")
     if "runs" in chosen:
-        try:
-            rows = [row for folders in options.runs for row in compare(folders)]
-        except UserError as error:
-            raise SystemExit(str(error)) from error
-        print_runs(rows)
-        told = " ".join(f"--runs {' '.join(map(str, folders))}" for folders in options.runs)
-        keep("runs", {"rows": rows}, f"{command} runs {told}")
+        measured = Measured.of("simulator", options)
+        print_runs(rows := own_rows(options.runs_dir, measured))
+        keep("runs", {"rows": rows}, f"{command} runs")
+        measured.finish()
     if "speed" in chosen:
         keep("speed", {"rows": speed()}, f"{command} speed")
     print(f"written to {RESULT}")

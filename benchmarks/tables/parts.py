@@ -44,23 +44,15 @@ def simulator(result: Result) -> str:
     if "paper" in parts:
         texts += _simulated_paper(parts["paper"])
     if "batching" in parts:
-        rows = [
-            (row["model"], str(row["stages"]), f"{row['reported_packed']:,.0f} / {row['reported_fixed']:,.0f}",
-             f"{row['predicted_gain'] - 1:+.0%}", f"{row['reported_gain'] - 1:+.0%}", f"{row['error']:+.0%}",
-             f"{row['by_prompt'] - 1:+.0%}")
-            for row in parts["batching"]["rows"]
-        ]  # fmt: skip
-        head = ("Figure 6a", "stages", "TFLOP/s packed / fixed, reported", "gain predicted", "reported", "error",
-                "predicted if prompt by prompt")  # fmt: skip
-        texts += [table(head, rows), _made(parts["batching"])]
+        texts += [_batching(parts["batching"]["rows"]), _made(parts["batching"])]
     if "runs" in parts:
-        rows = [
+        own = [
             (f"{row['run']} (`{row['mode']}`, bound {row['max_staleness']})", row["devices"], row["calibrated_on"],
              f"{row['predicted']:,.1f}", f"{row['measured']:,.1f}", f"{row['error']:+.1%}")
             for row in parts["runs"]["rows"]
         ]  # fmt: skip
         head = ("own run", "devices", "costs from", "samples/s predicted", "measured", "error")
-        texts += ["### Own runs", table(head, rows), _made(parts["runs"])]
+        texts += ["### Own runs", table(head, own), _made(parts["runs"])]
     if "speed" in parts:
         rows = [
             (f"{row['gpus']:,} GPUs, {row['model']}, {row['workers']:,} workers", f"{row['steps']:,}",
@@ -70,6 +62,20 @@ def simulator(result: Result) -> str:
         head = ("simulated", "steps", "answers", "s", "s of one core")
         texts += ["### How long it takes", table(head, rows), _made(parts["speed"])]
     return "\n\n".join(texts)
+
+
+def _batching(found: Sequence[Result]) -> str:
+    rows = [
+        (row["model"], str(row["stages"]), f"{row['reported_packed']:,.0f} / {row['reported_fixed']:,.0f}",
+         f"{row['predicted_gain'] - 1:+.0%}", f"{row['reported_gain'] - 1:+.0%}", f"{row['error']:+.0%}",
+         f"{row['by_prompt'] - 1:+.0%}")
+        for row in found
+    ]  # fmt: skip
+    head = (
+        "Figure 6a", "stages", "TFLOP/s packed / fixed, reported", "gain predicted", "reported", "error",
+        "predicted if prompt by prompt",
+    )  # fmt: skip
+    return table(head, rows)
 
 
 def _simulated_paper(found: Result) -> list[str]:

@@ -17,8 +17,10 @@ import numpy as np
 
 from areal_like.emulation.roofline import Measured
 from areal_like.errors import UserError
+from controller.config import RunConfig
 from controller.report.data import RunData
 from controller.run_folder import RunFolder
+from controller.wiring import threads_for
 
 FEWEST_PULSES = 5
 FEWEST_STEPS = 5
@@ -47,6 +49,17 @@ def calibrate(folder: RunFolder, *, slots: int) -> tuple[Measured, int]:
         train_token_s=per_trained, train_step_s=fixed_s, slots=slots,
     )  # fmt: skip
     return measured, max(1, round(statistics.fmean(map(_prompt, steps))))
+
+
+def other_threads(measured: RunConfig, planned: RunConfig) -> str | None:
+    """Why costs of one job on this machine are not those of another, as words about threads; None if they may be."""
+    had, has = ([threads_for(config, role) for role in ("rollout", "trainer")] for config in (measured, planned))
+    if had == has:
+        return None
+    return (
+        f"its engine and trainer had {had[0]} and {had[1]} threads, `mode: {planned.mode}` gives them {has[0]} and "
+        f"{has[1]}: its costs are not those of this job"
+    )
 
 
 def _rollout(data: RunData) -> tuple[np.ndarray, np.ndarray]:

@@ -26,7 +26,7 @@ from controller.overrides import load_config
 from controller.run_folder import RunFolder
 from controller.runs.locate import find_run
 from controller.simulate import plan
-from controller.simulate.calibrate import calibrate
+from controller.simulate.calibrate import calibrate, other_threads
 from controller.simulate.lengths import parse_lengths
 from controller.simulate.picture import draw
 
@@ -76,6 +76,8 @@ def setup_of(arguments: argparse.Namespace, config: RunConfig) -> plan.Setup:
         reward_s=arguments.reward_s,
     )
     if run is not None:
+        if (words := other_threads(load_config(str(run.root)).config, config)) is not None:
+            print(f"{run.root}: {words}; calibrate with a run in the mode you plan", file=sys.stderr)
         measured, prompt = calibrate(run, slots=config.rollout.engine.num_slots)
         return replace(setup, measured=measured, prompt_tokens=arguments.prompt_tokens or prompt)
     reached = Efficiencies()

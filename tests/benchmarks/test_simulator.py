@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from areal_like.emulation.machines import MODELS
 from areal_like.emulation.roofline import Efficiencies, Roofline
 from benchmarks import published as paper
-from benchmarks import simulator
+from benchmarks import simulated_jobs, simulator
+from benchmarks.measured import Measured
 from benchmarks.simulated_runs import SpeedJob, predicted_emulated, speed
 from controller.overrides import load_config
 
@@ -87,9 +89,7 @@ def test_parts_are_kept_beside_each_other(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--parts", "paper,rnus"], "'rnus' is none of paper, batching, runs, speed"),
-        (["--parts", "runs"], "give both or neither"),
-        (["--runs", "a", "b"], "give both or neither"),
-        (["--parts", "runs", "--runs", "no-such-run", "b"], "no-such-run is no folder of a run"),
+        (["--runs", "no-such-run", "b"], "no-such-run is no folder of a run"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence_before_anything_runs(
@@ -112,9 +112,53 @@ def test_runs_that_measured_nothing_are_told_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str
 ) -> None:
     (tmp_path / "config.yaml").write_text(Path(f"configs/{config}.yaml").read_text())
-    monkeypatch.setattr("sys.argv", ["simulator", "--parts", "runs", "--runs", str(tmp_path), str(tmp_path)])
+    monkeypatch.setattr("sys.argv", ["simulator", "--runs", str(tmp_path), str(tmp_path)])
     with pytest.raises(SystemExit, match="a rate needs 3 steps, and this run has 0"):
         simulator.main()
+
+
+def test_costs_of_other_threads_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sync` has all cores in each phase, the others one thread a process."""
+    monkeypatch.setattr("controller.wiring.num_cores", lambda: 2)
+    told = Path("configs/quickstart.yaml").read_text()
+    sync = told.replace("mode: async", "mode: sync").replace("max_staleness: 2", "max_staleness: 0")
+    for name, config in (("asynchronous", told), ("synchronous", sync)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(config)
+    arguments = ["simulator", "--runs", str(tmp_path / "asynchronous"), str(tmp_path / "synchronous")]
+    monkeypatch.setattr("sys.argv", arguments)
+    monkeypatch.setattr("benchmarks.simulated_runs.figures", lambda folder: {"samples_per_s": 1.0})
+    with pytest.raises(SystemExit, match=r"had 1 and 1 threads, `mode: sync` gives them 2 and 2"):
+        simulator.main()
+
+
+@pytest.mark.parametrize("job", [job for jobs in simulated_jobs.GROUPS for job in jobs], ids=lambda job: job.name)
+def test_the_own_jobs_are_configs_that_load(job: simulated_jobs.Started) -> None:
+    config = load_config(job.config, job.overrides).config
+    assert (config.emulation is not None) == (job in simulated_jobs.EMULATED)
+    assert config.num_steps >= 16
+
+
+def test_own_jobs_are_run_and_predicted_group_by_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, compared = [], []
+
+    def train(config: str, overrides: Sequence[str], runs_dir: Path) -> dict[str, Any]:
+        started.append((config, *overrides))
+        return {"folder": str(runs_dir / f"run-{len(started)}")}
+
+    def compare(folders: Sequence[Path], names: Sequence[str]) -> list[dict[str, Any]]:
+        compared.append([folder.name for folder in folders])
+        return [{"run": name} for name in names[1:]]
+
+    monkeypatch.setattr(simulated_jobs, "train", train)
+    monkeypatch.setattr(simulated_jobs, "compare", compare)
+    groups = ((simulated_jobs.A_CORE_EACH[0], simulated_jobs.A_CORE_EACH[1]), simulated_jobs.EMULATED[:1])
+    rows = simulated_jobs.rows(tmp_path, Measured(tmp_path / "rows.jsonl"), groups)
+    assert compared == [["run-1", "run-2"], ["run-3"]]
+    assert [row["run"] for row in rows] == ["async 2, seed 2"]
+    again = simulated_jobs.rows(tmp_path, Measured(tmp_path / "rows.jsonl", is_going_on=True), groups)
+    assert again == rows
+    assert len(started) == 3
 
 
 def test_the_fits_error_is_that_of_the_rows_shown() -> None:
