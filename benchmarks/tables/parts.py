@@ -5,9 +5,11 @@ Owns: which figures of a result are shown. Refuses: numbers of its own.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.fit_box import BOX, at_bound
 from benchmarks.tables.form import Result, ranged, table
 
 
@@ -110,6 +112,9 @@ def _simulated_rows(found: Result) -> str:
         f"{reached['bandwidth']:.0%} of the memory bandwidth, {reached['step_overhead_s']:.0f} s a step besides; the "
         f"four synchronous rows are met within {found['fit_error']:.0%} (root mean square)."
     )
+    for name in found["at_bound"] if "at_bound" in found else at_bound(reached):
+        low, high = BOX[name]
+        words += f" `{name}` lies at a bound of the box it was looked for in ({low:g} to {high:g}): no finding."
     head = ("Table 1", "sync, h", "reported", "error", "async, h", "reported", "error", "ratio", "reported", "error")
     return f"{words}\n\n{table(head, rows)}"
 
