@@ -232,6 +232,23 @@ def reward_rates(result: Result) -> str:
     return "\n".join([table(("", "rows", "as they must be", "rate"), rows), "", *others])
 
 
+def reward_service(result: Result) -> str:
+    """One line for each kind of wild scorer: how long the pool was short of a process, what honest answers got."""
+    rows = [
+        (_WILD.get(do, do), f"{statistics.median(told['recovery_s']):.2f} ({min(told['recovery_s']):.2f} to "
+         f"{max(told['recovery_s']):.2f})",
+         *(f"{statistics.median(told[key]):,.0f}" for key in ("alone_per_s", "beside_per_s")),
+         f"{min(told['beside_per_s']):,.0f}")
+        for do, told in result.items() if isinstance(told, dict) and "recovery_s" in told
+    ]  # fmt: skip
+    words = f"{result['rounds']} rounds; asked for: whole again within {result['limit_s']:g} s."
+    head = ("a scorer that", "s until whole again", "honest verdicts/s before", "meanwhile", "meanwhile, least")
+    return f"{words}\n\n{table(head, rows)}"
+
+
+_WILD = {"hang": "hangs", "segfault": "segfaults", "leak": "takes all the memory", "fork": "forks daemons"}
+
+
 def gpu_suite(result: Result) -> str:
     """One table per kind of case, its columns as the suite names them; what was skipped or failed says why."""
     rows = [row for part in result["parts"].values() for row in part["rows"]]
