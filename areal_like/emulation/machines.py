@@ -1,7 +1,7 @@
 """GPUs and models on paper: what data sheets and config.json say of them.
 
-Owns: the two tables, sizes that follow from a transformers config. Refuses: speeds that are
-reached (roofline.py).
+Owns: the two tables, sizes that follow from a transformers config. Refuses: mixtures of experts,
+speeds that are reached (roofline.py).
 
 GPU figures are the makers' data sheets, dense bfloat16: NVIDIA H100, H200, H800, H20, A100 80 GB SXM, L40S, B200.
 `network` is the usual one network card per GPU of such a node (the paper's cluster: 3.2 Tbit/s for 8, section 7.1).
@@ -50,6 +50,10 @@ GPUS: Mapping[str, Gpu] = {
         Gpu("b200", 2250e12, 8.0e12, 180e9, 50e9, 50e9),
     )
 }
+
+
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+"""Keys of a transformers config that count the experts of a layer."""
 
 
 @dataclass(frozen=True)
@@ -104,25 +108,40 @@ def model_named(name: str, where: str = "--model") -> Model:
     if path.is_dir() or path.suffix == ".json":
         file = path / "config.json" if path.is_dir() else path
         try:
-            return model_of(json.loads(file.read_bytes()), name=path.name)
+            config = json.loads(file.read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(f"no model config can be read here ({error})", where=str(file)) from error
+        return model_of(config, name=path.name, where=str(file))
     return _named(MODELS, name.rsplit("/", 1)[-1].lower(), where)
 
 
-def model_of(config: Mapping[str, Any], *, name: str, bytes_per_parameter: int = 2) -> Model:
-    """Sizes that follow from a transformers config. Raises UserError where one is missing."""
+def model_of(config: Mapping[str, Any], *, name: str, where: str = "", bytes_per_parameter: int = 2) -> Model:
+    """Sizes that follow from a transformers config. Raises UserError where one is missing, and for experts."""
     try:
         layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
         heads, inner, vocab = int(config["num_attention_heads"]), int(config["intermediate_size"]), config["vocab_size"]
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"the model's config does not say {error}", where=name) from error
+        raise UserError(f"the model's config does not say {error}", where=where or name) from error
+    _refuse_experts(config, where or name)
     kv_heads = int(config.get("num_key_value_heads") or heads)
     head_dim = int(config.get("head_dim") or hidden // heads)
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
     embeddings = int(vocab) * hidden * (1 if config.get("tie_word_embeddings") else 2)
     parameters = layers * (attention + 3 * hidden * inner) + embeddings
     return Model(name, float(parameters), layers, hidden, kv_heads, head_dim, bytes_per_parameter)
+
+
+def _refuse_experts(config: Mapping[str, Any], where: str) -> None:
+    """A mixture holds many times the weights that a token passes through; `Model` has one number for both."""
+    for key in EXPERTS:
+        count = config.get(key)
+        if isinstance(count, int) and count > 1:
+            raise UserError(
+                f"this is a mixture of experts ({key}: {count}), and sizes are known of dense models only",
+                where=where,
+                remedy="name a dense model that costs about as much, or take the costs of a run of yours: "
+                "areal-like simulate --calibrate RUN",
+            )
 
 
 def _named(table: Mapping[str, T], name: str, where: str) -> T:

@@ -99,6 +99,8 @@ class Efficiencies:
     """Share of the FLOP/s in prefill: of the usual order, not measured. Prefill is about a hundredth of the work."""
 
 
+SHARES = ("bandwidth", "train_mfu", "prefill_mfu")
+"""Efficiencies that are shares of a data sheet's figure: above 0, at most 1. The others are seconds, from 0 on."""
 ADAMW_BYTES = 28
 """Read and written per parameter by an update: gradient, parameter and two moments in, the latter three out."""
 EXCHANGED_BYTES = 6

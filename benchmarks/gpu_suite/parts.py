@@ -40,7 +40,7 @@ PARTS = (
     Part("engine", "decoding", "embedded engine: decode and prefill", 65, 420, MESSAGES),
     Part("training", "training_speed", "trainer: MFU by length and packing", 65, 480, ("msgspec", "pydantic")),
     Part("logprobs", "logprob_memory", "log-probs: memory of chunks and of whole logits", 35, 120),
-    Part("swap", "swapping", "a version through shared memory into a generating engine", 50, 420, MESSAGES),
+    Part("swap", "swapping", "a version through shared memory and disk into a generating engine", 50, 420, MESSAGES),
     Part("modes", "modes", "asynchronous against synchronous, two processes on one GPU", 70, 480, JOB),
     Part("quickstart", "quickstart", "the quickstart on the GPU", 100, 600, JOB),
 )  # fmt: skip

@@ -1,9 +1,14 @@
-"""Part `swap`: a new version on its way from the trainer's parameters into a generating engine, through shared memory.
+"""Part `swap`: a new version on its way from the trainer's parameters into a generating engine, by a file.
+
+The file lies in shared memory (`shm`, under both interruptions) or, as safetensors, among temporary files (`disk`,
+under `recompute` alone: how caches are treated does not depend on where the file lay). Streams and process groups,
+whose trainer is a process of its own, are measured by `python -m benchmarks.weight_transfer --device cuda --shape 4B`.
 
 The real publisher, the real store and the real embedded engine with all slots busy. `publish_s`: parameters of the
-device to a verified-to-be file in shared memory, cast to the published type. `stage_s`: file to spare weights beside
-generation, checksums included. `pause_ms`: what the engine says generation stood still for; `gap_ms`: the longest time
-without a new step, seen from outside, while the version was staged and swapped (polled every 2 ms).
+device to a verified-to-be file, cast to the published type; a file on disk is written as a run writes it, without
+waiting for what lies behind the page cache. `stage_s`: file to spare weights beside generation, checksums included.
+`pause_ms`: what the engine says generation stood still for; `gap_ms`: the longest time without a new step, seen from
+outside, while the version was staged and swapped (polled every 2 ms).
 `staging_share`: tokens per second while the version was staged, over those before.
 """
 
@@ -26,9 +31,9 @@ import torch
 
 from areal_like.messages import Sampling
 from areal_like.trajectory import Segment
-from areal_like.weights import WeightStore
+from areal_like.weights import StoreKind, WeightStore
 from benchmarks.gpu_suite import arithmetic, measure
-from benchmarks.gpu_suite.case import Context, Skip
+from benchmarks.gpu_suite.case import Context, Cut, Skip
 from benchmarks.gpu_suite.shapes import SHAPES, Shape, config_of, random_model
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
@@ -37,6 +42,10 @@ from trainer.publish import publish_version
 
 POLL_S = 0.002
 KEEP = 2
+ROWS: tuple[tuple[StoreKind, Interruption], ...] = (("shm", "recompute"), ("shm", "keep_kv"), ("disk", "recompute"))
+"""What is measured of each model, in this order."""
+DISK_TIMES = 2.0
+"""Time set aside for versions on disk, over what as many took through shared memory."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +60,9 @@ class Sizes:
 
 
 def run(context: Context) -> None:
-    """Every model, each interruption."""
+    """Every model, each kind of file."""
     names = ["tiny"] if context.is_tiny else ["0.6B"] if context.is_quick else ["0.6B", "1.7B", "4B"]
-    sizes = Sizes(4, 8, 64, 1, 0.2) if context.is_tiny else Sizes(64, 256, 2048, 3, 1.5)
+    sizes = Sizes(4, 8, 64, 1, 0.2) if context.is_tiny else Sizes(64, 256, 2048, 2 if context.is_quick else 3, 1.5)
     for name in names:
         needs_s = 3 if context.is_tiny else 25
         if context.left_s < needs_s:
@@ -73,31 +82,33 @@ async def _model(context: Context, shape: Shape, sizes: Sizes) -> None:
     item_bytes = 4 if context.is_tiny else 2
     engine_bytes = arithmetic.engine_memory_bytes(shape, sizes.num_slots, sizes.max_context, item_bytes)
     measure.require_memory(engine_bytes + 6 * shape.parameters + (3 << 30), device)
-    _require_room(context.shared_memory, (KEEP + 1) * shape.parameters * item_bytes)
+    _require_room(context.shared_memory, (KEEP + 1) * shape.parameters * item_bytes, "shared memory")
     config = config_of(shape)
     folder = context.scratch / f"model-{shape.name}"
     config.save_pretrained(folder)
     model = random_model(config, device)
-    store = WeightStore(context.shared_memory / shape.name, "shm", KEEP)
     settings = EngineSettings(num_slots=sizes.num_slots, max_context=sizes.max_context, device=context.device)
     engine = EmbeddedEngine(folder, settings, dtype=dtype, num_threads=1)
     await engine.start()
+    roots = {"shm": context.shared_memory, "disk": context.scratch}
+    stores = {kind: WeightStore(roots[kind] / f"versions-{shape.name}", kind, KEEP) for kind, _ in ROWS}
+    trip = Trip(context, shape, sizes, model, stores, engine, dtype)
     try:
-        trip = Trip(context, shape, sizes, model, store, engine, dtype)
         await trip.first()
         async with Generation(engine, shape, sizes):
             await asyncio.sleep(sizes.settle_s)
-            for interruption in ("recompute", "keep_kv"):
-                await trip.measure(interruption)
+            for kind, interruption in ROWS:
+                await trip.measure(kind, interruption)
     finally:
         await engine.close()
-        store.close(remove=True)
+        for store in stores.values():
+            store.close(remove=True)
 
 
-def _require_room(folder: Path, need_bytes: int) -> None:
+def _require_room(folder: Path, need_bytes: int, where: str) -> None:
     free = shutil.disk_usage(folder).free
     if need_bytes > free:
-        raise Skip(f"needs {need_bytes / measure.GIB:.1f} GiB of shared memory, {free / measure.GIB:.1f} GiB are free")
+        raise Skip(f"needs {need_bytes / measure.GIB:.1f} GiB of {where}, {free / measure.GIB:.1f} GiB are free")
 
 
 class Generation:
@@ -138,52 +149,70 @@ class Trip:
     shape: Shape
     sizes: Sizes
     model: Any
-    store: WeightStore
+    stores: Mapping[StoreKind, WeightStore]
     engine: EmbeddedEngine
     dtype: Any
     version: int = -1
+    _took_s: float = 0.0
+    """The last row's versions."""
 
-    def publish(self) -> tuple[Path, float]:
+    @property
+    def num_bytes(self) -> int:
+        """Of one version."""
+        return self.shape.parameters * (4 if self.dtype == "float32" else 2)
+
+    def publish(self, kind: StoreKind) -> tuple[Path, float]:
         """The next version; its manifest and the seconds it took."""
         self.version += 1
         start_s = time.perf_counter()
-        manifest = publish_version(self.store, self.model, self.version, "suite", dtype=self.dtype)
+        manifest = publish_version(self.stores[kind], self.model, self.version, "suite", dtype=self.dtype)
         return manifest, time.perf_counter() - start_s
 
     async def first(self) -> None:
         """Version 0, so that there is something to generate with."""
-        manifest, _ = await asyncio.to_thread(self.publish)
+        manifest, _ = await asyncio.to_thread(self.publish, "shm")
         await self.engine.load_version(manifest, "recompute")
 
-    async def measure(self, interruption: Interruption) -> None:
-        """Several versions under one interruption: a row of medians."""
+    async def measure(self, kind: StoreKind, interruption: Interruption) -> None:
+        """Several versions by one kind of file, under one interruption: a row of medians."""
         outcomes = []
+        start_s = time.perf_counter()
         try:
+            if kind == "disk":
+                self._require_disk()
             for _ in range(self.sizes.repeats):
-                outcomes.append(await self._once(interruption))
+                outcomes.append(await self._once(kind, interruption))
                 await asyncio.sleep(self.sizes.settle_s / 2)
         except Exception as error:  # a fault boundary, as of every case: the row below says it
-            self._write(interruption, error, outcomes)
+            self._write(kind, interruption, error, outcomes)
         else:
-            self._write(interruption, None, outcomes)
+            self._write(kind, interruption, None, outcomes)
+        self._took_s = time.perf_counter() - start_s
 
-    def _write(self, interruption: str, error: Exception | None, outcomes: list[dict[str, float]]) -> None:
+    def _require_disk(self) -> None:
+        """Raises Skip without the room, and Cut without the time, for versions on disk."""
+        _require_room(self.context.scratch, (KEEP + 1) * self.num_bytes, "disk")
+        if self.context.left_s < (needs_s := DISK_TIMES * self._took_s):
+            raise Cut(f"{max(self.context.left_s, 0):.0f} s left, about {needs_s:.0f} s needed")
+
+    def _write(
+        self, kind: StoreKind, interruption: str, error: Exception | None, outcomes: list[dict[str, float]]
+    ) -> None:
         def row() -> Mapping[str, Any]:
             if error is not None:
                 raise error
             medians = {key: statistics.median(outcome[key] for outcome in outcomes) for key in outcomes[0]}
-            num_bytes = self.shape.parameters * (4 if self.dtype == "float32" else 2)
             return {
-                "model": self.shape.name, "interruption": interruption, "mb": num_bytes / 1e6, **medians,
-                "publish_gb_per_s": num_bytes / medians["publish_s"] / 1e9,
-                "stage_gb_per_s": num_bytes / medians["stage_s"] / 1e9,
+                "model": self.shape.name, "kind": kind, "interruption": interruption, "mb": self.num_bytes / 1e6,
+                **medians, "publish_gb_per_s": self.num_bytes / medians["publish_s"] / 1e9,
+                "stage_gb_per_s": self.num_bytes / medians["stage_s"] / 1e9,
             }  # fmt: skip
 
-        self.context.run("swap", f"{self.shape.name}: {interruption}", float("-inf"), row)
+        self.context.run("swap", f"{self.shape.name}, {kind}: {interruption}", float("-inf"), row)
 
-    async def _once(self, interruption: Interruption) -> dict[str, float]:
+    async def _once(self, kind: StoreKind, interruption: Interruption) -> dict[str, float]:
         before = await self._tokens_per_s(self.sizes.settle_s)
-        manifest, publish_s = await asyncio.to_thread(self.publish)
+        manifest, publish_s = await asyncio.to_thread(self.publish, kind)
         watch = asyncio.create_task(self._longest_gap())
         start_s, tokens = time.perf_counter(), self.engine.counters()["tokens"]
         report = await self.engine.load_version(manifest, interruption)

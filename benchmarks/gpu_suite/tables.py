@@ -36,8 +36,9 @@ COLUMNS: dict[str, dict[str, str]] = {
         "difference_nats": "difference nat",
     },
     "swap": {
-        "case": "swap", "mb": "MB", "publish_s": "publish s", "stage_s": "stage s", "stage_gb_per_s": "GB/s",
-        "pause_ms": "pause ms", "gap_ms": "gap ms", "tokens_per_s": "tokens/s before", "staging_share": "while staging",
+        "case": "swap, by kind of file", "mb": "MB", "publish_s": "publish s", "publish_gb_per_s": "GB/s",
+        "stage_s": "stage s", "stage_gb_per_s": "GB/s", "pause_ms": "pause ms", "gap_ms": "gap ms",
+        "tokens_per_s": "tokens/s before", "staging_share": "while staging",
     },
     "modes": {
         "case": "two processes on one GPU", "samples_per_s": "samples/s", "over_sync": "over sync",

@@ -33,6 +33,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.logprob_memory,
         parts.reward,
         parts.reward_rates,
+        parts.reward_service,
         parts.gpu_suite,
     )
 } | {"modes": jobs.paired, "engines": jobs.paired}

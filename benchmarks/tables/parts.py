@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.fit_box import BOX, at_bound
 from benchmarks.tables.form import Result, ranged, table
 
 
@@ -116,6 +117,9 @@ def _simulated_rows(found: Result) -> str:
         f"{reached['bandwidth']:.0%} of the memory bandwidth, {reached['step_overhead_s']:.0f} s a step besides; the "
         f"four synchronous rows are met within {found['fit_error']:.0%} (root mean square)."
     )
+    for name in found["at_bound"] if "at_bound" in found else at_bound(reached):
+        low, high = BOX[name]
+        words += f" `{name}` lies at a bound of the box it was looked for in ({low:g} to {high:g}): no finding."
     head = ("Table 1", "sync, h", "reported", "error", "async, h", "reported", "error", "ratio", "reported", "error")
     return f"{words}\n\n{table(head, rows)}"
 
@@ -231,6 +235,23 @@ def reward_rates(result: Result) -> str:
     ]
     others = [f"- {name}: `{other}`" for name, told in measured.items() for other in told["others"]]
     return "\n".join([table(("", "rows", "as they must be", "rate"), rows), "", *others])
+
+
+def reward_service(result: Result) -> str:
+    """One line for each kind of wild scorer: how long the pool was short of a process, what honest answers got."""
+    rows = [
+        (_WILD.get(do, do), f"{statistics.median(told['recovery_s']):.2f} ({min(told['recovery_s']):.2f} to "
+         f"{max(told['recovery_s']):.2f})",
+         *(f"{statistics.median(told[key]):,.0f}" for key in ("alone_per_s", "beside_per_s")),
+         f"{min(told['beside_per_s']):,.0f}")
+        for do, told in result.items() if isinstance(told, dict) and "recovery_s" in told
+    ]  # fmt: skip
+    words = f"{result['rounds']} rounds; asked for: whole again within {result['limit_s']:g} s."
+    head = ("a scorer that", "s until whole again", "honest verdicts/s before", "meanwhile", "meanwhile, least")
+    return f"{words}\n\n{table(head, rows)}"
+
+
+_WILD = {"hang": "hangs", "segfault": "segfaults", "leak": "takes all the memory", "fork": "forks daemons"}
 
 
 def gpu_suite(result: Result) -> str:

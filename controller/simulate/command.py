@@ -1,12 +1,13 @@
 """`areal-like simulate`: a config on machines that need not exist.
 
-Owns: from arguments to a setup, and what is printed. Refuses: simulating (plan.py), the arguments (cli_arguments.py).
+Owns: from arguments to a setup, and what is printed. Refuses: simulating (plan.py), the arguments (arguments.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -18,7 +19,7 @@ from rich.table import Table
 
 from areal_like.emulation.lengths import Lengths
 from areal_like.emulation.machines import gpu_named, model_named
-from areal_like.emulation.roofline import Efficiencies
+from areal_like.emulation.roofline import SHARES, Efficiencies
 from areal_like.errors import UserError
 from controller.config import RunConfig
 from controller.forced_lengths import forced_lengths
@@ -109,13 +110,17 @@ def _lengths(told: str, config: RunConfig) -> Lengths:
 def _with_efficiency(reached: Efficiencies, text: str) -> Efficiencies:
     key, _, value = text.partition("=")
     known = asdict(reached)
+    if key not in known:
+        remedy = ", ".join(f"{name}={usual:g}" for name, usual in known.items())
+        raise UserError(f"{text!r} names nothing that is reached", where="--efficiency", remedy=f"one of {remedy}")
     try:
         number = float(value)
-        if key not in known or number < 0:
-            raise ValueError
-    except ValueError as error:
-        remedy = ", ".join(f"{name}={value:g}" for name, value in known.items())
-        raise UserError(f"{text!r} will not do", where="--efficiency", remedy=f"one of {remedy}") from error
+    except ValueError:
+        number = math.nan
+    is_share = key in SHARES
+    if not (0 < number <= 1 if is_share else 0 <= number < math.inf):
+        what = "a share above 0 and at most 1" if is_share else "a number of seconds, 0 or more"
+        raise UserError(f"{text!r} is not {what}", where="--efficiency", remedy=f"such as {key}={known[key]:g}")
     return replace(reached, **{key: number})
 
 

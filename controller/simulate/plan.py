@@ -1,6 +1,7 @@
 """One simulated job or many: a config laid over machines on paper, varied, and compared.
 
-Owns: `Setup` (config and machines), the sweep, the choice of the best. Refuses: events (world.py), drawing (page.py).
+Owns: `Setup` (config and machines), the sweep, the choice of the best. Refuses: events (world.py), drawing
+(picture.py).
 """
 
 from __future__ import annotations

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
-from benchmarks.divergence import line, told_when
+from benchmarks.divergence import SEEDS, line, told_when
+from benchmarks.runs import RESULTS
 from controller.report.data import RunData
 from controller.run_folder import RunFolder
 
@@ -37,3 +39,17 @@ def test_a_sound_run_with_two_wild_steps_is_neither_warned_of_nor_fallen(tmp_pat
     told = line({"loss": "naive", "seed": 1, "is_driven_too_hard": False, **found})
     assert "warned: never" in told
     assert "accuracy 0.800 -> 0.790" in told
+
+
+def seeds_of(text: str) -> set[int]:
+    return {int(seed) for seed in text.split(",")}
+
+
+def test_the_seeds_by_default_are_ones_that_no_rule_was_chosen_on_or_mended_after() -> None:
+    assert min(seeds_of(SEEDS)) > 19
+
+
+def test_the_published_command_names_the_seeds_that_were_published() -> None:
+    published = json.loads((RESULTS / "divergence.json").read_text())
+    named = re.search(r"--seeds (\S+)", published["command"])
+    assert {row["seed"] for row in published["rows"]} == seeds_of(named[1] if named else SEEDS)

@@ -14,8 +14,11 @@ from areal_like.emulation.machines import MODELS
 from areal_like.emulation.roofline import Efficiencies, Roofline
 from benchmarks import published as paper
 from benchmarks import simulated_jobs, simulator
+from benchmarks.fit_box import at_bound
 from benchmarks.measured import Measured
+from benchmarks.runs import RESULTS
 from benchmarks.simulated_runs import SpeedJob, predicted_emulated, speed
+from benchmarks.tables import TABLES
 from controller.overrides import load_config
 
 
@@ -164,6 +167,37 @@ def test_own_jobs_are_run_and_predicted_group_by_group(tmp_path: Path, monkeypat
 def test_the_fits_error_is_that_of_the_rows_shown() -> None:
     rows = [{"sync_error": 0.1}, {"sync_error": -0.1}]
     assert simulator.fit_error(rows) == pytest.approx(0.1, rel=0.01)
+
+
+def test_a_fitted_number_on_the_edge_of_the_box_is_named_and_one_inside_is_not() -> None:
+    inside = {"decode_floor_s": 0.0169, "bandwidth": 0.465, "step_overhead_s": 1.1, "train_mfu": 1.0}
+    assert at_bound(inside) == []
+    assert at_bound({**inside, "step_overhead_s": 1.0}) == ["step_overhead_s"]
+    assert at_bound({**inside, "decode_floor_s": 0.05, "bandwidth": 0.999}) == ["decode_floor_s", "bandwidth"]
+    assert np.exp(simulator.LOW) == pytest.approx([5e-4, 0.05, 1.0])
+    assert np.exp(simulator.HIGH) == pytest.approx([5e-2, 1.0, 300.0])
+
+
+def test_a_fit_on_the_edge_says_so_in_the_result_and_on_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edge = Efficiencies(decode_floor_s=0.01, bandwidth=0.4, step_overhead_s=1.0)
+    monkeypatch.setattr(simulator, "fit", lambda *_, **__: edge)
+    monkeypatch.setattr(simulator, "table_1", lambda *_, **__: result()["table_1"])
+    for name in ("table_2", "figure_4", "figure_6b"):
+        monkeypatch.setattr(simulator, name, lambda *_, **__: [])
+    assert simulator.predict_paper(lambda _: None)["at_bound"] == ["step_overhead_s"]
+    assert "bandwidth 0.4, step_overhead_s 1 (at a bound of the fit's box)" in capsys.readouterr().out
+
+
+def test_the_table_says_it_of_a_result_that_does_not() -> None:
+    paper_part = {**result(), "efficiencies": {"decode_floor_s": 0.01, "bandwidth": 0.4, "step_overhead_s": 1.0}}
+    words = "`step_overhead_s` lies at a bound of the box it was looked for in (1 to 300)"
+    assert words in TABLES["simulator"]({"parts": {"paper": paper_part}})
+    published = json.loads(RESULTS.joinpath("simulator.json").read_text())
+    told = TABLES["simulator"](published).count("lies at a bound")
+    assert told == len(at_bound(published["parts"]["paper"]["efficiencies"]))
+    assert "lies at a bound" not in TABLES["simulator"]({"parts": {"paper": {**paper_part, "at_bound": []}}})
 
 
 def run_row(name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from report_run import report_run, write_metrics
 from areal_like.emulation.lengths import Lengths
 from areal_like.emulation.machines import GPUS, MODELS, gpu_named, model_named, model_of
 from areal_like.emulation.replica import Replica, Sequence
-from areal_like.emulation.roofline import Efficiencies, Measured, Roofline, smallest_tp
+from areal_like.emulation.roofline import SHARES, Efficiencies, Measured, Roofline, smallest_tp
 from areal_like.errors import UserError
 from controller.cli import main
 from controller.simulate.calibrate import calibrate
@@ -241,6 +241,19 @@ def test_sizes_follow_from_a_models_config():
         model_of({"num_hidden_layers": 2}, name="x")
 
 
+@pytest.mark.parametrize("key", ["num_experts", "n_routed_experts", "num_local_experts"])
+def test_a_mixture_of_experts_is_refused_and_never_sized_as_a_dense_model(tmp_path, key):
+    config = {"num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4,
+              "intermediate_size": 6144, "vocab_size": 151936, "head_dim": 128}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({**config, key: 128}))
+    with pytest.raises(
+        UserError, match=rf"^\S*config.json: this is a mixture of experts \({key}: 128\).* -> name a dense"
+    ):
+        model_named(str(tmp_path))
+    for dense in (0, 1, None):
+        assert model_of({**config, key: dense}, name="dense") == model_of(config, name="dense")
+
+
 def test_drawn_lengths_have_the_mean_that_was_asked_for_and_groups_resemble_themselves():
     rng = np.random.default_rng(0)
     groups = np.asarray([Lengths("x", mean=1000.0, cv=0.9).draw(rng, 8) for _ in range(4000)], dtype=float)
@@ -342,6 +355,18 @@ def test_json_has_one_object_a_variant(capsys):
         (["--sweep", "gpus=8,x"], "will not do"),
         (["--sweep", "staleness.max_stale=1"], "max_stale"),
         (["--efficiency", "speed=2"], "one of decode_floor_s="),
+        *(
+            (
+                ["--efficiency", f"{key}={value}"],
+                f"'{key}={value}' is not a share above 0 and at most 1 -> such as {key}=",
+            )
+            for key in SHARES
+            for value in ("0", "nan", "inf", "-0.1", "1.01", "much")
+        ),
+        *(
+            (["--efficiency", f"step_overhead_s={value}"], "is not a number of seconds, 0 or more -> such as step_over")
+            for value in ("nan", "inf", "-1", "")
+        ),
         (["--model", "32b", "--tp", "1", "--gpus", "8"], "GB of weights"),
         (["--calibrate", "no-such-run"], "no-such-run"),
         (["--plot", "/no/such/folder/x.png"], "cannot be written"),
