@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -109,9 +110,9 @@ def _name(words: Sequence[str]) -> str:
 
 
 def _content(word: str) -> str:
-    """A file's name with a digest of what is in it: a config may have changed since."""
-    path = Path(word)
-    return f"{word} {sha256(path.read_bytes()).hexdigest()[:12]}" if "/" in word and path.is_file() else word
+    """A file's name with a digest of what is in it, since it may have changed; also of a file behind `key=`."""
+    path = next((text for text in (word, word.partition("=")[2]) if os.path.isfile(text)), None)
+    return word if path is None else f"{word} {sha256(Path(path).read_bytes()).hexdigest()[:12]}"
 
 
 def _commit() -> str:
