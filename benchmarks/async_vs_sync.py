@@ -196,7 +196,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
             mean, half = mean_interval([row[rate] / base[row["seed"]] for row in own])
             lines.append({
                 "place": place, "name": name, "seeds": len(own), "ratio": mean,
-                "ratio_half_width_95": half if len(own) > 1 else None,
+                "ratio_half_width_95": half,
                 "ratio_to_apart": _mean([row[rate] / apart[row["seed"]] if apart else None for row in own]),
                 **{key: _mean([row[key] for row in own]) for key in KEPT},
                 "ratio_at_most": None if name == "sync" else _at_most(mean, _mean([row["bound_share"] for row in own])),

@@ -110,7 +110,7 @@ def compare(rows: Sequence[Row]) -> list[Row]:
             own = [row for row in rows if (row["place"], row["way"]) == (place, way)]
             mean, half = mean_interval([row["tokens_per_s"] / base[row["seed"]] for row in own])
             means = {key: statistics.fmean(values) for key in KEPT if None not in (values := [r[key] for r in own])}
-            spread = {"ratio": mean, "ratio_half_width_95": half if len(own) > 1 else None, "seeds": len(own)}
+            spread = {"ratio": mean, "ratio_half_width_95": half, "seeds": len(own)}
             lines.append({"place": place, "way": way, **spread, **means})
     return lines
 

@@ -59,12 +59,31 @@ def publish(name: str, source: Path) -> Path:
     """Draw the result's picture and write its page; returns the page."""
     result = json.loads(source.read_text())
     drawn = _draw(name, result, source, picture_of(name, source))
-    text = MarkdownIt("commonmark").enable("table").render(markdown(name, result))
+    text = MarkdownIt("commonmark").enable("table").render(markdown(name, _shown(result)))
     text = text.replace("<table>", '<div class="table"><table>').replace("</table>", "</table></div>")
     page = source.with_suffix(".html")
     plot = drawn.read_text() if drawn is not None else ""
     page.write_text(_PAGE.format(title=html.escape(name.replace("_", " ")), plot=plot, body=text))
     return page
+
+
+class _NoInterval(float):
+    """The half width of a single value."""
+
+    def __format__(self, form: str) -> str:
+        return "-"
+
+
+def _shown(value: Any) -> Any:
+    """For the tables, which write a mean beside its half width: `-` where that is null."""
+    match value:
+        case dict():
+            return {key: _shown(one) for key, one in value.items()}
+        case [float(mean), None]:
+            return [mean, _NoInterval()]
+        case list():
+            return [_shown(one) for one in value]
+    return value
 
 
 def _draw(name: str, result: dict[str, Any], source: Path, picture: Path) -> Path | None:

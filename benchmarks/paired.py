@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.measured import Measured, add_job, add_options, parse_job
-from benchmarks.runs import command_of, mean_interval, write
+from benchmarks.runs import command_of, half_words, mean_interval, write
 
 MEANS = ("accuracy_after", "samples_per_s", "tokens_per_s")
 KEYS = ("accuracy_before", *MEANS, "train_wall_s", "trainer_wait_share", "rollout_idle_share", "staleness_mean",
@@ -83,9 +83,10 @@ def print_table(result: Mapping[str, Any]) -> None:
     print(f"\n{'':14}{'accuracy':>18}{'samples/s':>18}{'tokens/s':>20}")
     for side, values in result["sides"].items():
         accuracy, samples, tokens = (values[key] for key in MEANS)
-        print(f"{side:14}{accuracy[0]:10.3f} ±{accuracy[1]:6.3f}{samples[0]:10.1f} ±{samples[1]:6.1f}"
-              f"{tokens[0]:11.0f} ±{tokens[1]:7.0f}")  # fmt: skip
+        print(f"{side:14}{accuracy[0]:10.3f} ±{half_words(accuracy[1], '.3f'):>6}"
+              f"{samples[0]:10.1f} ±{half_words(samples[1], '.1f'):>6}"
+              f"{tokens[0]:11.0f} ±{half_words(tokens[1], '.0f'):>7}")  # fmt: skip
     for side, values in result["against"].items():
         difference, ratio = values["accuracy_difference"], values["throughput_ratio"]
-        print(f"{side} against {result['base']}: accuracy {difference[0]:+.3f} ± {difference[1]:.3f}, "
-              f"samples/s x {ratio[0]:.2f} ± {ratio[1]:.2f} (paired, 95 % interval)")  # fmt: skip
+        print(f"{side} against {result['base']}: accuracy {difference[0]:+.3f} ± {half_words(difference[1], '.3f')}, "
+              f"samples/s x {ratio[0]:.2f} ± {half_words(ratio[1], '.2f')} (paired, 95 % interval)")  # fmt: skip

@@ -301,7 +301,7 @@ def _ratio(pairs: Sequence[float]) -> Row | None:
     if not pairs:
         return None
     mean, half = mean_interval([math.log(pair) for pair in pairs])
-    low, high = (math.exp(mean - half), math.exp(mean + half)) if len(pairs) > 1 else (None, None)
+    low, high = (None, None) if half is None else (math.exp(mean - half), math.exp(mean + half))
     return {"mean": math.exp(mean), "low": low, "high": high, "pairs": list(pairs)}
 
 

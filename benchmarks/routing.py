@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.paced import Lengths, Pace, PacedRun
-from benchmarks.runs import command_of, mean_interval, train, write
+from benchmarks.runs import command_of, half_words, mean_interval, train, write
 from controller.settings import CoordinatorSettings
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -128,7 +128,7 @@ def print_emulated(entries: Sequence[Row]) -> None:
             print(f"  {'':28}{'step s':>9}{'tail s':>9}{'prefilled':>11}{'moved':>8}   against round_robin")
         mean, half = entry["speedup"]
         print(f"  {entry['policy']:28}{entry['step_s']:9.2f}{entry['tail_s']:9.2f}{entry['prefill_tokens']:11.0f}"
-              f"{entry['num_migrated']:8.1f}   x {mean:.3f} ± {half:.3f}")  # fmt: skip
+              f"{entry['num_migrated']:8.1f}   x {mean:.3f} ± {half_words(half, '.3f')}")  # fmt: skip
 
 
 def measure(config: str, num_rounds: int, overrides: Sequence[str], runs_dir: Path) -> list[Row]:
@@ -170,7 +170,7 @@ def print_real(entries: Sequence[Row]) -> None:
     for entry in entries:
         mean, half = entry["speedup"]
         print(f"  {entry['policy']:28}{entry['samples_per_s']:11.1f}{entry['rollout_idle_share']:8.2f}"
-              f"{entry['num_migrated']:8.1f}   x {mean:.3f} ± {half:.3f}")  # fmt: skip
+              f"{entry['num_migrated']:8.1f}   x {mean:.3f} ± {half_words(half, '.3f')}")  # fmt: skip
 
 
 if __name__ == "__main__":

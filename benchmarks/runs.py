@@ -85,13 +85,18 @@ def _stop_when(process: subprocess.Popen[bytes], is_enough: Callable[[], bool], 
     process.wait(None if timeout_s is None else max(ends_s - time.monotonic(), 0.01))
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half width of its 95 % interval (Student's t); the half width of one value is infinite."""
+def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and half width of its 95 % interval (Student's t); None: one value has no interval."""
     if len(values) < 2:
-        return statistics.fmean(values), math.inf
+        return statistics.fmean(values), None
     degrees = len(values) - 1
     quantile = STUDENT_95.get(degrees) or min(t for d, t in STUDENT_95.items() if d <= degrees)
     return statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def half_words(half: float | None, form: str) -> str:
+    """A half width as text; `-` where there is none."""
+    return "-" if half is None else format(half, form)
 
 
 def spread_of(values: Sequence[float]) -> dict[str, float]:

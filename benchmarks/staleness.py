@@ -216,7 +216,7 @@ def compare(rows: Sequence[Row], bounds: Sequence[str]) -> dict[str, Any]:
 def _paired(values: Sequence[float]) -> dict[str, Any]:
     """Mean with the half width of its 95 % interval; null where one pair gives none."""
     mean, half = mean_interval(values)
-    return {"mean": mean, "half_width_95": half if len(values) > 1 else None, "pairs": list(values)}
+    return {"mean": mean, "half_width_95": half, "pairs": list(values)}
 
 
 def _minus(left: Iterable[float], right: Iterable[float]) -> list[float]:

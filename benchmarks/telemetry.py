@@ -37,7 +37,7 @@ from typing import Any
 import psutil
 
 from areal_like.process import command_words
-from benchmarks.runs import command_of, environment, mean_interval, write
+from benchmarks.runs import command_of, environment, half_words, mean_interval, write
 
 FIRST_STEP = 2
 """Counting begins when this step is done: processes are up, the pipeline is full."""
@@ -228,7 +228,7 @@ def judge(arm: str, pairs: list[Pair]) -> dict[str, Any]:
         lost = [statistics.mean(single[i : i + 2]) for i in range(0, len(single), 2)]
         mean, half = mean_interval(lost)
         result[key] = {
-            "mean": round(mean, 5), "half_width_95": round(half, 5) if len(lost) > 1 else None,
+            "mean": round(mean, 5), "half_width_95": None if half is None else round(half, 5),
             "median": round(statistics.median(lost), 5), "double_rounds": [round(value, 5) for value in lost],
         }  # fmt: skip
     return result
@@ -238,7 +238,7 @@ def print_table(result: dict[str, Any]) -> None:
     """The result, as text."""
     print(f"{'':10}{'by processor time':>26}{'by wall time':>26}")
     for arm, costs in result.items():
-        cells = [f"{cost['mean']:+.2%} +- {cost['half_width_95'] or 0:.2%}" for cost in costs.values()]
+        cells = [f"{cost['mean']:+.2%} +- {half_words(cost['half_width_95'], '.2%')}" for cost in costs.values()]
         print(f"{arm:10}" + "".join(f"{cell:>26}" for cell in cells))
     print("share of throughput lost against a bare run")
 
