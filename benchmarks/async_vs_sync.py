@@ -34,7 +34,7 @@ from areal_like.errors import UserError
 from benchmarks import pictures
 from benchmarks.contenders import APART, EMULATED, FORCED, PLANNED, Contender, Emulated, Own, Real
 from benchmarks.measured import Measured, add_job, add_options, parse_job
-from benchmarks.runs import RESULTS, command_of, mean_interval, parts_with, train, write
+from benchmarks.runs import RESULTS, JobFailed, command_of, mean_interval, parts_with, train, write
 from benchmarks.steady import alone, figures, refuse_distorted, time_to
 from controller.overrides import load_config
 from controller.wiring import num_cores
@@ -152,12 +152,21 @@ class Runner:
         return f"num_steps={config.num_steps + (config.staleness.bound or 0)}"
 
     def _tuned(self, place: Emulated | Real | Own, seed: int) -> Contender:
-        """The fastest of the baseline's candidates over six steps."""
-        candidates = place.baselines()
-        rates = [self._run(candidate, seed, "num_steps=6")["samples_per_s"] for candidate in candidates]
-        for candidate, rate in zip(candidates, rates, strict=True):
-            print(f"  tuning {candidate.name}: {rate:.2f} samples/s", flush=True)
-        return candidates[rates.index(max(rates))]
+        """The fastest of the baseline's candidates over six steps; one that cannot run is left out.
+
+        Raises SystemExit where none can.
+        """
+        rates: dict[str, float] = {}
+        candidates = {candidate.name: candidate for candidate in place.baselines()}
+        for name, candidate in candidates.items():
+            try:
+                rates[name] = self._run(candidate, seed, "num_steps=6")["samples_per_s"]
+                print(f"  tuning {name}: {rates[name]:.2f} samples/s", flush=True)
+            except JobFailed as error:  # such as all of a model on too small a GPU: the others may still run
+                print(f"  tuning {name}: failed, left out: {error.reason}", flush=True)
+        if not rates:
+            raise SystemExit(f"{place.label}: every candidate of the synchronous baseline failed.")
+        return candidates[max(rates, key=lambda name: rates[name])]
 
     def _run(self, contender: Contender, seed: int, *more: str, skip: int = 0) -> Row:
         overrides = [f"seed={seed}", *contender.overrides, *self._overrides, *more]

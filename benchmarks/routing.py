@@ -112,7 +112,7 @@ def compare(rows: Sequence[Row]) -> list[Row]:
                   for policy in POLICIES}  # fmt: skip
             for policy, by_seed in of.items():
                 ratios = [of[BASE][seed]["step_s"] / row["step_s"] for seed, row in by_seed.items()]
-                entry = {"device": device, "pool": pool, "policy": policy, "speedup": mean_interval(ratios)}
+                entry: Row = {"device": device, "pool": pool, "policy": policy, "speedup": mean_interval(ratios)}
                 for key in ("step_s", "tail_s", "prefill_tokens", "num_migrated"):
                     entry[key] = fmean(row[key] for row in by_seed.values())
                 result.append(entry)

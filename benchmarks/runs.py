@@ -36,6 +36,15 @@ def environment() -> dict[str, str]:
     return dict(os.environ, PYTHONPATH=os.pathsep.join([str(REPOSITORY), *([inherited] if inherited else [])]))
 
 
+class JobFailed(SystemExit):
+    """A job ended with an error; its output is in the words, the reason last."""
+
+    @property
+    def reason(self) -> str:
+        """Its last line."""
+        return str(self).strip().splitlines()[-1].strip()
+
+
 def train(
     config: str,
     overrides: Sequence[str],
@@ -47,7 +56,7 @@ def train(
     """Run one job as a process of its own and return its summary.
 
     is_enough: asked about the run's folder every second; once it says so the job ends after its running step. Raises
-    SystemExit with its output when it fails, and subprocess.TimeoutExpired when it had to be killed.
+    JobFailed with its output when it fails, and subprocess.TimeoutExpired when it had to be killed.
     """
     told = [*overrides, f"runs_dir={runs_dir}"]
     name = f"until-{uuid4().hex[:8]}"
@@ -68,7 +77,7 @@ def train(
         out.seek(0)
         said = out.read()
     if process.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}\nended with {process.returncode}:\n{said[-8000:]}")
+        raise JobFailed(f"{' '.join(command)}\nended with {process.returncode}:\n{said[-8000:]}")
     folder = Path(next(line for line in said.splitlines() if line.startswith("run folder: ")).split(": ", 1)[1])
     return {"folder": str(folder), **json.loads((folder / "summary.json").read_text())}
 
