@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.measured import Measured, add_job, add_options, parse_job
+from benchmarks.measured import INTEGERS, Measured, add_job, add_options, own_path, parse_job
 from benchmarks.runs import command_of, half_words, mean_interval, write
 
 MEANS = ("accuracy_after", "samples_per_s", "tokens_per_s")
@@ -39,12 +39,12 @@ class Comparison:
         """Read the command line, run, print and write."""
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         add_job(parser)
-        parser.add_argument("--seeds", default="1,2,3,4,5")
+        parser.add_argument("--seeds", type=INTEGERS, default="1,2,3,4,5")
         parser.add_argument("--quick", action="store_true")
         add_options(parser)
         options = parse_job(parser)
         config = options.config or "configs/quickstart.yaml"
-        seeds = [1, 2] if options.quick else [int(seed) for seed in options.seeds.split(",")]
+        seeds = [1, 2] if options.quick else options.seeds
         overrides = ["eval.every_steps=0", *(QUICK if options.quick else ()), *options.overrides]
         measured = Measured.of(self.name, options)
         rows: list[Row] = []
@@ -57,8 +57,7 @@ class Comparison:
         result = compare(rows, self.values)
         print_table(result)
         if not options.quick:
-            is_own = bool(options.config or options.overrides)
-            path = options.runs_dir / f"{self.name}.json" if is_own else None
+            path = own_path(self.name, options)
             print(f"written to {write(self.name, command_of(self.name), {'rows': rows, **result}, path)}")
         measured.finish()
 

@@ -132,11 +132,11 @@ def machine() -> dict[str, Any]:
 
 
 def command_of(question: str) -> str:
-    """The command that makes a result anew: as typed, without what only says where rows lie and which are there."""
-    words = list(sys.argv[1:])
+    """The command that makes a result anew: as typed, but for what only says where rows and result lie."""
+    words = [word for word in sys.argv[1:] if word not in ("--go-on", "--replace")]
     while "--runs-dir" in words:
         del words[(place := words.index("--runs-dir")) : place + 2]
-    return " ".join([f"python -m benchmarks.{question}", *(word for word in words if word != "--go-on")])
+    return " ".join([f"python -m benchmarks.{question}", *words])
 
 
 def write(name: str, command: str, result: dict[str, Any], path: Path | None = None) -> Path:
