@@ -37,12 +37,14 @@ def environment() -> dict[str, str]:
 
 
 class JobFailed(SystemExit):
-    """A job ended with an error; its output is in the words, the reason last."""
+    """A job ended with an error; its output is in the words."""
 
     @property
     def reason(self) -> str:
-        """Its last line."""
-        return str(self).strip().splitlines()[-1].strip()
+        """Its last line that says so, else the last."""
+        lines = str(self).strip().splitlines()
+        said = [line for line in lines if line.startswith("error: ")]
+        return (said or lines)[-1].removeprefix("error: ").strip()
 
 
 def train(
