@@ -7,7 +7,8 @@
     python -m benchmarks.async_vs_sync --devices emulated:h800 --model 7b --quick                     a few minutes
     python -m benchmarks.async_vs_sync configs/mine.yaml trainer.optimizer.lr=1e-5    your own job on its own devices
 
-*sync*: all devices generate, wait for the longest answer, then all train; its settings are the best of a small search.
+*sync*: all devices generate, wait for the longest answer, then all train; its settings are the best of a small search
+(candidates that cannot run are left out).
 *sync, pools apart*: on emulated devices also as the paper has it, with a pool for each phase.
 *one_step_off*: batch n+1 is generated while batch n trains. *async N*: max_staleness N. Emulated devices take the time
 a roofline gives (docs/decisions/0030-emulated-devices.md), everything else is real; every such figure is of a model of
@@ -17,8 +18,10 @@ what the pool with more work could do if it never waited (benchmarks/steady.py),
 it could then reach. A config of one's own keeps its batch and its pools: asynchronous modes run on them as they are,
 the baseline on them in turn or on all devices in both phases (on GPUs: colocated), whichever is faster. With --accuracy
 X runs on other than emulated devices evaluate every few steps, and the time to X is told. Results are added to
-benchmarks/results/async_vs_sync.json as they come, a part for each setting of the devices (--floors, --sequences). A
-run that the machine distorted by more than 5 % ends the benchmark.
+benchmarks/results/async_vs_sync.json as they come, a part for each setting of the devices (--floors, --sequences); to
+a file beside the runs (--runs-dir) go those of a job of one's own (CONFIG or overrides), and those of a published part
+that another command has made (--floors and --sequences apart). --replace publishes them. A run that the machine
+distorted by more than 5 % ends the benchmark.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ from typing import Any
 from areal_like.errors import UserError
 from benchmarks import pictures
 from benchmarks.contenders import APART, EMULATED, FORCED, PLANNED, Contender, Emulated, Own, Real
-from benchmarks.measured import Measured, add_job, add_options, parse_job
-from benchmarks.runs import RESULTS, command_of, mean_interval, parts_with, train, write
+from benchmarks.measured import INTEGERS, NUMBERS, Measured, add_job, add_options, beside_runs, own_path, parse_job
+from benchmarks.runs import RESULTS, JobFailed, command_of, mean_interval, parts_with, train, write
 from benchmarks.steady import alone, figures, refuse_distorted, time_to
 from controller.overrides import load_config
 from controller.wiring import num_cores
@@ -56,12 +59,13 @@ def main() -> None:
     config, batch = options.config or DEFAULTS.get(kind, ""), []
     places: list[Emulated | Real | Own]
     if kind == "emulated":
-        floors = [float(floor) for floor in options.floors.split(",")]
-        emulated = [Emulated(gpu or "h800", options.model, options.gpus, options.share, floor) for floor in floors]
+        emulated = [
+            Emulated(gpu or "h800", options.model, options.gpus, options.share, floor) for floor in options.floors
+        ]
         batch = [] if options.config else emulated[0].batch()
         places = [*emulated]
     elif kind == "real":
-        counts = [64] if options.quick else [int(count) for count in options.sequences.split(",")]
+        counts = [64] if options.quick else options.sequences
         places = [Real(count, num_cores(), lengths=options.lengths) for count in counts]
     elif kind == "own" and config:
         places = [Own(config, tuple(options.overrides), num_cores(), options.lengths)]
@@ -72,25 +76,27 @@ def main() -> None:
         raise SystemExit("--lengths is for other than emulated devices: those have emulation.mean_tokens.")
     if options.lengths and options.accuracy is not None:
         raise SystemExit("--lengths and --accuracy exclude each other: forced answers have no end of their own.")
-    seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
+    seeds = [1] if options.quick else options.seeds
     extra = ["metrics.report=false", *batch] + (["num_steps=10"] if options.quick else [])
     if kind != "emulated" and options.accuracy is None:
         extra += ["data.eval=null", "eval.every_steps=0"]
     elif kind != "emulated":
         extra.append(f"eval.every_steps={options.eval_every}")
     measured = Measured.of("async_vs_sync", options)
-    bounds = [int(bound) for bound in options.bounds.split(",")]
     runner = Runner(config, [*extra, *options.overrides], options.runs_dir, options.accuracy, measured)
     for place in places:
+        is_changed = options.config and kind != "own"
+        part = f"{Path(config).stem}: {place.label}" if is_changed else place.label
+        path = place_of(part, options)
+        if path != RESULT and not options.quick:
+            print(f"what is found is written to {path}, not over the published results; --replace publishes it")
         try:
-            rows = runner.compare(place, seeds, bounds, is_planning=not options.no_plan)
+            rows = runner.compare(place, seeds, options.bounds, is_planning=not options.no_plan)
         except UserError as error:
             raise SystemExit(str(error)) from error
         print_table(rows)
-        if not options.quick:  # a config of one's own stands beside the published ones
-            is_changed = options.config and kind != "own"
-            part = f"{Path(config).stem}: {place.label}" if is_changed else place.label
-            print(f"written to {keep(part, rows)}")
+        if not options.quick:
+            print(f"written to {keep(part, rows, path)}")
     measured.finish()
 
 
@@ -102,14 +108,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="1.5b", help="size of the emulated policy")
     parser.add_argument("--gpus", type=int, default=8, help="emulated GPUs")
     parser.add_argument("--share", type=float, default=0.75, help="of them for rollout, but in sync")
-    parser.add_argument("--floors", default="3", help="shortest decode step, ms; several with commas")
-    parser.add_argument("--sequences", default="16,64,384", help="real: sequences a core")
+    parser.add_argument("--floors", type=NUMBERS, default="3", help="shortest decode step, ms; several with commas")
+    parser.add_argument("--sequences", type=INTEGERS, default="16,64,384", help="real: sequences a core")
     parser.add_argument("--lengths", help="force the answers' lengths: thinking@MEAN, MEAN:CV, FILE.json of groups")
     parser.add_argument("--accuracy", type=float, help="real: tell the time until this accuracy")
     parser.add_argument("--eval-every", type=int, default=5, help="steps between evaluations, with --accuracy")
-    parser.add_argument("--bounds", default="1,2,4,8", help="values of max_staleness")
-    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--bounds", type=INTEGERS, default="1,2,4,8", help="values of max_staleness")
+    parser.add_argument("--seeds", type=INTEGERS, default="1,2,3")
     parser.add_argument("--no-plan", action="store_true", help="leave out the planner's split")
+    parser.add_argument("--replace", action="store_true", help="publish, whatever made the part that is there")
     parser.add_argument("--quick", action="store_true", help="one seed, few steps; writes nothing")
     add_options(parser)
     return parse_job(parser)
@@ -152,12 +159,21 @@ class Runner:
         return f"num_steps={config.num_steps + (config.staleness.bound or 0)}"
 
     def _tuned(self, place: Emulated | Real | Own, seed: int) -> Contender:
-        """The fastest of the baseline's candidates over six steps."""
-        candidates = place.baselines()
-        rates = [self._run(candidate, seed, "num_steps=6")["samples_per_s"] for candidate in candidates]
-        for candidate, rate in zip(candidates, rates, strict=True):
-            print(f"  tuning {candidate.name}: {rate:.2f} samples/s", flush=True)
-        return candidates[rates.index(max(rates))]
+        """The fastest of the baseline's candidates over six steps; one that cannot run is left out.
+
+        Raises SystemExit where none can.
+        """
+        rates: dict[str, float] = {}
+        candidates = {candidate.name: candidate for candidate in place.baselines()}
+        for name, candidate in candidates.items():
+            try:
+                rates[name] = self._run(candidate, seed, "num_steps=6")["samples_per_s"]
+                print(f"  tuning {name}: {rates[name]:.2f} samples/s", flush=True)
+            except JobFailed as error:  # such as all of a model on too small a GPU: the others may still run
+                print(f"  tuning {name}: failed, left out: {error.reason}", flush=True)
+        if not rates:
+            raise SystemExit(f"{place.label}: every candidate of the synchronous baseline failed.")
+        return candidates[max(rates, key=lambda name: rates[name])]
 
     def _run(self, contender: Contender, seed: int, *more: str, skip: int = 0) -> Row:
         overrides = [f"seed={seed}", *contender.overrides, *self._overrides, *more]
@@ -196,7 +212,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
             mean, half = mean_interval([row[rate] / base[row["seed"]] for row in own])
             lines.append({
                 "place": place, "name": name, "seeds": len(own), "ratio": mean,
-                "ratio_half_width_95": half if len(own) > 1 else None,
+                "ratio_half_width_95": half,
                 "ratio_to_apart": _mean([row[rate] / apart[row["seed"]] if apart else None for row in own]),
                 **{key: _mean([row[key] for row in own]) for key in KEPT},
                 "ratio_at_most": None if name == "sync" else _at_most(mean, _mean([row["bound_share"] for row in own])),
@@ -236,8 +252,29 @@ def _cell(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def keep(part: str, rows: Sequence[Row], path: Path = RESULT) -> Path:
-    """Put the rows into the result file, in place of earlier ones of the same part."""
+def place_of(part: str, options: argparse.Namespace) -> Path:
+    """The published results for a part that the same command has made, or that they lack unless it is one's own; beside
+    the runs for any other.
+    """
+    published = json.loads(RESULT.read_text())["parts"].get(part) if RESULT.is_file() else None
+    if published is None:
+        is_published = own_path("async_vs_sync", options) is None
+    else:
+        is_published = _same_for_all(published["command"]) == _same_for_all(command_of("async_vs_sync"))
+    return RESULT if is_published or options.replace else beside_runs("async_vs_sync", options)
+
+
+def _same_for_all(command: str) -> list[str]:
+    """Words of a command, in any order, but those that only say which parts it makes."""
+    words = command.split()
+    for option in ("--floors", "--sequences"):
+        while option in words:
+            del words[(place := words.index(option)) : place + 2]
+    return sorted(words)
+
+
+def keep(part: str, rows: Sequence[Row], path: Path) -> Path:
+    """Put the rows into a result file, in place of earlier ones of the same part."""
     found = {"rows": list(rows), "lines": summarise(rows)}
     parts = parts_with(path, part, command_of("async_vs_sync"), found)
     return write("async_vs_sync", "python -m benchmarks.async_vs_sync", {"parts": parts}, path)

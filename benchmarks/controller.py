@@ -38,6 +38,7 @@ from areal_like.trace import Tracer
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
 from areal_like.wire import encode
+from benchmarks.measured import INTEGERS
 from benchmarks.runs import command_of, write
 from controller import protocol as p
 from controller.audit import audit
@@ -345,13 +346,13 @@ def _send_bare(port: int, tokens: int, count: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", default="1,8,64,512")
+    parser.add_argument("--workers", type=INTEGERS, default="1,8,64,512")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    sizes = [1, 8] if options.quick else [int(size) for size in options.workers.split(",")]
+    sizes = [1, 8] if options.quick else options.workers
     steps, repeats = (3, 1) if options.quick else (options.steps, options.repeats)
     rows: list[dict[str, Any]] = []
     print(f"{'':10} {'workers':>8} {'trajectories/s':>15} {'messages/s':>12} {'CPU ms each':>12}")

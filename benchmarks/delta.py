@@ -20,6 +20,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measured import TEXTS
 from benchmarks.runs import command_of, train, write
 
 SETTINGS = (
@@ -36,13 +37,13 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--config", default="configs/quickstart.yaml")
     parser.add_argument("--dtypes", default="bfloat16,float32")
-    parser.add_argument("--lrs", default="1e-6,1e-5,1e-4")
+    parser.add_argument("--lrs", type=TEXTS, default="1e-6,1e-5,1e-4")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_intermixed_args()
-    rates = ["1e-5"] if options.quick else options.lrs.split(",")
+    rates = ["1e-5"] if options.quick else options.lrs
     steps = 6 if options.quick else options.steps
     rows = []
     print("  ".join(f"{name:>12}" for name in COLUMNS))

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measured import Measured, add_options
+from benchmarks.measured import INTEGERS, Measured, add_options
 from benchmarks.runs import command_of, train, write
 from benchmarks.staleness import LOSSES, MINI_BATCHES, OWN_LOSSES, SMALL, limit
 from benchmarks.warning import warning_of
@@ -42,12 +42,12 @@ Row = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default=SEEDS)
+    parser.add_argument("--seeds", type=INTEGERS, default=SEEDS)
     parser.add_argument("--lr", default=HARD, help="learning rate that is too high")
     parser.add_argument("--quick", action="store_true")
     add_options(parser)
     options = parser.parse_args()
-    seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
+    seeds = [1] if options.quick else options.seeds
     measured = Measured.of("divergence", options)
     rows = []
     for loss in OWN_LOSSES[-1:] if options.quick else OWN_LOSSES:

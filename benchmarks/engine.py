@@ -44,6 +44,7 @@ from areal_like.messages import Sampling
 from areal_like.running_sum import CHARACTERS, rows, solve
 from areal_like.trajectory import Segment
 from areal_like.weights import TensorBytes, WeightStore
+from benchmarks.measured import INTEGERS
 from benchmarks.runs import command_of, write
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
@@ -265,7 +266,7 @@ def print_table(cases: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("configs/quickstart.yaml"), help="whose model.init is used")
-    parser.add_argument("--slots", default="16,128", help="slot counts, comma-separated")
+    parser.add_argument("--slots", type=INTEGERS, default="16,128", help="slot counts, comma-separated")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
@@ -283,7 +284,7 @@ def main() -> None:
         config.architectures = [type(model).__name__]
         config.save_pretrained(folder / "model")
         manifest = publish(model, folder / "weights")
-        for num_slots in map(int, options.slots.split(",")):
+        for num_slots in options.slots:
             workloads = [equal(num_slots), long_tail(waves * num_slots)]
             cases += asyncio.run(
                 compare(

@@ -5,6 +5,8 @@
     python -m benchmarks.interruption configs/mine.yaml key=value         your own job on its own devices
     python -m benchmarks.interruption --quick  emulated 1.5B, one seed, 8 steps; writes nothing
 
+What is found about a job of your own is written beside its runs (--runs-dir), not over the published result.
+
 `recompute` drops keys and values and prefills every running answer under the new weights (the default, and the
 paper's); `keep_kv` goes on with the old ones; `drain` lets running answers finish first, and is what a system without
 interruption does (arXiv 2505.24298, section 7.5, reports 12 % for 1.5B and 17 % for 7B over it, on other work).
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders import Emulated
-from benchmarks.measured import Measured, add_job, add_options, parse_job
+from benchmarks.measured import INTEGERS, NUMBERS, Measured, add_job, add_options, own_path, parse_job
 from benchmarks.runs import command_of, mean_interval, train, write
 from benchmarks.steady import figures, refuse_distorted
 
@@ -41,12 +43,12 @@ def main() -> None:
     parser.add_argument("--devices", default="", help="real, or emulated:GPU; both if neither this nor CONFIG is given")
     parser.add_argument("--model", default="", help="size of the emulated policy; 1.5b and 7b if not given")
     parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--shares", default="0.75,0.5", help="of them for rollout; several with commas")
-    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--shares", type=NUMBERS, default="0.75,0.5", help="of them for rollout; several with commas")
+    parser.add_argument("--seeds", type=INTEGERS, default="1,2,3")
     parser.add_argument("--quick", action="store_true")
     add_options(parser)
     options = parse_job(parser)
-    seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
+    seeds = [1] if options.quick else options.seeds
     measured = Measured.of("interruption", options)
     rows: list[Row] = []
     for place, config, overrides in places(options):
@@ -57,8 +59,8 @@ def main() -> None:
     lines = compare(rows)
     print_table(lines)
     if not options.quick:
-        command = command_of("interruption")
-        print(f"written to {write('interruption', command, {'rows': rows, 'lines': lines})}")
+        result, path = {"rows": rows, "lines": lines}, own_path("interruption", options)
+        print(f"written to {write('interruption', command_of('interruption'), result, path)}")
     measured.finish()
 
 
@@ -68,7 +70,7 @@ def places(options: argparse.Namespace) -> list[tuple[str, str, list[str]]]:
         return [(f"{Path(options.config).stem}, its own devices", options.config, ["mode=async"])]
     kind, _, gpu = options.devices.partition(":")
     models = [options.model] if options.model else ["1.5b"] if options.quick else ["1.5b", "7b"]
-    shares = [float(share) for share in options.shares.split(",")][: 1 if options.quick else None]
+    shares = options.shares[: 1 if options.quick else None]
     found = []
     if kind in ("", "emulated"):
         for model, share in itertools.product(models, shares):
@@ -110,7 +112,7 @@ def compare(rows: Sequence[Row]) -> list[Row]:
             own = [row for row in rows if (row["place"], row["way"]) == (place, way)]
             mean, half = mean_interval([row["tokens_per_s"] / base[row["seed"]] for row in own])
             means = {key: statistics.fmean(values) for key in KEPT if None not in (values := [r[key] for r in own])}
-            spread = {"ratio": mean, "ratio_half_width_95": half if len(own) > 1 else None, "seeds": len(own)}
+            spread = {"ratio": mean, "ratio_half_width_95": half, "seeds": len(own)}
             lines.append({"place": place, "way": way, **spread, **means})
     return lines
 

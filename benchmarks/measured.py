@@ -1,6 +1,7 @@
 """Rows that a long benchmark has measured, kept as they come: an interrupted call loses none of them.
 
-Owns: the file of rows beside the runs, and what `--go-on` takes from it. Refuses: results (runs.py writes them whole).
+Owns: the file of rows beside the runs, and what `--go-on` takes from it; the words that benchmarks have in common on
+their command lines, and where they have a result written. Refuses: results (runs.py writes them whole).
 
 Everything is measured anew unless `--go-on` is given; then rows of an earlier call with the same words are taken, and
 each says when and with which commit it was measured, since the machine may have been another one that day.
@@ -10,17 +11,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.runs import REPOSITORY, train
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -30,17 +34,75 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
-    """`[CONFIG] [key=value ...]`: a job of one's own."""
+    """`[CONFIG] [key=value ...]`: a job of one's own; `--config CONFIG` is the same."""
     parser.add_argument("config", nargs="?", default="", metavar="CONFIG")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--config", dest="named", metavar="CONFIG", help="the same as CONFIG")
 
 
 def parse_job(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The command line of a parser with `add_job`; without CONFIG the first word may be an override."""
+    """The command line of a parser with `add_job`; a word with `=` is an override, the one without is CONFIG."""
     options = parser.parse_intermixed_args()
-    if "=" in options.config:
-        options.overrides, options.config = [options.config, *options.overrides], ""
+    words = [word for word in (options.config, *options.overrides) if word]
+    configs = [*([options.named] if options.named else []), *(word for word in words if "=" not in word)]
+    if len(configs) > 1:
+        parser.error(f"{' and '.join(configs)}: give one CONFIG; overrides are key=value")
+    options.config, options.overrides = "".join(configs), [word for word in words if "=" in word]
     return options
+
+
+def beside_runs(question: str, options: argparse.Namespace) -> Path:
+    """The result file beside the runs of a call."""
+    path: Path = options.runs_dir.resolve() / f"{question}.json"
+    return path
+
+
+def own_path(question: str, options: argparse.Namespace) -> Path | None:
+    """Where the result of a job of one's own (CONFIG or overrides) is written: beside its runs; None: it is not one,
+    and is published.
+    """
+    return beside_runs(question, options) if options.config or options.overrides else None
+
+
+def several(read: Callable[[str], T], what: str) -> Callable[[str], list[T]]:
+    """An argparse type: values with commas between, at least one. read: of one, raises ValueError; what: they are."""
+
+    def values(text: str) -> list[T]:
+        try:
+            return [read(word) for word in text.split(",")]
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: write {what}, with commas between several") from error
+
+    return values
+
+
+def _whole(word: str) -> int:
+    if (value := int(word)) < 0:
+        raise ValueError(word)
+    return value
+
+
+def _number(word: str) -> float:
+    if not math.isfinite(value := float(word)):
+        raise ValueError(word)
+    return value
+
+
+def _as_written(word: str) -> str:
+    _number(word)
+    return word
+
+
+def _bound(word: str) -> str:
+    return word if word == "unbounded" else str(_whole(word))
+
+
+INTEGERS = several(_whole, "whole numbers from 0")
+NUMBERS = several(_number, "numbers")
+TEXTS = several(_as_written, "numbers such as 1e-5")
+"""Kept as text: they are overrides."""
+BOUNDS = several(_bound, "whole numbers from 0 or `unbounded`")
+"""Kept as text, values of staleness.max_staleness."""
 
 
 class Measured:
@@ -109,9 +171,9 @@ def _name(words: Sequence[str]) -> str:
 
 
 def _content(word: str) -> str:
-    """A file's name with a digest of what is in it: a config may have changed since."""
-    path = Path(word)
-    return f"{word} {sha256(path.read_bytes()).hexdigest()[:12]}" if "/" in word and path.is_file() else word
+    """A file's name with a digest of what is in it, since it may have changed; also of a file behind `key=`."""
+    path = next((text for text in (word, word.partition("=")[2]) if os.path.isfile(text)), None)
+    return word if path is None else f"{word} {sha256(Path(path).read_bytes()).hexdigest()[:12]}"
 
 
 def _commit() -> str:

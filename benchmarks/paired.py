@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.measured import Measured, add_job, add_options, parse_job
-from benchmarks.runs import command_of, mean_interval, write
+from benchmarks.measured import INTEGERS, Measured, add_job, add_options, own_path, parse_job
+from benchmarks.runs import command_of, half_words, mean_interval, write
 
 MEANS = ("accuracy_after", "samples_per_s", "tokens_per_s")
 KEYS = ("accuracy_before", *MEANS, "train_wall_s", "trainer_wait_share", "rollout_idle_share", "staleness_mean",
@@ -39,12 +39,12 @@ class Comparison:
         """Read the command line, run, print and write."""
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         add_job(parser)
-        parser.add_argument("--seeds", default="1,2,3,4,5")
+        parser.add_argument("--seeds", type=INTEGERS, default="1,2,3,4,5")
         parser.add_argument("--quick", action="store_true")
         add_options(parser)
         options = parse_job(parser)
         config = options.config or "configs/quickstart.yaml"
-        seeds = [1, 2] if options.quick else [int(seed) for seed in options.seeds.split(",")]
+        seeds = [1, 2] if options.quick else options.seeds
         overrides = ["eval.every_steps=0", *(QUICK if options.quick else ()), *options.overrides]
         measured = Measured.of(self.name, options)
         rows: list[Row] = []
@@ -57,8 +57,7 @@ class Comparison:
         result = compare(rows, self.values)
         print_table(result)
         if not options.quick:
-            is_own = bool(options.config or options.overrides)
-            path = options.runs_dir / f"{self.name}.json" if is_own else None
+            path = own_path(self.name, options)
             print(f"written to {write(self.name, command_of(self.name), {'rows': rows, **result}, path)}")
         measured.finish()
 
@@ -83,9 +82,10 @@ def print_table(result: Mapping[str, Any]) -> None:
     print(f"\n{'':14}{'accuracy':>18}{'samples/s':>18}{'tokens/s':>20}")
     for side, values in result["sides"].items():
         accuracy, samples, tokens = (values[key] for key in MEANS)
-        print(f"{side:14}{accuracy[0]:10.3f} ±{accuracy[1]:6.3f}{samples[0]:10.1f} ±{samples[1]:6.1f}"
-              f"{tokens[0]:11.0f} ±{tokens[1]:7.0f}")  # fmt: skip
+        print(f"{side:14}{accuracy[0]:10.3f} ±{half_words(accuracy[1], '.3f'):>6}"
+              f"{samples[0]:10.1f} ±{half_words(samples[1], '.1f'):>6}"
+              f"{tokens[0]:11.0f} ±{half_words(tokens[1], '.0f'):>7}")  # fmt: skip
     for side, values in result["against"].items():
         difference, ratio = values["accuracy_difference"], values["throughput_ratio"]
-        print(f"{side} against {result['base']}: accuracy {difference[0]:+.3f} ± {difference[1]:.3f}, "
-              f"samples/s x {ratio[0]:.2f} ± {ratio[1]:.2f} (paired, 95 % interval)")  # fmt: skip
+        print(f"{side} against {result['base']}: accuracy {difference[0]:+.3f} ± {half_words(difference[1], '.3f')}, "
+              f"samples/s x {ratio[0]:.2f} ± {half_words(ratio[1], '.2f')} (paired, 95 % interval)")  # fmt: skip

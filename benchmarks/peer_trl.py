@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like import running_sum
-from benchmarks.measured import Measured, add_options
+from benchmarks.measured import INTEGERS, TEXTS, Measured, add_options
 from benchmarks.runs import REPOSITORY, command_of, environment, mean_interval, train, write
 from benchmarks.steady import crossing, curve_of, rate_until
 from benchmarks.tables.form import ratio_words
@@ -84,8 +84,8 @@ def main() -> None:
     parser.add_argument("--index", default="", help="package index --build takes torch from")
     parser.add_argument("--accuracy", type=float, default=0.9)
     parser.add_argument("--steps", type=int, default=60, help="at most")
-    parser.add_argument("--seeds", default="1,2,3,4,5")
-    parser.add_argument("--rates", default=",".join(RATES), help="learning rates both sides are tuned over")
+    parser.add_argument("--seeds", type=INTEGERS, default="1,2,3,4,5")
+    parser.add_argument("--rates", type=TEXTS, default=",".join(RATES), help="learning rates both sides are tuned over")
     parser.add_argument("--quick", action="store_true")
     add_options(parser)
     options = parser.parse_args()
@@ -94,8 +94,8 @@ def main() -> None:
         return
     if not (VENV / "bin" / "python").is_file():
         raise SystemExit("TRL's environment is not there: python -m benchmarks.peer_trl --build")
-    seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
-    rates = options.rates.split(",")
+    seeds = [1] if options.quick else options.seeds
+    rates = options.rates
     options.runs_dir.mkdir(parents=True, exist_ok=True)
     measured = Measured.of("peer_trl", options)
     contest = Contest(options.accuracy, options.steps, options.runs_dir.resolve(), measured)
@@ -301,7 +301,7 @@ def _ratio(pairs: Sequence[float]) -> Row | None:
     if not pairs:
         return None
     mean, half = mean_interval([math.log(pair) for pair in pairs])
-    low, high = (math.exp(mean - half), math.exp(mean + half)) if len(pairs) > 1 else (None, None)
+    low, high = (None, None) if half is None else (math.exp(mean - half), math.exp(mean + half))
     return {"mean": math.exp(mean), "low": low, "high": high, "pairs": list(pairs)}
 
 

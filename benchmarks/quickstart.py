@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measured import Measured, add_options
+from benchmarks.measured import INTEGERS, Measured, add_options, own_path
 from benchmarks.runs import command_of, write
 
 COIN = "import random\n\ndef toss(row, response, **info):\n    return random.Random(response).choice([0.0, 1.0])\n"
@@ -31,13 +31,15 @@ KEYS = ("accuracy_before", "accuracy_after", "eval_prompts", "wall_s", "prepare_
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--seeds", default="1,2,3,4,5")
-    parser.add_argument("--control-seeds", default="1,2")
+    parser.add_argument("--seeds", type=INTEGERS, default="1,2,3,4,5")
+    parser.add_argument("--control-seeds", type=lambda text: INTEGERS(text) if text else [], default="1,2")
     parser.add_argument("--quick", action="store_true")
     add_options(parser)
+    parser.set_defaults(config="")
     options = parser.parse_intermixed_args()
-    seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
-    controls = [] if options.quick else [int(seed) for seed in options.control_seeds.split(",") if seed]
+    path = own_path("quickstart", options)
+    seeds = [1] if options.quick else options.seeds
+    controls = [] if options.quick else options.control_seeds
     measured = Measured.of("quickstart", options)
     rows: list[dict[str, Any]] = []
     runs_dir = options.runs_dir.resolve()
@@ -55,7 +57,7 @@ def main() -> None:
     after = [row["accuracy_after"] for row in rows if row["kind"] == "learning"]
     print(f"\naccuracy after: mean {statistics.fmean(after):.3f}, lowest {min(after):.3f}, over {len(after)} seeds")
     if not options.quick:
-        path = write("quickstart", command_of("quickstart"), {"rows": rows})
+        path = write("quickstart", command_of("quickstart"), {"rows": rows}, path)
         print(f"written to {path}")
     measured.finish()
 

@@ -3,7 +3,9 @@
     python -m benchmarks.routing                     emulated: 10 seeds; real: 3 rounds, about 15 minutes on two cores
     python -m benchmarks.routing --quick             3 seeds, one short round, about 3 minutes
     python -m benchmarks.routing --no-real           the emulated part alone, under a minute
-    python -m benchmarks.routing num_steps=20        overrides of the real part's config
+    python -m benchmarks.routing mine.yaml num_steps=20    your own config in the real part, and overrides of it
+
+With CONFIG or overrides the result is written beside the runs (--runs-dir), not over the published one.
 
 *Emulated*: workers that take a stated time instead of computing (benchmarks/paced.py), around the real coordinator and
 under a virtual clock; long-tailed lengths, synchronous steps, so that the last answer is waited for. Two made-up kinds
@@ -22,8 +24,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.measured import add_job, own_path, parse_job
 from benchmarks.paced import Lengths, Pace, PacedRun
-from benchmarks.runs import command_of, mean_interval, train, write
+from benchmarks.runs import command_of, half_words, mean_interval, train, write
 from controller.settings import CoordinatorSettings
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -51,12 +54,11 @@ Row = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--config", default="configs/quickstart.yaml")
+    add_job(parser)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--no-real", action="store_true")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
-    options = parser.parse_intermixed_args()
+    options = parse_job(parser)
     seeds = range(1, 4) if options.quick else range(1, 11)
     rows = emulate(list(seeds), num_steps=4 if options.quick else 8)
     result: dict[str, Any] = {
@@ -67,11 +69,12 @@ def main() -> None:
     print_emulated(result["emulated"])
     if not options.no_real:
         steps = ["num_steps=8" if options.quick else "num_steps=40", "data.eval=null", "eval.every_steps=0"]
-        real_rows = measure(options.config, 1 if options.quick else 3, [*steps, *options.overrides], options.runs_dir)
+        config = options.config or "configs/quickstart.yaml"
+        real_rows = measure(config, 1 if options.quick else 3, [*steps, *options.overrides], options.runs_dir)
         result |= {"real_rows": real_rows, "real": compare_real(real_rows)}
         print_real(result["real"])
     if not options.quick:
-        path = write("routing", command_of("routing"), result)
+        path = write("routing", command_of("routing"), result, own_path("routing", options))
         print(f"written to {path}")
 
 
@@ -112,7 +115,7 @@ def compare(rows: Sequence[Row]) -> list[Row]:
                   for policy in POLICIES}  # fmt: skip
             for policy, by_seed in of.items():
                 ratios = [of[BASE][seed]["step_s"] / row["step_s"] for seed, row in by_seed.items()]
-                entry = {"device": device, "pool": pool, "policy": policy, "speedup": mean_interval(ratios)}
+                entry: Row = {"device": device, "pool": pool, "policy": policy, "speedup": mean_interval(ratios)}
                 for key in ("step_s", "tail_s", "prefill_tokens", "num_migrated"):
                     entry[key] = fmean(row[key] for row in by_seed.values())
                 result.append(entry)
@@ -128,7 +131,7 @@ def print_emulated(entries: Sequence[Row]) -> None:
             print(f"  {'':28}{'step s':>9}{'tail s':>9}{'prefilled':>11}{'moved':>8}   against round_robin")
         mean, half = entry["speedup"]
         print(f"  {entry['policy']:28}{entry['step_s']:9.2f}{entry['tail_s']:9.2f}{entry['prefill_tokens']:11.0f}"
-              f"{entry['num_migrated']:8.1f}   x {mean:.3f} ± {half:.3f}")  # fmt: skip
+              f"{entry['num_migrated']:8.1f}   x {mean:.3f} ± {half_words(half, '.3f')}")  # fmt: skip
 
 
 def measure(config: str, num_rounds: int, overrides: Sequence[str], runs_dir: Path) -> list[Row]:
@@ -170,7 +173,7 @@ def print_real(entries: Sequence[Row]) -> None:
     for entry in entries:
         mean, half = entry["speedup"]
         print(f"  {entry['policy']:28}{entry['samples_per_s']:11.1f}{entry['rollout_idle_share']:8.2f}"
-              f"{entry['num_migrated']:8.1f}   x {mean:.3f} ± {half:.3f}")  # fmt: skip
+              f"{entry['num_migrated']:8.1f}   x {mean:.3f} ± {half_words(half, '.3f')}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -36,6 +36,17 @@ def environment() -> dict[str, str]:
     return dict(os.environ, PYTHONPATH=os.pathsep.join([str(REPOSITORY), *([inherited] if inherited else [])]))
 
 
+class JobFailed(SystemExit):
+    """A job ended with an error; its output is in the words."""
+
+    @property
+    def reason(self) -> str:
+        """Its last line that says so, else the last."""
+        lines = str(self).strip().splitlines()
+        said = [line for line in lines if line.startswith("error: ")]
+        return (said or lines)[-1].removeprefix("error: ").strip()
+
+
 def train(
     config: str,
     overrides: Sequence[str],
@@ -47,7 +58,7 @@ def train(
     """Run one job as a process of its own and return its summary.
 
     is_enough: asked about the run's folder every second; once it says so the job ends after its running step. Raises
-    SystemExit with its output when it fails, and subprocess.TimeoutExpired when it had to be killed.
+    JobFailed with its output when it fails, and subprocess.TimeoutExpired when it had to be killed.
     """
     told = [*overrides, f"runs_dir={runs_dir}"]
     name = f"until-{uuid4().hex[:8]}"
@@ -68,7 +79,7 @@ def train(
         out.seek(0)
         said = out.read()
     if process.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}\nended with {process.returncode}:\n{said[-8000:]}")
+        raise JobFailed(f"{' '.join(command)}\nended with {process.returncode}:\n{said[-8000:]}")
     folder = Path(next(line for line in said.splitlines() if line.startswith("run folder: ")).split(": ", 1)[1])
     return {"folder": str(folder), **json.loads((folder / "summary.json").read_text())}
 
@@ -85,13 +96,18 @@ def _stop_when(process: subprocess.Popen[bytes], is_enough: Callable[[], bool], 
     process.wait(None if timeout_s is None else max(ends_s - time.monotonic(), 0.01))
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half width of its 95 % interval (Student's t); the half width of one value is infinite."""
+def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and half width of its 95 % interval (Student's t); None: one value has no interval."""
     if len(values) < 2:
-        return statistics.fmean(values), math.inf
+        return statistics.fmean(values), None
     degrees = len(values) - 1
     quantile = STUDENT_95.get(degrees) or min(t for d, t in STUDENT_95.items() if d <= degrees)
     return statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def half_words(half: float | None, form: str) -> str:
+    """A half width as text; `-` where there is none."""
+    return "-" if half is None else format(half, form)
 
 
 def spread_of(values: Sequence[float]) -> dict[str, float]:
@@ -118,11 +134,11 @@ def machine() -> dict[str, Any]:
 
 
 def command_of(question: str) -> str:
-    """The command that makes a result anew: as typed, without what only says where rows lie and which are there."""
-    words = list(sys.argv[1:])
+    """The command that makes a result anew: as typed, but for what only says where rows and result lie."""
+    words = [word for word in sys.argv[1:] if word not in ("--go-on", "--replace")]
     while "--runs-dir" in words:
         del words[(place := words.index("--runs-dir")) : place + 2]
-    return " ".join([f"python -m benchmarks.{question}", *(word for word in words if word != "--go-on")])
+    return " ".join([f"python -m benchmarks.{question}", *words])
 
 
 def write(name: str, command: str, result: dict[str, Any], path: Path | None = None) -> Path:

@@ -3,21 +3,22 @@
     python -m benchmarks.staleness                              7 bounds x 4 losses x 5 seeds: an hour and a half
     python -m benchmarks.staleness --losses decoupled,naive                           the half of it
     python -m benchmarks.staleness --quick                      2 bounds, 1 seed, 10 steps; writes nothing
-    python -m benchmarks.staleness --config mine.yaml --bounds 0,4,unbounded --seeds 1,2,3 --tune 1e-6,2e-6
+    python -m benchmarks.staleness mine.yaml --bounds 0,4,unbounded --seeds 1,2,3 --tune 1e-6,2e-6
                                                                 your own job, decoupled and naive, tuned alike
-    python -m benchmarks.staleness --config mine.yaml --sweep staleness.max_staleness=0,2,8 --seeds 1,2
-                                                                one key of your own config; writes nothing
+    python -m benchmarks.staleness mine.yaml --sweep staleness.max_staleness=0,2,8 --seeds 1,2
+                                                                one key of your own config
 
-Without --config: the quickstart with sums of at most six terms and half of its groups a step, 30 steps, so that a run
-takes half a minute; they are few for what is to be learnt, so that what staleness costs shows. Everything but the
-bound and the loss is the same, four mini-batches a step included (with one, a step has no trust region that the losses
-could differ in). `decoupled`: proximal log-probs recomputed, weights truncated at 5, the shipped default; `exact` and
-`mask` are its other weight modes. `naive`: ordinary PPO against the behaviour policy. Every loss has the same budget
-of tuning: it keeps the learning rate with the best accuracy at the last but one bound, on a seed that is not counted.
-Runs of a seed follow each other, bound by bound, the losses in turn, from the same warm start; at bound 0 they are the
-same up to rounding, so what differs there is noise. Bound 0 is synchronous here with one core per process; `mode:
-sync` would give all cores to whichever phase runs, see benchmarks/modes.py. Accuracy is greedy, on held-out prompts,
-of the last version.
+What is found about a job of your own (CONFIG or overrides), and by any --sweep, is written beside its runs
+(--runs-dir), not over the published result. Without CONFIG: the quickstart with sums of at most six terms and half of
+its groups a step, 30 steps, so that a run takes half a minute; they are few for what is to be learnt, so that what
+staleness costs shows. Everything but the bound and the loss is the same, four mini-batches a step included (with one,
+a step has no trust region that the losses could differ in). `decoupled`: proximal log-probs recomputed, weights
+truncated at 5, the shipped default; `exact` and `mask` are its other weight modes. `naive`: ordinary PPO against the
+behaviour policy. Every loss has the same budget of tuning: it keeps the learning rate with the best accuracy at the
+last but one bound, on a seed that is not counted. Runs of a seed follow each other, bound by bound, the losses in
+turn, from the same warm start; at bound 0 they are the same up to rounding, so what differs there is noise. Bound 0 is
+synchronous here with one core per process; `mode: sync` would give all cores to whichever phase runs, see
+benchmarks/modes.py. Accuracy is greedy, on held-out prompts, of the last version.
 """
 
 from __future__ import annotations
@@ -30,7 +31,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pictures
-from benchmarks.measured import Measured, add_options
+from benchmarks.measured import (
+    BOUNDS,
+    INTEGERS,
+    TEXTS,
+    Measured,
+    add_job,
+    add_options,
+    beside_runs,
+    own_path,
+    parse_job,
+)
 from benchmarks.runs import command_of, mean_interval, spread_of, train, write
 from benchmarks.sweep import KEYS, print_sweep, summarise, sweep
 from benchmarks.tables.form import ranged
@@ -49,7 +60,7 @@ SMALL = (
     "groups_per_step=24", "num_steps=30", "trainer.optimizer.schedule=constant",
 )  # fmt: skip
 """What the quickstart becomes here."""
-BOUNDS, RATES = "0,1,2,4,8,16,unbounded", "5e-5,1e-4,2e-4"
+ALL_BOUNDS, RATES = "0,1,2,4,8,16,unbounded", "5e-5,1e-4,2e-4"
 OWN_LOSSES = ("decoupled", "naive")
 TUNING_SEED = 1000
 MINI_BATCHES = 4
@@ -61,19 +72,22 @@ Row = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--config", default="", help="your own job; without it the small quickstart")
-    parser.add_argument("--bounds", default=BOUNDS, help="values of staleness.max_staleness; `unbounded` is one")
-    parser.add_argument("--seeds", default="1,2,3,4,5")
-    parser.add_argument("--losses", help=f"of {', '.join(LOSSES)}; all, or decoupled,naive with --config")
-    parser.add_argument("--tune", metavar="LR,LR", help=f"learning rates of every loss; {RATES}, or none with --config")
+    add_job(parser)
+    parser.add_argument(
+        "--bounds", type=BOUNDS, default=ALL_BOUNDS, help="values of staleness.max_staleness; `unbounded` is one"
+    )
+    parser.add_argument("--seeds", type=INTEGERS, default="1,2,3,4,5")
+    parser.add_argument("--losses", help=f"of {', '.join(LOSSES)}; all, or decoupled,naive with CONFIG")
+    parser.add_argument(
+        "--tune", type=TEXTS, metavar="LR,LR", help=f"learning rates of every loss; {RATES}, or none with CONFIG"
+    )
     parser.add_argument("--sweep", default="", metavar="KEY=A,B", help="instead: values of one key of your config")
     parser.add_argument("--quick", action="store_true")
     add_options(parser)
-    options = parser.parse_intermixed_args()
+    options = parse_job(parser)
     config = options.config or "configs/quickstart.yaml"
-    bounds = ["0", "4"] if options.quick else options.bounds.split(",")
-    seeds = [1] if options.quick else [int(seed) for seed in options.seeds.split(",")]
+    bounds = ["0", "4"] if options.quick else options.bounds
+    seeds = [1] if options.quick else options.seeds
     extra = [*([] if options.config else SMALL), *(["num_steps=10", "data.eval.limit=200"] if options.quick else [])]
     measured = Measured.of("staleness", options)
     if options.sweep:
@@ -82,7 +96,8 @@ def main() -> None:
         lines = summarise(rows)
         print_sweep(lines)
         if not options.quick:
-            print(f"written to {write('sweep', command_of('staleness'), {'rows': rows, 'lines': lines})}")
+            path = beside_runs("sweep", options)  # none is published
+            print(f"written to {write('sweep', command_of('staleness'), {'rows': rows, 'lines': lines}, path)}")
         measured.finish()
         return
     losses = options.losses.split(",") if options.losses else list(OWN_LOSSES if options.config else LOSSES)
@@ -97,7 +112,7 @@ def main() -> None:
               "rows": rows, **compare(rows, bounds)}  # fmt: skip
     print_table(result)
     if not options.quick:
-        print(f"written to {write('staleness', command_of('staleness'), result)}")
+        print(f"written to {write('staleness', command_of('staleness'), result, own_path('staleness', options))}")
     measured.finish()
 
 
@@ -107,8 +122,7 @@ def rates_of(options: argparse.Namespace) -> list[str]:
     if given and options.tune:
         raise SystemExit(f"--tune and {given[0]}: the learning rate is either tuned or given")
     is_own = bool(options.config or given or options.quick)
-    told = RATES if options.tune is None and not is_own else options.tune
-    return told.split(",") if told else []
+    return RATES.split(",") if options.tune is None and not is_own else options.tune or []
 
 
 class Jobs:
@@ -216,7 +230,7 @@ def compare(rows: Sequence[Row], bounds: Sequence[str]) -> dict[str, Any]:
 def _paired(values: Sequence[float]) -> dict[str, Any]:
     """Mean with the half width of its 95 % interval; null where one pair gives none."""
     mean, half = mean_interval(values)
-    return {"mean": mean, "half_width_95": half if len(values) > 1 else None, "pairs": list(values)}
+    return {"mean": mean, "half_width_95": half, "pairs": list(values)}
 
 
 def _minus(left: Iterable[float], right: Iterable[float]) -> list[float]:

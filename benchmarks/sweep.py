@@ -1,4 +1,4 @@
-"""A config of one's own at several values of one of its keys: `benchmarks.staleness --config CONFIG --sweep KEY=A,B`.
+"""A config of one's own at several values of one of its keys: `benchmarks.staleness CONFIG --sweep KEY=A,B`.
 
 Owns: the runs and their table. Refuses: the command line (staleness.py).
 """

@@ -2,6 +2,7 @@
 
     python -m benchmarks.telemetry                     8 rounds, some 25 minutes on two cores
     python -m benchmarks.telemetry --rounds 12 --steps 60
+    python -m benchmarks.telemetry mine.yaml key=value your own job; its result is written beside its runs (--runs-dir)
     python -m benchmarks.telemetry --quick             one round of small jobs: does it run at all
 
 bare       no trace, and the controller's rows, pulses and status.json are switched off in its process (there is no key
@@ -37,7 +38,8 @@ from typing import Any
 import psutil
 
 from areal_like.process import command_words
-from benchmarks.runs import command_of, environment, mean_interval, write
+from benchmarks.measured import add_job, own_path, parse_job
+from benchmarks.runs import command_of, environment, half_words, mean_interval, write
 
 FIRST_STEP = 2
 """Counting begins when this step is done: processes are up, the pipeline is full."""
@@ -65,15 +67,15 @@ def main() -> None:
     if sys.argv[1:2] == ["--bare"]:
         raise SystemExit(run_bare(sys.argv[2:]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    add_job(parser)
     parser.add_argument("--rounds", type=int, default=8, help="an even number")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--config", default="configs/quickstart.yaml")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
     parser.add_argument("--quick", action="store_true")
-    options = parser.parse_intermixed_args()
+    options = parse_job(parser)
     if options.rounds % 2:
         parser.error("--rounds: an even number: a round and its twin with the halves of the machine swapped")
+    config = options.config or "configs/quickstart.yaml"
     overrides = [*JOB, *(QUICK if options.quick else []), *options.overrides]
     rounds, steps = (1, 4) if options.quick else (options.rounds, options.steps)
     options.runs_dir.mkdir(parents=True, exist_ok=True)
@@ -81,7 +83,7 @@ def main() -> None:
     for number in range(rounds):
         for arm in WATCHED_ARMS:
             named = [*overrides, f"num_steps={steps}", f"runs_dir={options.runs_dir}"]
-            pair = side_by_side(arm, options.config, named, steps, is_swapped=number % 2 == 1)
+            pair = side_by_side(arm, config, named, steps, is_swapped=number % 2 == 1)
             pairs[arm].append(pair)
             for name, costs in pair.items():
                 print(f"round {number + 1} {name:8} " + "  ".join(f"{k} {v:.4g}" for k, v in costs.items()), flush=True)
@@ -91,7 +93,8 @@ def main() -> None:
         print("too short to mean anything: it ran")
         return
     facts = {"rounds": rounds, "steps": steps, "overrides": options.overrides, "limit": LIMIT, **result}
-    path = write("telemetry", command_of("telemetry"), {**facts, "runs": pairs})
+    path = own_path("telemetry", options)
+    path = write("telemetry", command_of("telemetry"), {**facts, "runs": pairs}, path)
     print(f"written to {path}")
     raise SystemExit(0 if result["watched"]["cpu_lost"]["mean"] < LIMIT else 1)
 
@@ -228,7 +231,7 @@ def judge(arm: str, pairs: list[Pair]) -> dict[str, Any]:
         lost = [statistics.mean(single[i : i + 2]) for i in range(0, len(single), 2)]
         mean, half = mean_interval(lost)
         result[key] = {
-            "mean": round(mean, 5), "half_width_95": round(half, 5) if len(lost) > 1 else None,
+            "mean": round(mean, 5), "half_width_95": None if half is None else round(half, 5),
             "median": round(statistics.median(lost), 5), "double_rounds": [round(value, 5) for value in lost],
         }  # fmt: skip
     return result
@@ -238,7 +241,7 @@ def print_table(result: dict[str, Any]) -> None:
     """The result, as text."""
     print(f"{'':10}{'by processor time':>26}{'by wall time':>26}")
     for arm, costs in result.items():
-        cells = [f"{cost['mean']:+.2%} +- {cost['half_width_95'] or 0:.2%}" for cost in costs.values()]
+        cells = [f"{cost['mean']:+.2%} +- {half_words(cost['half_width_95'], '.2%')}" for cost in costs.values()]
         print(f"{arm:10}" + "".join(f"{cell:>26}" for cell in cells))
     print("share of throughput lost against a bare run")
 

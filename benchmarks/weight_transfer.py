@@ -56,6 +56,7 @@ from areal_like.messages import Heartbeat, Hello, Sampling
 from areal_like.trajectory import Segment
 from areal_like.weights import SHARED_MEMORY
 from benchmarks.gpu_suite.shapes import SHAPES, Shape, config_of, random_tensors
+from benchmarks.measured import NUMBERS
 from benchmarks.runs import command_of, write
 from rollout.config import EngineSettings
 from rollout.engine.port import GenerationRequest, Interruption
@@ -377,15 +378,15 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="instead of the sizes: a Qwen3 by name, bfloat16")
     parser.add_argument("--ways", default=",".join(WAYS).replace(", ", "+"), help="comma-separated; + before delta")
-    parser.add_argument("--sizes", default="", help="MB, comma-separated")
+    parser.add_argument("--sizes", type=NUMBERS, help="MB, comma-separated")
     parser.add_argument("--changed", type=float, default=0.01, help="share of items that differ between versions")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     if options.shape:
         shapes, dtype = [SHAPES[options.shape]], "bfloat16"
     else:
-        sizes = options.sizes or ("8,24" if options.quick else "50,200,500")
-        shapes, dtype = [shape_of(float(size)) for size in sizes.split(",")], "float32"
+        sizes = options.sizes or ([8.0, 24.0] if options.quick else [50.0, 200.0, 500.0])
+        shapes, dtype = [shape_of(size) for size in sizes], "float32"
     ways = [way.replace("+", ", ") for way in options.ways.split(",")]
     if unknown := set(ways) - set(WAYS):
         raise SystemExit(f"no way {', '.join(unknown)}; there are {', '.join(WAYS)}")

@@ -20,8 +20,10 @@ def ranged(spread: Result, digits: int = 0, middle: str = "median") -> str:
     return f"{spread[middle]:,.{digits}f} ({spread['low']:,.{digits}f} to {spread['high']:,.{digits}f})"
 
 
-def interval(pair: Sequence[float], digits: int, sign: str = "") -> str:
-    return f"{pair[0]:{sign},.{digits}f} ± {pair[1]:,.{digits}f}"
+def interval(pair: Sequence[Any], digits: int, sign: str = "") -> str:
+    """A mean and the half width of its interval, which is null where it is of one value."""
+    half = "-" if pair[1] is None else f"{pair[1]:,.{digits}f}"
+    return f"{pair[0]:{sign},.{digits}f} ± {half}"
 
 
 def stamp(result: Result) -> str:

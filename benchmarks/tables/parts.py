@@ -5,11 +5,12 @@ Owns: which figures of a result are shown. Refuses: numbers of its own.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.fit_box import BOX, at_bound
-from benchmarks.tables.form import Result, ranged, table
+from benchmarks.tables.form import Result, interval, ranged, table
 
 
 def engine(result: Result) -> str:
@@ -155,7 +156,7 @@ def routing(result: Result) -> str:
 
 
 def _times(spread: Sequence[float]) -> str:
-    return f"x {spread[0]:.3f} ± {spread[1]:.3f}"
+    return f"x {interval(spread, 3)}"
 
 
 def weight_transfer(result: Result) -> str:

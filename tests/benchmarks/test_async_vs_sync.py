@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import async_vs_sync, interruption, steady
-from benchmarks.contenders import APART, FULLER, Emulated, Own, Real
+from benchmarks.contenders import APART, FULLER, Contender, Emulated, Own, Real
+from benchmarks.measured import Measured
+from benchmarks.runs import JobFailed
 from benchmarks.steady import full_rate, late_share, refuse_distorted
 from controller.overrides import load_config
 
@@ -94,6 +96,40 @@ def test_parts_measured_on_other_days_are_kept(tmp_path):
     parts = json.loads(path.read_text())["parts"]
     assert set(parts) == {"real", "8 h800, 7b"}
     assert parts["8 h800, 7b"]["rows"][0]["samples_per_s"] == 3.0
+
+
+CANDIDATES = [Contender(name, "sync", (f"name={name}",)) for name in ("whole", "spread")]
+
+
+def tuned(monkeypatch, tmp_path, *fails, late_share=0.0):
+    """The baseline of two candidates, of which the named ones' jobs fail."""
+
+    def train(config, overrides, runs_dir):
+        if any(f"name={name}" in overrides for name in fails):
+            raise JobFailed("python -m controller train\nended with 1:\nTraceback\nCUDA out of memory\n")
+        return {"folder": str(tmp_path)}
+
+    monkeypatch.setattr(Real, "baselines", lambda _: CANDIDATES)
+    monkeypatch.setattr(async_vs_sync, "train", train)
+    monkeypatch.setattr(async_vs_sync, "figures", lambda *_: {"samples_per_s": 1.0, "late_share": late_share})
+    runner = async_vs_sync.Runner("configs/quickstart.yaml", [], tmp_path, None, Measured(None))
+    return runner._tuned(Real(16, 2), 1).name
+
+
+def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(monkeypatch, tmp_path, capsys):
+    assert tuned(monkeypatch, tmp_path, "whole") == "spread"
+    assert "tuning whole: failed, left out: CUDA out of memory\n" in capsys.readouterr().out
+
+
+def test_no_baseline_that_runs_is_the_end(monkeypatch, tmp_path):
+    with pytest.raises(SystemExit, match=r"every candidate of the synchronous baseline failed"):
+        tuned(monkeypatch, tmp_path, "whole", "spread")
+
+
+def test_a_distorted_candidate_still_ends_the_benchmark(monkeypatch, tmp_path):
+    """Left out, it could leave a slower baseline to compare with."""
+    with pytest.raises(SystemExit, match="too busy"):
+        tuned(monkeypatch, tmp_path, late_share=0.06)
 
 
 def test_run_that_a_busy_machine_distorted_is_refused():

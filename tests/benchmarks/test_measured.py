@@ -69,6 +69,26 @@ def test_a_config_that_changed_is_another_row(tmp_path: Path) -> None:
     assert machine.count == 2
 
 
+@pytest.mark.parametrize(
+    "word", ["mine.yaml", "sampling.forced_lengths=lengths.json", "data.train.path=data/rows.jsonl"]
+)
+def test_a_file_that_an_override_names_is_part_of_the_key(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    machine, file = Machine(), tmp_path / word.rpartition("=")[2]
+    file.parent.mkdir(exist_ok=True)
+    for text in ("[1, 2]", "[1, 2]", "[3, 4]"):
+        file.write_text(text)
+        Measured(tmp_path / "rows", is_going_on=True).row([word], machine.measure)
+    assert machine.count == 2
+
+
+def test_a_word_too_long_for_a_file_name_is_a_word(tmp_path: Path) -> None:
+    machine = Machine()
+    assert Measured(tmp_path / "rows").row(["reward.scorers=" + 5000 * "x"], machine.measure)["speed"] == 1.0
+
+
 def test_a_finished_benchmark_leaves_nothing_to_go_on_with(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     add_options(parser)

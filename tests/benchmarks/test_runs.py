@@ -42,3 +42,10 @@ def test_a_run_that_never_shows_enough_has_a_deadline(monkeypatch):
 def test_a_job_that_cannot_start_ends_the_benchmark_with_its_words(tmp_path):
     with pytest.raises(SystemExit, match=r"(?s)ended with 2:.*actor_lr"):
         runs.train("configs/quickstart.yaml", ["actor_lr=1"], tmp_path)
+
+
+def test_the_reason_of_a_failed_job_is_its_error_not_what_followed():
+    assert runs.JobFailed("train\nended with 1:\nerror: trainer: out of memory\nits log: trainer.log").reason == (
+        "trainer: out of memory"
+    )
+    assert runs.JobFailed("train\nended with -9:\nstep 3").reason == "step 3"

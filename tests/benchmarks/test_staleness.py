@@ -89,14 +89,16 @@ def test_plot_follows_the_theme_and_says_which_file_it_shows(tmp_path: Path) -> 
     assert "{stroke-linejoin" not in text.replace(".plot *{stroke-linejoin", ""), "a style for the whole page"
 
 
-def options(*overrides: str, tune: str | None = None, config: str = "", quick: bool = False) -> argparse.Namespace:
+def options(
+    *overrides: str, tune: list[str] | None = None, config: str = "", quick: bool = False
+) -> argparse.Namespace:
     return argparse.Namespace(overrides=list(overrides), tune=tune, config=config, quick=quick)
 
 
 def test_a_learning_rate_is_tuned_or_given_and_never_replaced_in_silence() -> None:
     assert staleness.rates_of(options()) == staleness.RATES.split(",")
-    assert staleness.rates_of(options(tune="1e-5,2e-5")) == ["1e-5", "2e-5"]
+    assert staleness.rates_of(options(tune=["1e-5", "2e-5"])) == ["1e-5", "2e-5"]
     for told in (options("trainer.optimizer.lr=2e-4"), options(config="mine.yaml"), options(quick=True)):
         assert staleness.rates_of(told) == []
     with pytest.raises(SystemExit, match=r"either tuned or given"):
-        staleness.rates_of(options("trainer.optimizer.lr=2e-4", tune="1e-4,2e-4"))
+        staleness.rates_of(options("trainer.optimizer.lr=2e-4", tune=["1e-4", "2e-4"]))
