@@ -66,7 +66,7 @@ def main() -> None:
         places = [*emulated]
     elif kind == "real":
         counts = [64] if options.quick else options.sequences
-        places = [Real(count, num_cores(), lengths=options.lengths) for count in counts]
+        places = [Real(count, num_cores(), lengths=options.lengths, accuracy=options.accuracy) for count in counts]
     elif kind == "own" and config:
         places = [Own(config, tuple(options.overrides), num_cores(), options.lengths)]
         options.overrides = []
@@ -215,6 +215,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
                 "ratio_half_width_95": half,
                 "ratio_to_apart": _mean([row[rate] / apart[row["seed"]] if apart else None for row in own]),
                 **{key: _mean([row[key] for row in own]) for key in KEPT},
+                "bound_shares": [row["bound_share"] for row in own if row["bound_share"] is not None],
                 "ratio_at_most": None if name == "sync" else _at_most(mean, _mean([row["bound_share"] for row in own])),
             })  # fmt: skip
     return lines

@@ -33,7 +33,9 @@ PLANNED = "planned split"
 FULLER = 4
 """As many batches in one, to measure a worker on its own."""
 TPS = (1, 2, 4)
-"""GPUs of a rollout worker."""
+"""GPUs of a rollout worker; the baseline is tried with all of them in one as well."""
+SLOTS_PER_GPU = 64
+"""Of the baseline's one worker: a step of the published batches is 512 answers on 8 GPUs at most."""
 SPEEDUPS = {"1.5b": 20, "7b": 60, "14b": 120, "32b": 240}
 """Such that a step takes some seconds; the system's own time counts so many times in the figures."""
 
@@ -87,6 +89,10 @@ class Emulated:
             for tp in TPS
             if self.gpus % tp == 0
         ]
+        if self.gpus not in TPS:
+            whole = f"rollout.engine.num_slots={self.gpus * SLOTS_PER_GPU}"
+            told = (*SYNC, *self.settings(is_sync=True, tp=self.gpus), whole)
+            made.append(Contender(f"sync, tp {self.gpus}", "sync", told))
         still = (*SYNC, *self.settings(is_sync=True), "rollout.routing.migration=false")
         return [*made, Contender("sync, tp 1, no migration", "sync", still)]
 
@@ -140,17 +146,24 @@ class Emulated:
 
 @dataclass(frozen=True)
 class Real:
-    """This machine's cores: so many sequences a core in a step. lengths: forced ones, as sampling.forced_lengths."""
+    """This machine's cores: so many sequences a core in a step. lengths: forced ones, as sampling.forced_lengths;
+    accuracy: up to which the time is told.
+    """
 
     sequences: int
     cores: int
     group_size: int = 8
     lengths: str | None = None
+    accuracy: float | None = None
 
     @property
     def label(self) -> str:
         """For tables."""
-        return f"{self.cores} real cores, {self.sequences} sequences a core{_told(self.lengths)}"
+        return f"{self.cores} real cores, {self.sequences} sequences a core{_told(self.lengths)}{self._until}"
+
+    @property
+    def _until(self) -> str:
+        return "" if self.accuracy is None else f", evaluated up to {self.accuracy:.0%}"
 
     @property
     def _groups(self) -> int:

@@ -40,7 +40,7 @@ def async_vs_sync(result: Result) -> str:
     """A table per kind of device: means over seeds, ratios to the tuned baseline paired by seed."""
     head = (
         "", "samples/s", "over sync", "at most", "over apart", "bound", "trainer waits", "rollout idle", "staleness",
-        "machine",
+        "s to accuracy", "machine",
     )  # fmt: skip
     parts = []
     for part, found in result["parts"].items():
@@ -56,14 +56,24 @@ def async_vs_sync(result: Result) -> str:
 
 def _contender(line: Result) -> tuple[str, ...]:
     half = line["ratio_half_width_95"]
-    shares = (line[key] for key in ("bound_share", "trainer_wait", "rollout_idle"))
+    shares = (line[key] for key in ("trainer_wait", "rollout_idle"))
     ratio = f"{line['ratio']:.2f}" + ("" if half is None else f" ± {half:.2f}")
     return (
         line["name"], f"{line['samples_per_s']:,.2f}", ratio,
         *("" if line.get(key) is None else f"{line[key]:.2f}" for key in ("ratio_at_most", "ratio_to_apart")),
-        *("" if share is None else f"{share:.1%}" for share in shares), f"{line['staleness_mean']:.2f}",
+        _bound(line), *("" if share is None else f"{share:.1%}" for share in shares), f"{line['staleness_mean']:.2f}",
+        "" if line["time_to_s"] is None else f"{line['time_to_s']:,.1f}",
         "" if line["late_share"] is None else f"{line['late_share']:.1%}",
     )  # fmt: skip
+
+
+def _bound(line: Result) -> str:
+    """Share of the bound: the mean of the seeds, lowest and highest."""
+    if line["bound_share"] is None:
+        return ""
+    seeds = line.get("bound_shares", [])
+    spread = f" ({min(seeds):.0%} to {max(seeds):.0%})" if len(seeds) > 1 else ""
+    return f"{line['bound_share']:.0%}{spread}"
 
 
 def interruption(result: Result) -> str:
