@@ -6,9 +6,9 @@
 `throughput`: verdicts a second of the service's pool with as many scoring processes as cores, warm, its lanes never
 without work; median over windows of equal length, with the lowest and the highest. Kinds: `maths` (answers to GSM8K
 questions in words, and expressions of MATH), `code` (functions with asserts, whole programs with two inputs, the
-published references of HumanEval and MBPP); half of all answers are wrong. Data sets are looked for in the folder
-AREAL_LIKE_TEST_DATA, else in `shared/data` beside the checkout; without them GSM8K-like answers are made up and the
-kinds that need them are left out.
+published references of HumanEval and MBPP); half of all answers are wrong. Data sets are looked for in the folder that
+the environment names in AREAL_LIKE_TEST_DATA; without them GSM8K-like answers are made up and the kinds that need them
+are left out.
 
 `overhead`: on one core, one program after the other, in turns: the scorer on a small program against a bare `python -I`
 with the same program and asserts in one file. Differences are taken within a turn; median, and the middle 80 % of them.
@@ -44,6 +44,8 @@ ADD_TESTS = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add(10, 
 ADD, WRONG_ADD = "def add(a, b):\n    return a + b\n", "def add(a, b):\n    return a - b\n"
 SUM_TESTS = [{"input": "1 2\n", "output": "3\n"}, {"input": "10 20\n", "output": "30\n"}]
 SUM, WRONG_SUM = "print(sum(map(int, input().split())))\n", "print(7)\n"
+FILES = ("gsm8k/train.jsonl", "gsm8k/test.jsonl", "math/math_train.jsonl.gz", "math/math_test.jsonl.gz",
+         "code/humaneval.jsonl", "code/mbpp_nontest.jsonl")  # fmt: skip
 DATA = Path(os.environ.get("AREAL_LIKE_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 TARGETS = {"maths, GSM8K": 200.0, "code, asserts": 25.0, "code, inputs": 25.0, "code, published": 25.0}
 """Verdicts a second that are asked for on two cores."""

@@ -3,8 +3,9 @@
     python -m benchmarks.reward_rates              about 15 minutes
     python -m benchmarks.reward_rates --quick      about 2 minutes, every tenth row
 
-Through `areal-like score`'s own machinery, on the published data sets (folder AREAL_LIKE_TEST_DATA, else `shared/data`
-beside the checkout):
+Through `areal-like score`'s own machinery, on published data sets, as JSON lines in the folder that the environment
+names in AREAL_LIKE_TEST_DATA (gsm8k/train.jsonl, gsm8k/test.jsonl, math/math_train.jsonl.gz, math/math_test.jsonl.gz,
+code/humaneval.jsonl, code/mbpp_nontest.jsonl):
 
 - `references`: solutions of HumanEval and MBPP against their own tests: all must pass.
 - `mutants`: the same solutions, each changed in one small place, against a bare Python without a sandbox that runs
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.program_mutants import bare_verdict, mutants_of
-from benchmarks.reward import rows_of
+from benchmarks.reward import DATA, FILES, rows_of
 from benchmarks.runs import write
 from services.reward.score_file import Order, score_file
 
@@ -125,6 +126,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="every tenth row, and no result file")
     parser.add_argument("--only", choices=("code", "maths"), help="one half, and no result file")
     options = parser.parse_args()
+    if missing := [name for name in FILES if not (DATA / name).is_file()]:
+        raise SystemExit(f"AREAL_LIKE_TEST_DATA names a folder with {', '.join(FILES)}; {DATA} lacks {missing[0]}.")
     every = 10 if options.quick else 1
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:

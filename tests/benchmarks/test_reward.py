@@ -50,3 +50,10 @@ def test_mutants_differ_and_a_bare_python_tells_them_apart(tmp_path: Path) -> No
     assert bare_verdict(source, "assert f(1) == 2", tmp_path, 20.0)
     assert not bare_verdict("def f(x):\n    return x - 1", "assert f(1) == 2", tmp_path, 20.0)
     assert not bare_verdict("import os\nos._exit(0)", "", tmp_path, 20.0)
+
+
+def test_missing_data_sets_are_told_in_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(reward_rates, "DATA", tmp_path)
+    monkeypatch.setattr("sys.argv", ["reward_rates"])
+    with pytest.raises(SystemExit, match=r"AREAL_LIKE_TEST_DATA names a folder with .* lacks gsm8k/train.jsonl"):
+        reward_rates.main()
