@@ -13,6 +13,7 @@ interruption does (arXiv 2505.24298, section 7.5, reports 12 % for 1.5B and 17 %
 Emulated devices take the time that a roofline gives (docs/decisions/0030-emulated-devices.md): those figures are of a
 model of hardware, with three quarters of the GPUs for rollout, where the trainer has more work, and with half of them.
 All at max_staleness 4, seeds paired; ratios are of tokens/s, since which prompts the counted steps hold differs.
+Results are added to benchmarks/results/interruption.json as they come, a part for each kind of device.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from typing import Any
 
 from benchmarks.contenders import Emulated
 from benchmarks.measured import INTEGERS, NUMBERS, Measured, add_job, add_options, own_path, parse_job
-from benchmarks.runs import command_of, mean_interval, train, write
+from benchmarks.runs import RESULTS, command_of, mean_interval, parts_with, train, write
 from benchmarks.steady import figures, refuse_distorted
 
+RESULT = RESULTS / "interruption.json"
 WAYS = ("drain", "recompute", "keep_kv")
 BASE = "drain"
 KEPT = ("samples_per_s", "tokens_per_s", "trainer_wait", "rollout_idle", "rollout_paused", "rollout_prefill",
@@ -50,17 +52,15 @@ def main() -> None:
     options = parse_job(parser)
     seeds = [1] if options.quick else options.seeds
     measured = Measured.of("interruption", options)
-    rows: list[Row] = []
     for place, config, overrides in places(options):
+        rows: list[Row] = []
         more = ["num_steps=8"] if options.quick else []
         for seed in seeds:
             told = [*overrides, *more, *options.overrides]
             rows += measure(place, config, seed, told, options.runs_dir, measured)
-    lines = compare(rows)
-    print_table(lines)
-    if not options.quick:
-        result, path = {"rows": rows, "lines": lines}, own_path("interruption", options)
-        print(f"written to {write('interruption', command_of('interruption'), result, path)}")
+        print_table(compare(rows))
+        if not options.quick:
+            print(f"written to {keep(place, rows, own_path('interruption', options) or RESULT)}")
     measured.finish()
 
 
@@ -101,6 +101,12 @@ def _figures(config: str, told: Sequence[str], runs_dir: Path) -> Row:
     found = figures(folder)
     refuse_distorted(found, folder)
     return {key: found.get(key) for key in KEPT}
+
+
+def keep(place: str, rows: Sequence[Row], path: Path) -> Path:
+    """Put a place's rows into a result file, in place of earlier ones of it."""
+    parts = parts_with(path, place, command_of("interruption"), {"rows": list(rows), "lines": compare(rows)})
+    return write("interruption", "python -m benchmarks.interruption", {"parts": parts}, path)
 
 
 def compare(rows: Sequence[Row]) -> list[Row]:

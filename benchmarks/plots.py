@@ -293,12 +293,12 @@ def _controller(result: Result) -> list[Panel]:
 
 
 def _interruption(result: Result) -> list[Panel]:
-    lines = result["lines"]
+    lines = [line for part in result["parts"].values() for line in part["lines"]]
     ways = list(dict.fromkeys(line["way"] for line in lines))
     places = list(dict.fromkeys(line["place"] for line in lines))
     found = {(line["place"], line["way"]): (line["ratio"], line["ratio_half_width_95"]) for line in lines}
     series = [_from_intervals(way, (found[place, way] for place in places)) for way in ways]
-    return [Panel("samples/s over drain, 95 % interval", places, series, mark=1)]
+    return [Panel("tokens/s over drain, 95 % interval", places, series, mark=1)]
 
 
 def _logprob_memory(result: Result) -> list[Panel]:

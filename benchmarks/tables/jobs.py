@@ -77,15 +77,22 @@ def _bound(line: Result) -> str:
 
 
 def interruption(result: Result) -> str:
-    """One line per kind of device and way."""
-    rows = []
-    for line in result["lines"]:
-        half = line["ratio_half_width_95"]
-        ratio = f"{line['ratio']:.3f}" + ("" if half is None else f" ± {half:.3f}")
-        keys = ("rollout_idle", "rollout_paused", "rollout_prefill")
-        shares = (f"{line[key]:.1%}" if key in line else "" for key in keys)
-        rows.append((f"{line['place']}: `{line['way']}`", f"{line['samples_per_s']:,.2f}", ratio, *shares))
-    return table(("", "samples/s", "over drain", "idle", "paused", "prefill"), rows)
+    """A table per kind of device, a line per way."""
+    head = ("", "samples/s", "over drain", "idle", "paused", "prefill", "staleness", "machine")
+    parts = []
+    for place, found in result["parts"].items():
+        rows = []
+        for line in found["lines"]:
+            half = line["ratio_half_width_95"]
+            ratio = f"{line['ratio']:.3f}" + ("" if half is None else f" ± {half:.3f}")
+            keys = ("rollout_idle", "rollout_paused", "rollout_prefill")
+            shares = (f"{line[key]:.1%}" if key in line else "" for key in keys)
+            late = f"{line['late_share']:.1%}" if "late_share" in line else ""
+            rows.append((f"`{line['way']}`", f"{line['samples_per_s']:,.2f}", ratio, *shares,
+                         f"{line['staleness_mean']:.2f}", late))  # fmt: skip
+        stamp = f"<small>`{found['command']}`, {found['date']}.</small>"
+        parts.append(f"**{place}**, {found['lines'][0]['seeds']} seeds\n\n{table(head, rows)}\n\n{stamp}")
+    return "\n\n".join(parts)
 
 
 def staleness(result: Result) -> str:

@@ -213,6 +213,22 @@ def test_full_rate_grows_with_workers_and_falls_with_the_model():
     assert full_rate(large) < full_rate(small)
 
 
+def test_kinds_of_devices_are_kept_beside_each_other(tmp_path):
+    path = tmp_path / "interruption.json"
+    for place, drain in (("a", 1.0), ("b", 2.0), ("a", 4.0)):
+        figures = dict.fromkeys(interruption.KEPT, 0.5)
+        rows = [
+            {"place": place, "way": way, "seed": seed, **figures, "tokens_per_s": drain if way == "drain" else 8.0}
+            for way in interruption.WAYS for seed in (1, 2)
+        ]  # fmt: skip
+        interruption.keep(place, rows, path)
+    parts = json.loads(path.read_text())["parts"]
+    assert {place: part["lines"][1]["ratio"] for place, part in parts.items()} == {"a": 2.0, "b": 4.0}
+    page = path.with_suffix(".html").read_text()
+    assert "<strong>a</strong>" in page
+    assert "4.000 ± 0.000" in page
+
+
 def test_ways_of_interruption_are_compared_with_drain_within_a_seed():
     rows = [
         {
