@@ -298,7 +298,8 @@ def _interruption(result: Result) -> list[Panel]:
     places = list(dict.fromkeys(line["place"] for line in lines))
     found = {(line["place"], line["way"]): (line["ratio"], line["ratio_half_width_95"]) for line in lines}
     series = [_from_intervals(way, (found[place, way] for place in places)) for way in ways]
-    return [Panel("tokens/s over drain, 95 % interval", places, series, mark=1)]
+    narrow = [place.replace(", floor", ",\nfloor") for place in places]
+    return [Panel("tokens/s over drain, 95 % interval", narrow, series, mark=1)]
 
 
 def _logprob_memory(result: Result) -> list[Panel]:
