@@ -1,4 +1,4 @@
-"""What does packing gain over padding to the longest? Real response lengths scaled to a tiny model, one thread.
+"""What does packing gain over padding? Real response lengths scaled to a tiny model, one thread.
 
     python -m benchmarks.packing                    about 3 minutes
     python -m benchmarks.packing --quick            about 30 seconds
@@ -10,9 +10,9 @@ so that the longest answer has LONGEST tokens.
 
 `packed`: the trainer's own way: dealt, packed by Algorithm 1, boundaries kept by attention. `first_fit`: in the order
 they came, each into the first micro-batch with room. `fixed_count`: as many sequences in each micro-batch, as few
-micro-batches as keep within the budget; both with the same attention. `padded`: the same
-sequences in the order they came, in batches of as many rows as fill the same token budget when each is padded to the
-longest of the whole set, with transformers' own forward pass and its attention mask. Both compute log-probs of every
+micro-batches as keep within the budget; both with the same attention. `padded`: batches in the order they came, as many
+rows as the budget holds when each is padded to the longest of its batch, with transformers' own forward pass and its
+attention mask; `sorted`: the same, longest first, so that there is least to pad. All compute log-probs of every
 answer token and one gradient; only real tokens count. Sides alternate in one process; the first round is thrown away.
 It also says how full the micro-batches are and how much ranks differ, at SEQUENCES_PER_RANK sequences a rank.
 """
@@ -26,7 +26,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; oversubscribed threads would measure nothing
@@ -102,12 +102,11 @@ def made_samples(lengths: list[int]) -> list[BatchSample]:
     return samples
 
 
-def padded_pass(model: Any, samples: list[BatchSample]) -> None:
-    """One gradient over padded batches: every row as long as the longest of all."""
-    width = max(len(sample.trajectory) for sample in samples)
-    rows = max(1, BUDGET // width)
-    for first in range(0, len(samples), rows):
-        chosen = samples[first : first + rows]
+def padded_pass(model: Any, samples: list[BatchSample], batches: list[list[int]]) -> None:
+    """One gradient over padded batches: every row as long as the longest of its batch."""
+    for members in batches:
+        chosen = [samples[index] for index in members]
+        width = max(len(sample.trajectory) for sample in chosen)
         tokens_BT = torch.zeros(len(chosen), width, dtype=torch.int64)
         mask_BT = torch.zeros(len(chosen), width, dtype=torch.int64)
         answer_BT = torch.zeros(len(chosen), width, dtype=torch.bool)
@@ -120,6 +119,32 @@ def padded_pass(model: Any, samples: list[BatchSample]) -> None:
         logp_BT = torch.log_softmax(logits_BTV, dim=-1).gather(-1, tokens_BT[:, 1:, None])[..., 0]
         (-(logp_BT * answer_BT[:, 1:]).sum() / len(samples)).backward()
     model.zero_grad(set_to_none=True)
+
+
+def in_order(lengths: list[int], budget: int) -> list[list[int]]:
+    """Indices in batches as they come: one more row as long as all, padded to the longest, are within the budget."""
+    return _rows(range(len(lengths)), lengths, budget)
+
+
+def longest_first(lengths: list[int], budget: int) -> list[list[int]]:
+    """The same, sorted by length."""
+    return _rows(sorted(range(len(lengths)), key=lambda index: -lengths[index]), lengths, budget)
+
+
+def _rows(order: Iterable[int], lengths: list[int], budget: int) -> list[list[int]]:
+    batches: list[list[int]] = []
+    width = 0
+    for index in order:
+        wider = max(width, lengths[index])
+        if not batches or wider * (len(batches[-1]) + 1) > budget:
+            batches.append([])
+            wider = lengths[index]
+        batches[-1].append(index)
+        width = wider
+    return batches
+
+
+PADDED: dict[str, Callable[[list[int], int], list[list[int]]]] = {"padded": in_order, "sorted": longest_first}
 
 
 def first_fit(lengths: list[int], budget: int) -> list[list[int]]:
@@ -173,11 +198,11 @@ def rates(lengths: list[int], rounds: int) -> dict[str, list[float]]:
     step = TrainStep(TorchBackend(packed_model, setup), setup, groups_per_step=len(lengths))
     samples = made_samples(lengths)
     totals = [len(sample.trajectory) for sample in samples]
-    found: dict[str, list[float]] = {"packed": [], **{name: [] for name in list(FORMS)[1:]}, "padded": []}
-    work: dict[str, Callable[[], object]] = {
-        "packed": lambda: step.run(step.prepare(samples, 0)),
-        "padded": lambda: padded_pass(padded_model, samples),
-    }
+    found: dict[str, list[float]] = {name: [] for name in ("packed", *list(FORMS)[1:], *PADDED)}
+    work: dict[str, Callable[[], object]] = {"packed": lambda: step.run(step.prepare(samples, 0))}
+    for name, arrange in PADDED.items():
+        batches = arrange(totals, BUDGET)
+        work[name] = lambda batches=batches: padded_pass(padded_model, samples, batches)  # type: ignore[misc]
     for name in list(FORMS)[1:]:
         bins = FORMS[name](totals, BUDGET)
         work[name] = lambda bins=bins: step.run(in_bins(samples, bins, settings))  # type: ignore[misc]
@@ -206,14 +231,23 @@ def main(arguments: list[str]) -> int:
         chosen = random.Random(0).choices(known, k=num)
         scaled = [max(1, round(length * LONGEST / max(known))) for length in chosen]
         measured = rates(scaled, rounds)
-        packed, padded = measured["packed"], measured["padded"]
+        packed = measured["packed"]
         whole = [length + PROMPT for length in scaled]
         bins = {form: make(whole, BUDGET) for form, make in FORMS.items()}
         found = [fill(known, capacity, ranks, seed) for ranks in (1, 2, 4, 8) for seed in range(3)]
         rows.append(
             {
                 "set": name, "sequences": num, "tokens_mean": statistics.mean(scaled), "tokens_max": max(scaled),
-                "packed_tokens_per_s": statistics.median(packed), "padded_tokens_per_s": statistics.median(padded),
+                "packed_tokens_per_s": statistics.median(packed),
+                "padding": {
+                    form: {
+                        "batches": len(batches := arrange(whole, BUDGET)),
+                        "computed": sum(max(whole[i] for i in b) * len(b) for b in batches) / sum(whole),
+                        "tokens_per_s": statistics.median(measured[form]),
+                        "ratio": [a / b for a, b in zip(packed, measured[form], strict=True)],
+                    }
+                    for form, arrange in PADDED.items()
+                },
                 "forms": {
                     form: {
                         "micro_batches": len(bins[form]), "budget_used": sum(whole) / (len(bins[form]) * BUDGET),
@@ -221,7 +255,6 @@ def main(arguments: list[str]) -> int:
                     }
                     for form in FORMS
                 },
-                "ratio": statistics.median(a / b for a, b in zip(packed, padded, strict=True)),
                 "budget_used_least": min(used for used, _ in found), "imbalance_most": max(more for _, more in found),
             }
         )  # fmt: skip

@@ -261,9 +261,11 @@ def _delta(result: Result) -> list[Panel]:
 
 def _packing(result: Result) -> list[Panel]:
     places = [row["set"].replace("_", " ") for row in result["rows"]]
-    return [
-        Panel("packed over padded, tokens/s", places, [Series("", [row["ratio"] for row in result["rows"]])], mark=1)
-    ]
+    series = []
+    for form, name in (("padded", "in the order they came"), ("sorted", "longest first")):
+        ratios = [sorted(row["padding"][form]["ratio"]) for row in result["rows"]]
+        series.append(Series(name, [one[len(one) // 2] for one in ratios], [(one[0], one[-1]) for one in ratios]))
+    return [Panel("packed over padded, tokens/s", places, series, mark=1)]
 
 
 def _checkpoint(result: Result) -> list[Panel]:

@@ -191,16 +191,22 @@ def delta(result: Result) -> str:
 
 def packing(result: Result) -> str:
     """Packed against padded, the ways to fill micro-batches, and how even ranks are."""
-    rows = [
-        (row["set"], f"{row['ratio']:.2f}x", *(f"{row['forms'][form]['tokens_per_s']:,.0f}" for form in _PACKERS),
+    rows: list[Sequence[str]] = [
+        (row["set"], *(_ratio(row["padding"][form]["ratio"]) for form in ("padded", "sorted")),
+         *(f"{row['forms'][form]['tokens_per_s']:,.0f}" for form in _PACKERS),
+         *(f"{row['padding'][form]['tokens_per_s']:,.0f}" for form in ("padded", "sorted")),
          f"{row['budget_used_least']:.1%}", f"{row['imbalance_most']:.2%}")
         for row in result["rows"]
     ]  # fmt: skip
     head = (
-        "lengths", "packed / padded", "Algorithm 1, tokens/s", "first fit, tokens/s", "fixed count, tokens/s",
-        "budget used, least", "ranks differ, most",
+        "lengths", "packed / padded", "packed / sorted, then padded", "Algorithm 1, tokens/s", "first fit",
+        "fixed count", "padded", "sorted, then padded", "budget used, least", "ranks differ, most",
     )  # fmt: skip
     return table(head, rows)
+
+
+def _ratio(rounds: Sequence[float]) -> str:
+    return f"{statistics.median(rounds):.2f}x ({min(rounds):.2f} to {max(rounds):.2f})"
 
 
 _PACKERS = ("algorithm_1", "first_fit", "fixed_count")
