@@ -20,7 +20,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measured import TEXTS
+from benchmarks.measured import TEXTS, beside_runs
 from benchmarks.runs import command_of, train, write
 
 SETTINGS = (
@@ -29,13 +29,16 @@ SETTINGS = (
     "metrics.report=false", "metrics.trace=false", "groups_per_step=12", "group_size=4",
 )  # fmt: skip
 
+CONFIG = "configs/quickstart.yaml"
+"""Of the published figures; those of another config are written beside its runs."""
+
 COLUMNS = ("dtype", "lr", "full_bytes", "median_bytes", "min_bytes", "max_bytes", "share")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--config", default="configs/quickstart.yaml")
+    parser.add_argument("--config", default=CONFIG)
     parser.add_argument("--dtypes", default="bfloat16,float32")
     parser.add_argument("--lrs", type=TEXTS, default="1e-6,1e-5,1e-4")
     parser.add_argument("--steps", type=int, default=12)
@@ -53,9 +56,9 @@ def main() -> None:
             rows.append(row)
             figures = (f"{row[name]:12,.0f}" for name in COLUMNS[2:6])
             print("  ".join([f"{dtype:>12}", f"{rate:>12}", *figures, f"{row['share']:12.2%}"]), flush=True)
+    own = options.out or (beside_runs("delta", options) if options.config != CONFIG else None)
     if not options.quick or options.out:
-        command = command_of("delta")
-        print("written to", write("delta", command, {"rows": rows}, options.out))
+        print("written to", write("delta", command_of("delta"), {"rows": rows}, own))
 
 
 def measure(config: str, dtype: str, rate: str, steps: int, overrides: list[str], runs_dir: Path) -> dict[str, Any]:
