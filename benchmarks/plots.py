@@ -254,9 +254,10 @@ def _delta(result: Result) -> list[Panel]:
     rates = sorted({row["lr"] for row in result["rows"]})
     series = []
     for dtype in dict.fromkeys(row["dtype"] for row in result["rows"]):
-        shares = {row["lr"]: 100 * row["share"] for row in result["rows"] if row["dtype"] == dtype}
+        rows = [row for row in result["rows"] if row["dtype"] == dtype]
+        shares = {row["lr"]: 100 * sum(row["sizes"]) / len(row["sizes"]) / row["full_bytes"] for row in rows}
         series.append(Series(dtype, [shares.get(rate) for rate in rates]))
-    return [Panel("bytes of a delta, % of the whole version", rates, series, axis="learning rate")]
+    return [Panel("bytes of a version, mean, % of a whole one", rates, series, axis="learning rate")]
 
 
 def _packing(result: Result) -> list[Panel]:

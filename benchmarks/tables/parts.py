@@ -176,13 +176,17 @@ def weight_transfer(result: Result) -> str:
 
 def delta(result: Result) -> str:
     """Benchmark: delta."""
-    head = ["published dtype", "learning rate", "whole version, bytes", "delta, median", "least", "most", "share"]
+    head = [
+        "published dtype", "learning rate", "whole version, bytes", "travels, median", "least", "most", "share, median",
+        "share, mean",
+    ]  # fmt: skip
     rows = [
         [
             row["dtype"],
             f"{row['lr']:g}",
             *(f"{row[key]:,.0f}" for key in ("full_bytes", "median_bytes", "min_bytes", "max_bytes")),
             f"{row['share']:.1%}",
+            f"{statistics.mean(row['sizes']) / row['full_bytes']:.1%}",
         ]
         for row in result["rows"]
     ]
