@@ -1,6 +1,6 @@
 """How fast is the embedded engine beside transformers and SGLang? The quickstart's model, one thread, the same slots.
 
-    python -m benchmarks.engine            about 8 minutes
+    python -m benchmarks.engine            about 17 minutes with SGLang, 8 without
     python -m benchmarks.engine --quick    about 2 minutes; writes nothing
 
 `equal`: answers of one length. `long tail`: prompts and answer lengths of the quickstart's task (2 + Geometric(.25)
@@ -234,6 +234,7 @@ async def _compare(
             speed = workload.num_tokens / await side()
             if repeat:
                 speeds[name].append(speed)
+    print(f"measured: {workload.name}, {num_slots} slots", flush=True)
     ours = speeds["embedded"]
     ratios = {name: [mine / other for mine, other in zip(ours, speeds[name], strict=True)] for name in speeds}
     return {

@@ -24,8 +24,8 @@ from controller.report.finding import capital, percent, plural, sentences
 from controller.report.shares import Shares, whole
 
 SLOT_EXPONENT = 1 / 3
-"""Tokens a second grow with slots to this power: eight times as many gave twice as much on long-tailed lengths
-(benchmarks/results/engine.json: 16 slots 12.6k, 128 slots 25.8k tokens a second). A GPU gains more."""
+"""Tokens a second grow with slots to this power: eight times as many gave 2.0 and 2.3 times as much on long-tailed
+lengths (two runs of benchmarks/engine.py; in the published one 4.2k and 9.8k tokens a second). A GPU gains more."""
 MAX_SLOT_FACTOR = 64
 """More than that many times the slots is no longer a small step from what was measured."""
 MAX_WORKER_FACTOR = 16
