@@ -3,14 +3,14 @@
 Owns: the fits. Refuses: reading files (report/data.py does), simulating.
 
 Between two pulses a worker was busy for  a x decode steps + b x tokens + c x prefilled tokens;  a step of the trainer
-took  d + e x tokens.  Least squares with no negative coefficient.
+took  d + e x tokens.  Least squares with no negative coefficient; d is 0 where batches are too much alike to tell.
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,10 @@ FEWEST_PULSES = 5
 FEWEST_STEPS = 5
 NEEDED = {"tokens", "step_s", "num_sampled_tokens", "num_samples"}
 WORK = ("steps", "tokens", "prefill_tokens")
+SPREAD = 3.0
+"""The largest batch over the smallest from which on a step's fixed part can be told from its tokens' part. Where they
+are more alike, a line through them ends anywhere: from nine runs of 5,000 tokens a step it foretold steps of a quarter
+of them 97 % too long on average, a line through 0 17 % too short."""
 FIRST_STEP = 2
 """Earlier steps pay for the start of everything."""
 
@@ -40,8 +44,7 @@ def calibrate(folder: RunFolder, *, slots: int) -> tuple[Measured, int]:
     steps = [step for step in data.steps if step["step"] > FIRST_STEP and step.keys() >= NEEDED]
     if len(steps) < FEWEST_STEPS:
         raise _too_short(folder, f"it has {len(data.steps)} steps")
-    tokens = np.asarray([[1.0, step["tokens"]] for step in steps])
-    fixed_s, per_trained = _fit(tokens, np.asarray([step["step_s"] for step in steps]))
+    fixed_s, per_trained = _training(steps)
     swaps = [swap for swap in data.swaps if swap.get("version", 0) > 0]
     measured = Measured(
         decode_step_s=per_step, decode_sequence_s=per_token, prefill_token_s=per_prefill,
@@ -78,6 +81,15 @@ def _rollout(data: RunData) -> tuple[np.ndarray, np.ndarray]:
                 busy.append(counters["busy_s"] - before["busy_s"])
             last[key] = counters
     return np.asarray(rows).reshape(-1, 3), np.asarray(busy)
+
+
+def _training(steps: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Seconds of a trainer's step whatever its size, and of a token in it."""
+    tokens, seconds = (np.asarray([step[key] for step in steps], np.float64) for key in ("tokens", "step_s"))
+    if tokens.max() < SPREAD * tokens.min():
+        return 0.0, float(tokens @ seconds / (tokens @ tokens))
+    fixed_s, per_token = _fit(np.stack([np.ones_like(tokens), tokens], 1), seconds)
+    return fixed_s, per_token
 
 
 def _fit(inputs: np.ndarray, outputs: np.ndarray) -> tuple[float, ...]:

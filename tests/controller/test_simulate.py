@@ -315,6 +315,23 @@ def test_calibration_finds_the_costs_a_run_was_made_with(tmp_path):
     assert (found.train_step_s, found.train_token_s) == (pytest.approx(0.3, rel=1e-3), pytest.approx(1e-4, rel=1e-3))
 
 
+def test_from_batches_much_alike_no_fixed_part_of_a_step_is_read(tmp_path):
+    folder = report_run(tmp_path, num_steps=30, step_s=4.0)
+    pulses = pulse_rows(40, 4.0, wait=0.2, busy=0.7, workers=1, groups_per_step=3)
+    for turn, pulse in enumerate(pulses):
+        counters = pulse["processes"]["rollout-0"]["counters"]
+        counters |= {"steps": 10.0 * turn, "tokens": 500.0 * turn, "prefill_tokens": 100.0 * turn, "busy_s": 1.0 * turn}
+    steps = []
+    for step in range(1, 31):
+        tokens = 5000 + 200 * (step % 3)
+        row = {"kind": "step", "time_s": float(step), "step": step, "wall_s": 4.0 * step}
+        steps.append(row | {"tokens": tokens, "num_sampled_tokens": tokens - 120, "num_samples": 10, "step_s": 0.52})
+    write_metrics(folder, [*pulses, *steps])
+    found, _ = calibrate(folder, slots=7)
+    assert found.train_step_s == 0.0
+    assert found.train_token_s == pytest.approx(1e-4, rel=2e-3)
+
+
 def test_a_run_too_short_to_calibrate_with_says_so(tmp_path):
     with pytest.raises(UserError, match="too little was measured"):
         calibrate(report_run(tmp_path, num_steps=2), slots=4)
