@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -173,17 +174,29 @@ def busy_share(look_s: float = 0.5) -> float:
 
 def _reference_words(busy: float) -> Finding:
     words = f"{reference.text()}; median of {REPEATS} (lowest to highest), x: times as fast"
-    if speed := engine_speed():
-        words += f"; there the embedded engine made {speed:,.0f} tokens/s with the quickstart's model on one thread"
+    if found := engine_speed():
+        words += (
+            f"; the embedded engine made {found.tokens_per_s:,.0f} tokens/s with the quickstart's model on one thread "
+            f"({found.machine})"
+        )
     if busy > BUSY_SHARE:
         words += f". Other programs use {busy:.0%} of the cores now: slow figures are no verdict"
     return ok(words, busy_share=busy, date=reference.DATE, machine=dict(reference.MACHINE))
 
 
-def engine_speed() -> float | None:
-    """Tokens/s of the committed engine benchmark with 128 slots; None where that result is not at hand."""
+@dataclass(frozen=True)
+class EngineSpeed:
+    """Of the committed engine benchmark with 128 slots: tokens/s, and where and when that was."""
+
+    tokens_per_s: float
+    machine: str
+
+
+def engine_speed() -> EngineSpeed | None:
+    """None where that result is not at hand. Its machine need not be the reference's: either is made anew alone."""
     try:
-        cases = json.loads(ENGINE_RESULT.read_text())["cases"]
-        return max(float(case["tokens_per_s"]["embedded"]["median"]) for case in cases)
+        result = json.loads(ENGINE_RESULT.read_text())
+        best = max(float(case["tokens_per_s"]["embedded"]["median"]) for case in result["cases"])
+        return EngineSpeed(best, f"{result['machine']['cpu']}, {result['date'][:10]}")
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,4 +1,4 @@
-"""What the reference machine does: the one on which the figures of benchmarks/results/engine.json were measured.
+"""What the reference machine does: one on which figures of benchmarks/results/ were measured.
 
 Owns: the table, with its date and machine. Refuses: measuring. To make it anew, on an idle machine:
 `areal-like doctor --bench --json`, and take median, low and high of each finding of the topic Benchmark.
