@@ -149,7 +149,11 @@ def prepare_process(launcher: Launcher) -> dict[str, Any]:
     """The process that prepares, as it stands in status.json; nothing while none runs."""
     if not launcher.is_running("prepare"):
         return {}
-    return {"prepare": ProcessNow("prepare", "prepare", launcher.pid_of("prepare")).row()}
+    return {
+        "prepare": ProcessNow(
+            "prepare", "prepare", launcher.pid_of("prepare"), rss_mb=launcher.rss_mb_of("prepare")
+        ).row()
+    }
 
 
 def _is_there(target: Path) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from areal_like.channel import Hub
@@ -328,12 +328,18 @@ class Supervisor:
         """The same with all that is known of each process."""
         found = {}
         for name, state in self.states().items():
-            role, pid, info = self._wards[name].spec.role, self._launcher.pid_of(name), self._hub.peers.get(name)
-            if info is None or info.heartbeat is None:
-                found[name] = ProcessNow(role, state, pid)
-            else:
-                found[name] = ProcessNow(role, state, pid, info.incarnation, dict(info.heartbeat.counters))
+            now = ProcessNow(
+                self._wards[name].spec.role, state, self._launcher.pid_of(name), rss_mb=self._launcher.rss_mb_of(name)
+            )
+            info = self._hub.peers.get(name)
+            if info is not None and info.heartbeat is not None:
+                now = replace(now, incarnation=info.incarnation, counters=dict(info.heartbeat.counters))
+            found[name] = now
         return found
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Processor time so far by process, the controller's own included; those it is not known of are left out."""
+        return self._launcher.cpu_seconds()
 
 
 def last_error(tail: str) -> str:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -342,6 +343,7 @@ class RolloutWorker:
         counters = {
             **self._engine.counters(),
             **self._counters,
+            "cpu_s": time.process_time(),
             "incidents": float(self._incidents.count),
             "version_waits": float(self._bench.version_waits),
             "version_wait_s": self._bench.version_wait_s,

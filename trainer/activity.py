@@ -85,6 +85,7 @@ class Activity:
             "checkpoints": float(self.num_checkpoints),
             "failed_checkpoints": float(self.num_failed_checkpoints),
             "put_off_checkpoints": float(self.num_put_off_checkpoints),
+            "cpu_s": time.process_time(),
         }
         return Heartbeat(state=self._state, counters={**counters, **self.times(), **own})
 

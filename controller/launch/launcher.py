@@ -17,7 +17,11 @@ from pathlib import Path
 from typing import Protocol
 
 from areal_like.errors import OperationError
+from controller.launch import processor
+from controller.launch.pids import LocalPid
 
+CONTROLLER = "controller"
+"""Our own name beside those of the processes."""
 TAIL_BYTES = 64_000
 """How much of a log's end is looked at for its tail."""
 KILL_WAIT_S = 5.0
@@ -42,6 +46,10 @@ class Spawned(Protocol):
     @property
     def cpu_s(self) -> float | None:
         """Processor time it has spent; None when that cannot be known."""
+
+    @property
+    def rss_mb(self) -> float | None:
+        """Resident memory in MiB, without its children; None when that cannot be known."""
 
     @property
     def awaited(self) -> str:
@@ -145,6 +153,24 @@ class Launcher(ABC):
         """Processor time the process has spent; None when that cannot be known."""
         child = self._children.get(name)
         return child.process.cpu_s if child else None
+
+    def rss_mb_of(self, name: str) -> float | None:
+        """Resident memory of the process in MiB; None when that cannot be known."""
+        child = self._children.get(name)
+        return child.process.rss_mb if child else None
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Processor time of every process whose it can be known, what it started included, and of this one."""
+        here = {
+            child.process.pid: name for name, child in self._children.items() if isinstance(child.process, LocalPid)
+        }
+        spent = processor.cpu_seconds(here)
+        told = {name: child.process.cpu_s for name, child in self._children.items() if name not in here.values()}
+        return (
+            {name: spent[pid] for pid, name in here.items() if pid in spent}
+            | {name: seconds for name, seconds in told.items() if seconds is not None}
+            | {CONTROLLER: time.process_time()}
+        )
 
     def log_of(self, name: str) -> Path:
         """Where the process writes stdout and stderr."""

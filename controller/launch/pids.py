@@ -1,7 +1,7 @@
 """A process of this machine by its id.
 
-Owns: the start of an interpreter, signals to a process and its session, its processor time. Refuses: which processes
-are started and how they ended.
+Owns: the start of an interpreter, signals to a process and its session, its processor time and memory. Refuses: which
+processes are started and how they ended.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
+
+from controller.launch.processor import rss_mb
 
 
 async def start_python(
@@ -59,6 +61,11 @@ class LocalPid(ABC):
         except psutil.Error:
             return None
         return float(times.user + times.system)
+
+    @property
+    def rss_mb(self) -> float | None:
+        """Its resident memory in MiB, without its children."""
+        return rss_mb(self.pid)
 
     @property
     def awaited(self) -> str:

@@ -135,6 +135,8 @@ def _healthy(data: RunData, shares: Shares) -> Finding:
     if math.isfinite(shares.rollout_idle):
         part = " (start and end left out)" if shares.is_steady else ""
         facts.append(f"rollout workers idled {percent(shares.rollout_idle)}{part}")
+    if shares.cores_used and math.isfinite(shares.cores):
+        facts.append(f"{sum(shares.cores_used.values()):.1f} of {shares.cores:g} cores at work")
     stale = learning.trend(data, "staleness_mean")
     bound = data.setting("staleness.max_staleness")
     if math.isfinite(stale.late) and bound is not None:

@@ -1,4 +1,4 @@
-"""The charts of what flows through a run: staleness, throughput, waits, weight swaps, memory, the reward queue.
+"""The charts of what flows through a run: staleness, throughput, waits, weight swaps, memory, cores, the reward queue.
 
 Owns: their fields, labels, units and captions. Refuses: learning, answers, optimisation (run_charts.py), the activity
 strips (timeline.py), drawing, judging (diagnosis.py).
@@ -6,6 +6,7 @@ strips (timeline.py), drawing, judging (diagnosis.py).
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ from controller.report.charts import (
     tidy,
 )
 from controller.report.colours import DASHES, NUM_RAMP
+from controller.report.cores import available, between
 from controller.report.data import RunData
 
 MAX_STALENESS_BARS = 120
@@ -199,14 +201,36 @@ def memory(data: RunData) -> Chart:
     known = [pulse["processes"] for pulse in data.pulses]
     names = dict.fromkeys(name for one in known for name in one)
     found = {name: [number(one.get(name, {}).get("rss_mb")) for one in known] for name in names}
+    series, told = _largest(xs, found)
+    caption = f"Resident memory.{told}"
+    return Chart("chart-memory", "Memory", x, Axis("memory", "MB", bottom=0.0), series, caption, _no_pulses(data))
+
+
+def processor_time(data: RunData) -> Chart:
+    """Cores that each process had over time."""
+    x, xs = clock(_pulse_times(data))
+    found: dict[str, list[Number]] = {}
+    for place, elapsed_s, grown in between(data.pulses):
+        for name, seconds in grown.items():
+            found.setdefault(name, [None] * len(xs))[place] = seconds / elapsed_s
+    series, told = _largest(xs, found)
+    cores = available(data)
+    caption = "Mean since the pulse before, whatever a process started included." + told
+    if math.isfinite(cores):
+        caption += f" The run may use {cores:g} cores of this machine."
+    y = Axis("cores at work", bottom=0.0)
+    return Chart("chart-cores", "Processor time", x, y, series, caption, _no_pulses(data))
+
+
+def _largest(xs: Sequence[Number], found: Mapping[str, Sequence[Number]]) -> tuple[list[Series], str]:
+    """A curve for each of the processes with the highest peaks, and what to say of the others."""
     ranked = sorted(found, key=lambda name: -max((y for y in found[name] if y is not None), default=0.0))[:MAX_LINES]
     series = [
-        curve(name, xs, found[name], colour=f"c{place}", dash=DASHES[place], by=np.max)
+        curve(name, xs, list(found[name]), colour=f"c{place}", dash=DASHES[place], by=np.max)
         for place, name in enumerate(sorted(ranked))
     ]
     left_out = len(found) - len(ranked)
-    caption = "Resident memory." + (f" The {len(ranked)} largest; {left_out} more are not drawn." if left_out else "")
-    return Chart("chart-memory", "Memory", x, Axis("memory", "MB", bottom=0.0), series, caption, _no_pulses(data))
+    return series, f" The {len(ranked)} largest; {left_out} more are not drawn." if left_out else ""
 
 
 def reward_queue(data: RunData) -> Chart:

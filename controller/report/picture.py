@@ -33,7 +33,8 @@ ORDER: Sequence[Sequence[str]] = (
     ("chart-components", "chart-lengths", "chart-length-histogram"),
     ("chart-clip", "chart-entropy", "chart-kl"),
     ("chart-ess", "chart-gradient", "chart-weights"),
-    ("chart-verdicts", "chart-queue", "chart-memory"),
+    ("chart-verdicts", "chart-verdicts", "chart-queue"),
+    ("chart-memory", "chart-memory", "chart-cores"),
 )
 WIDTH_IN, DPI = 17.0, 100
 ROW_IN, HEADER_IN, STRIP_IN = 3.15, 1.5, 0.42

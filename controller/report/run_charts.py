@@ -49,7 +49,7 @@ def sections(data: RunData) -> list[Section]:
         Section("optimisation", "Optimisation", (clip_fraction(steps), entropy(steps), kl(steps),
                                                  effective_samples(steps), weights(steps),
                                                  gradient(data), loss(steps))),
-        Section("machine", "Processes", (flow.memory(data), flow.reward_queue(data))),
+        Section("machine", "Processes", (flow.memory(data), flow.processor_time(data), flow.reward_queue(data))),
     ]  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from controller.report.cores import available, used
 from controller.report.data import Row, RunData, number, series
 
 MIN_STEPS = 3
@@ -54,6 +55,10 @@ class Shares:
     """Of the samples in the workers' hands, those that wait for their score."""
     rollout_workers: float = NAN
     """Mean number of rollout workers that were there."""
+    cores: float = NAN
+    """That this machine lent the run; unknown where its processes are on several."""
+    cores_used: dict[str, float] = field(default_factory=dict)
+    """Mean number of cores by process, whatever it started included; empty where that is not known."""
     verdicts: dict[str, float] = field(default_factory=dict)
     """Growth of the reward service's counters."""
 
@@ -102,6 +107,8 @@ def measure(data: RunData) -> Shares:
         ),
         waiting_for_score=_waiting(rollout, in_service, spent, wall_s),
         rollout_workers=_mean(float(n) for pulse in pulses if (n := _present(pulse, "rollout"))),
+        cores=available(data),
+        cores_used=used(pulses),
         verdicts=reward,
     )
 

@@ -50,6 +50,9 @@ FAILED_NOTABLE = 0.02
 FAILED_BAD = 0.20
 PAUSED_NOTABLE = 0.10
 """Share of rollout time that went by in weight swaps; AReaL (arXiv 2505.24298) reports a few per cent."""
+CORES_FULL = 0.90
+"""Share of this machine's cores at work above which a wait is also one for a core."""
+MAX_NAMES = 5
 STEADY = "The shares of time in this verdict leave out the start and the end of the run; the key numbers count them in"
 FAILURES = ("timed_out", "crashed", "invalid")
 
@@ -62,9 +65,9 @@ def find(data: RunData, shares: Shares) -> list[Rated]:
     if is_stalled is not None:
         return [is_stalled, *_swaps(data, shares)]
     wait = _wait(data, shares, pace) if can_judge else None
-    if wait is not None and shares.is_steady:
-        finding = replace(wait.finding, detail=sentences(wait.finding.detail, STEADY))
-        wait = replace(wait, finding=finding)
+    if wait is not None:
+        detail = sentences(wait.finding.detail, _full_cores(shares), STEADY if shares.is_steady else "")
+        wait = replace(wait, finding=replace(wait.finding, detail=detail))
     return [*([wait] if wait else []), *_failing_scores(data, shares), *_swaps(data, shares)]
 
 
@@ -83,6 +86,19 @@ def _wait(data: RunData, shares: Shares, pace: Pace) -> Rated | None:
         return None
     is_wasteful = advice.workers_at_work(shares, pace) < pace.workers or shares.rollout_idle >= IDLE_ALONE
     return _trainer_bound(data, shares, pace) if is_wasteful else None
+
+
+def _full_cores(shares: Shares) -> str:
+    """Who had the machine's cores, where hardly any of them was idle."""
+    at_work = sum(shares.cores_used.values())
+    if not at_work >= CORES_FULL * shares.cores:
+        return ""
+    largest = sorted(shares.cores_used.items(), key=lambda item: -item[1])[:MAX_NAMES]
+    parts = ", ".join(f"{name} {cores:.2f}" for name, cores in largest)
+    return (
+        f"This machine's cores are the limit: of {shares.cores:g} of them {at_work:.2f} were at work on average "
+        f"({parts}), so another process here would take its time from these"
+    )
 
 
 def _alternates(data: RunData) -> bool:

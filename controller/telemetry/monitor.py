@@ -15,6 +15,8 @@ from areal_like.channel import Hub
 from areal_like.messages import CheckpointFailed, CheckpointSaved
 from controller.coordinator import Coordinator
 from controller.display import Display, Snapshot
+from controller.doctor.machine import Machine
+from controller.doctor.topics.processor import usable_cores
 from controller.progress import StepReporter
 from controller.summary import Tally
 from controller.supervision import Loss, Supervisor
@@ -46,6 +48,7 @@ class Monitor:
         self._journal, self._status, self._sinks = journal, status, sinks
         self._clock, self._started_s = clock, clock()
         self._next_pulse_s = self._started_s
+        self._cores = usable_cores(Machine())
         self._lost: set[str] = set()
         self._told: set[str] = set()
         """Sinks whose failure was shown."""
@@ -144,5 +147,10 @@ class Monitor:
         self._next_pulse_s = now_s + interval_s(now_s - self._started_s, len(processes))
         self._journal.measure(
             "pulse", wall_s=round(self._steps.wall_s(), 3), version=self._coordinator.version, waits=waits,
-            counts=counts, processes=processes,
+            counts=counts, processes=processes, processor=self._processor(),
         )  # fmt: skip
+
+    def _processor(self) -> dict[str, Any]:
+        """Cores this machine lends us, and what each process has had of them and of other machines."""
+        spent = self._supervisor.cpu_seconds()
+        return {"cores": self._cores, "cpu_s": {name: round(seconds, 2) for name, seconds in sorted(spent.items())}}

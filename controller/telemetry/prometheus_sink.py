@@ -34,6 +34,7 @@ _HELP: Mapping[str, str] = {
     "wait_s": "Time spent waiting for a batch.",
     "wait_score_s": "Time in which nothing generated and a sample waited for its score.",
     "wait_work_s": "Time in which there was nothing to do.",
+    "cpu_s": "Processor time of the process itself.",
     "queue": "Requests waiting.",
     "busy_workers": "Scoring processes at work.",
 }

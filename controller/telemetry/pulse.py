@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
-
 FIRST_INTERVAL_S = 2.0
 PULSES_PER_LIFETIME = 500
 """A pulse comes after one 500th of the time so far: a run of a day has some 2700 of them, one of a week 3700."""
@@ -28,21 +26,15 @@ class ProcessNow:
     incarnation: str = ""
     """Empty while it starts."""
     counters: Mapping[str, float] = field(default_factory=dict)
+    rss_mb: float | None = None
+    """Resident memory in MiB, without its children; None when it cannot be known."""
 
     def row(self) -> dict[str, Any]:
         """As it stands in pulses and status.json."""
         return {
             "role": self.role, "state": self.state, "pid": self.pid, "incarnation": self.incarnation,
-            "rss_mb": rss_mb(self.pid), "counters": {key: round(value, 4) for key, value in self.counters.items()},
+            "rss_mb": self.rss_mb, "counters": {key: round(value, 4) for key, value in self.counters.items()},
         }  # fmt: skip
-
-
-def rss_mb(pid: int | None) -> float | None:
-    """Resident memory of a process of this machine, without its children; None when it cannot be known."""
-    try:
-        return round(psutil.Process(pid).memory_info().rss / 2**20, 1) if pid is not None else None
-    except psutil.Error:
-        return None
 
 
 def interval_s(elapsed_s: float, num_processes: int) -> float:

@@ -6,7 +6,7 @@ Shares are what is chosen; seconds follow from `step_s`, so that a test can make
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def config(**changes: Any) -> dict[str, Any]:
         *above, last = path.split("__")
         place = made
         for key in above:
-            place = place[key]
+            place = place.setdefault(key, {})
         place[last] = value
     return made
 
@@ -92,6 +92,8 @@ def pulse_rows(
     rss: Sequence[float] | None = None,
     groups_per_step: int = 48,
     makes_steps: bool = True,
+    cores: float = 4.0,
+    used: Mapping[str, float] = {"trainer": 0.9, "rollout-0": 0.6, "controller": 0.1},
 ) -> list[dict[str, Any]]:
     """A pulse at each step; rollouts idle for what `busy` and `paused` leave. waiting: samples without their score."""
     per_step = verdicts or {"scored": 384.0}
@@ -120,6 +122,7 @@ def pulse_rows(
                 "kind": "pulse", "time_s": 1000.0 + s, "wall_s": s, "version": n if makes_steps else 0, "waits": [],
                 "counts": {"drawn": min(n + 3, num_steps) * groups_per_step, "filtered": 0, "dropped": 0},
                 "processes": processes,
+                "processor": {"cores": cores, "cpu_s": {name: share * s for name, share in used.items()}},
             }
         )  # fmt: skip
     return rows

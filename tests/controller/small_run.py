@@ -149,6 +149,9 @@ class NoProcesses:
     def processes(self) -> dict[str, ProcessNow]:
         return self.now
 
+    def cpu_seconds(self) -> dict[str, float]:
+        return {name: 1.0 for name in self.now}
+
     def died(self, loss: Loss) -> OperationError:
         if loss.is_divergence:
             return OperationError(loss.reason)

@@ -72,11 +72,11 @@ class FakeSeat:
         if not self.pieces:
             if self.returncode is None:
                 await asyncio.sleep(60)
-            return News(b"", self.returncode, 1.5)
+            return News(b"", self.returncode, 1.5, 12.0)
         piece = self.pieces.pop(0)
         if isinstance(piece, Exception):
             raise piece
-        return News(piece, None, 1.0)
+        return News(piece, None, 1.0, None)
 
     async def _close(self) -> None:
         return None
@@ -106,7 +106,7 @@ def test_log_comes_home_in_order_and_the_seat_is_left_before_the_end_is_told(tmp
         seat = FakeSeat(b"one\n", Unavailable("a blink"), b"two\n", returncode=3)
         process = process_in(seat, tmp_path / "x.log")
         await process.wait()
-        assert (process.pid, process.returncode, process.cpu_s) == (4711, 3, 1.5)
+        assert (process.pid, process.returncode, process.cpu_s, process.rss_mb) == (4711, 3, 1.5, 12.0)
         assert (tmp_path / "x.log").read_text() == "one\ntwo\n"
         assert [call[0] for call in seat.news.calls] == [0, 4, 4, 8], "after a blink it asks from where it was"
         assert seat.close.calls

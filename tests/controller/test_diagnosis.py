@@ -89,6 +89,19 @@ def test_shares_of_the_steady_part_and_of_the_whole_run_are_told_apart():
     assert (waited.value, waited.note) == ("31.2%", "of its time in the whole run, start included")
 
 
+def test_cores_that_are_all_at_work_are_named_as_the_limit_with_whom_they_work_for():
+    used = {"trainer": 0.95, "rollout-0": 0.8, "reward": 0.1, "controller": 0.1}
+    full = verdict(pulses=pulse_rows(cores=2.0, used=used, **NO_OVERLAP)).detail
+    assert "of 2 of them 1.95 were at work on average (trainer 0.95, rollout-0 0.80, " in full
+    assert "cores are the limit" not in verdict(pulses=pulse_rows(cores=3.0, used=used, **NO_OVERLAP)).detail
+    assert "2.0 of 3 cores at work" in verdict(pulses=pulse_rows(cores=3.0, used=used)).title
+    pulses = pulse_rows(cores=2.0, used=used, **NO_OVERLAP)
+    elsewhere = diagnose(made_run(pulses=pulses, settings=config(launch__kind="ray")))[0]
+    assert "cores are the limit" not in elsewhere.detail, "the processes are on several machines"
+    untold = [{key: value for key, value in row.items() if key != "processor"} for row in pulses]
+    assert "cores are the limit" not in verdict(pulses=untold).detail
+
+
 def test_collapsed_policy_comes_before_every_wait():
     reward = np.concatenate([np.linspace(0.4, 0.7, 20), np.linspace(0.7, 0.0, 5), np.zeros(15)])
     fallen = step_rows(reward_mean=reward, reward_std=np.sqrt(reward * (1 - reward)), cut_share=np.where(reward, 0, 1))

@@ -285,12 +285,13 @@ def test_processes_are_told_with_role_pid_incarnation_and_counters(tmp_path):
         watch = Watch(tmp_path, "import time; time.sleep(60)")
         await watch.tick()
         pid = watch.launcher.pid_of("one")
-        assert watch.supervisor.processes() == {"one": ProcessNow("rollout", "starting", pid)}
+        (before,) = watch.supervisor.processes().items()
+        assert before == ("one", ProcessNow("rollout", "starting", pid, rss_mb=before[1].rss_mb))
         heartbeat = SimpleNamespace(state="generate", counters={"tokens": 3.0})
         watch.hub.peers["one"] = SimpleNamespace(pid=pid, incarnation="abc", heartbeat=heartbeat)
         found = watch.supervisor.processes()["one"]
-        assert found == ProcessNow("rollout", "generate", pid, "abc", {"tokens": 3.0})
-        await until(lambda: found.row()["rss_mb"] > 1.0)  # a process just born holds nothing yet
+        assert found == ProcessNow("rollout", "generate", pid, "abc", {"tokens": 3.0}, found.rss_mb)
+        await until(lambda: watch.supervisor.processes()["one"].row()["rss_mb"] > 1.0)  # one just born holds nothing
         await watch.launcher.stop_all(5.0)
 
     bounded(test())

@@ -45,7 +45,12 @@ def test_pulse_says_what_every_process_does_who_waits_and_where_groups_are(tmp_p
                 "counters": {"tokens": 7.1235, "busy_s": 1.0},
             }  # fmt: skip
             assert last["processes"]["trainer"]["incarnation"] == "", "it has not said Hello"
-            assert all(row.keys() >= {"time_s", "wall_s", "version", "waits", "counts", "processes"} for row in pulses)
+            assert all(
+                row.keys() >= {"time_s", "wall_s", "version", "waits", "counts", "processes", "processor"}
+                for row in pulses
+            )
+            assert last["processor"]["cpu_s"] == {"rollout-0": 1.0, "trainer": 1.0}
+            assert last["processor"]["cores"] > 0
 
     bounded(test())
 

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -552,7 +553,9 @@ def test_time_is_work_or_waiting_and_every_second_counts_once(tmp_path: Path) ->
     assert activity.times() == {"busy_s": 3.0, "wait_s": 4.0}
     with activity.span("micro_batch"):
         pass
-    assert activity.heartbeat({"steps": 1.0}).counters == {
+    counters = activity.heartbeat({"steps": 1.0}).counters
+    assert 0 < counters.pop("cpu_s") <= time.process_time()
+    assert counters == {
         "busy_s": 3.0, "wait_s": 4.0, "steps": 1.0, "micro_batches": 1.0, "refused_batches": 0.0,
         "checkpoints": 0.0, "failed_checkpoints": 0.0, "put_off_checkpoints": 0.0,
     }  # fmt: skip

@@ -30,6 +30,7 @@ import psutil
 
 from areal_like.ports import quiet_port
 from areal_like.weights import claim, default_root, sweep_dead
+from controller.launch.processor import cpu_seconds, rss_mb
 
 CHUNK_BYTES = 256 << 10
 """Of a log in one answer."""
@@ -78,6 +79,8 @@ class News(NamedTuple):
     log: bytes
     returncode: int | None
     cpu_s: float | None
+    """Processor time of the child and of what it started."""
+    rss_mb: float | None
 
 
 class Seat:
@@ -125,7 +128,7 @@ class Seat:
                 data = file.read(CHUNK_BYTES)
             if data or has_ended or time.monotonic() >= deadline_s:
                 returncode = self._child.returncode if has_ended and not data and self._child else None
-                return News(data, returncode, self._cpu_s())
+                return News(data, returncode, *self._used())
             self._ended.wait(POLL_S)
 
     def signal(self, number: int, *, whole_session: bool) -> None:
@@ -193,14 +196,12 @@ class Seat:
         self.signal(signal.SIGKILL, whole_session=True)  # what it started goes with it
         self._ended.set()
 
-    def _cpu_s(self) -> float | None:
+    def _used(self) -> tuple[float | None, float | None]:
+        """Processor time in seconds, resident memory in MiB."""
         if self._child is None:
-            return None
-        try:
-            times = psutil.Process(self._child.pid).cpu_times()
-        except psutil.Error:
-            return None
-        return float(times.user + times.system)
+            return None, None
+        pid = self._child.pid
+        return cpu_seconds({pid}).get(pid), rss_mb(pid)
 
 
 def with_host(address: str, host: str) -> str:

@@ -63,6 +63,7 @@ class SeatProcess:
         self._seated: Seated | None = None
         self._returncode: int | None = None
         self._cpu_s: float | None = None
+        self._rss_mb: float | None = None
         self._over = asyncio.Event()
         self._log_path.touch()
         self._task = asyncio.create_task(self._follow(), name=f"seat of {log_path.stem}")
@@ -81,6 +82,11 @@ class SeatProcess:
     def cpu_s(self) -> float | None:
         """Processor time it had spent at its last news."""
         return self._cpu_s
+
+    @property
+    def rss_mb(self) -> float | None:
+        """Resident memory at its last news."""
+        return self._rss_mb
 
     @property
     def awaited(self) -> str:
@@ -156,6 +162,7 @@ class SeatProcess:
             except TimeoutError:
                 continue
             self._cpu_s = news.cpu_s if news.cpu_s is not None else self._cpu_s
+            self._rss_mb = news.rss_mb if news.rss_mb is not None else self._rss_mb
             if news.log:
                 await asyncio.to_thread(self._append, news.log)
                 offset += len(news.log)

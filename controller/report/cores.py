@@ -1,0 +1,56 @@
+"""How many cores each process of a run had, out of the processor time in the pulses.
+
+Owns: what lies between two pulses, means over a stretch of them. Refuses: thresholds and words (waits.py), drawing
+(flow_charts.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from controller.report.data import Row, RunData, number
+
+Between = tuple[int, float, dict[str, float]]
+"""Place of the later pulse, seconds since the earlier one, processor seconds of each process known in both."""
+
+
+def between(pulses: Sequence[Row]) -> Iterator[Between]:
+    """Each pair of neighbours, without the rest between two stretches of a run. A process that began anew has 0."""
+    for place, (earlier, later) in enumerate(itertools.pairwise(pulses), start=1):
+        if number(later, "wall_s", 0.0) < number(earlier, "wall_s", 0.0):
+            continue
+        elapsed_s = number(later, "time_s") - number(earlier, "time_s")
+        before, after = _spent(earlier), _spent(later)
+        if elapsed_s > 0:
+            yield place, elapsed_s, {name: max(0.0, after[name] - before[name]) for name in after if name in before}
+
+
+def used(pulses: Sequence[Row]) -> dict[str, float]:
+    """Mean number of cores of each process; empty where pulses do not tell."""
+    spent: defaultdict[str, float] = defaultdict(float)
+    total_s = 0.0
+    for _, elapsed_s, grown in between(pulses):
+        if grown:
+            total_s += elapsed_s
+            for name, seconds in grown.items():
+                spent[name] += seconds
+    return {name: seconds / total_s for name, seconds in spent.items()}
+
+
+def available(data: RunData) -> float:
+    """Cores of the machine all processes are on; NaN where it is not known, or they are on several machines."""
+    if data.setting("launch.kind", "local") != "local" or not data.pulses:
+        return math.nan
+    told = data.pulses[-1].get("processor")
+    return number(told, "cores") if isinstance(told, Mapping) else math.nan
+
+
+def _spent(pulse: Row) -> dict[str, float]:
+    told = pulse.get("processor")
+    spent = told.get("cpu_s") if isinstance(told, Mapping) else None
+    if not isinstance(spent, Mapping):
+        return {}
+    return {str(name): value for name in spent if math.isfinite(value := number(spent, name))}
