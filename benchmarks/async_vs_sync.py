@@ -8,7 +8,7 @@
     python -m benchmarks.async_vs_sync configs/mine.yaml trainer.optimizer.lr=1e-5    your own job on its own devices
 
 *sync*: all devices generate, wait for the longest answer, then all train; its settings are the best of a small search
-(candidates that cannot run are left out).
+(told with the result; of a job of one's own candidates that cannot run are left out).
 *sync, pools apart*: on emulated devices also as the paper has it, with a pool for each phase.
 *one_step_off*: batch n+1 is generated while batch n trains. *async N*: max_staleness N. Emulated devices take the time
 a roofline gives (docs/decisions/0030-emulated-devices.md), everything else is real; every such figure is of a model of
@@ -36,9 +36,11 @@ from typing import Any
 from areal_like.errors import UserError
 from benchmarks import pictures
 from benchmarks.contenders import APART, EMULATED, FORCED, PLANNED, Contender, Emulated, Own, Real
-from benchmarks.measured import INTEGERS, NUMBERS, Measured, add_job, add_options, beside_runs, own_path, parse_job
+from benchmarks.measured import INTEGERS, NUMBERS, Measured, add_job, add_options, parse_job
+from benchmarks.publishing import chosen
 from benchmarks.runs import RESULTS, JobFailed, command_of, mean_interval, parts_with, train, write
-from benchmarks.steady import alone, figures, refuse_distorted, time_to
+from benchmarks.steady import alone, figures, refuse_distorted, time_to, window_of
+from controller.config import RunConfig
 from controller.overrides import load_config
 from controller.wiring import num_cores
 
@@ -48,8 +50,10 @@ DEFAULTS = {"emulated": "configs/emulated.yaml", "real": "configs/quickstart.yam
 KEPT = (
     "samples_per_s", "tokens_per_s", "step_s", "step_work", "step_sampled", "trainer_wait", "rollout_idle",
     "rollout_paused", "rollout_prefill", "staleness_mean", "bound_share", "trainer_alone_s", "rollout_alone_s",
-    "late_share", "time_to_s", "speedup",
+    "late_share", "time_to_s", "speedup", "steps_counted", "cores_used",
 )  # fmt: skip
+WHICH = ("--floors", "--sequences")
+"""Options that say which parts a command makes."""
 Row = dict[str, Any]
 
 
@@ -87,16 +91,14 @@ def main() -> None:
     for place in places:
         is_changed = options.config and kind != "own"
         part = f"{Path(config).stem}: {place.label}" if is_changed else place.label
-        path = place_of(part, options)
-        if path != RESULT and not options.quick:
-            print(f"what is found is written to {path}, not over the published results; --replace publishes it")
+        path = RESULT if options.quick else place_of(part, options)
         try:
             rows = runner.compare(place, seeds, options.bounds, is_planning=not options.no_plan)
         except UserError as error:
             raise SystemExit(str(error)) from error
         print_table(rows)
         if not options.quick:
-            print(f"written to {keep(part, rows, path)}")
+            print(f"written to {keep(part, rows, path, runner.tried)}")
     measured.finish()
 
 
@@ -116,7 +118,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--bounds", type=INTEGERS, default="1,2,4,8", help="values of max_staleness")
     parser.add_argument("--seeds", type=INTEGERS, default="1,2,3")
     parser.add_argument("--no-plan", action="store_true", help="leave out the planner's split")
-    parser.add_argument("--replace", action="store_true", help="publish, whatever made the part that is there")
     parser.add_argument("--quick", action="store_true", help="one seed, few steps; writes nothing")
     add_options(parser)
     return parse_job(parser)
@@ -130,6 +131,8 @@ class Runner:
     ) -> None:
         self._config, self._overrides, self._runs_dir, self._accuracy = config, list(overrides), runs_dir, accuracy
         self._measured = measured
+        self.tried: Row = {}
+        """Samples/s of each candidate of the baseline that was compared last, or why it cannot run."""
 
     def compare(
         self, place: Emulated | Real | Own, seeds: Sequence[int], bounds: Sequence[int], *, is_planning: bool
@@ -142,11 +145,12 @@ class Runner:
             planned = place.planned(self._config, self._overrides)
         contenders = [Contender("sync", "sync", baseline.overrides), *place.contenders(bounds, planned)]
         rows = []
+        window = self._window(contenders)
         for seed in seeds:
             alone = [self._run(each, seed, steps) for each, steps in place.alone()] if isinstance(place, Real) else []
             for contender in contenders:
                 row = {"place": place.label, "name": contender.name, "seed": seed, "tuned": baseline.name,
-                       **self._run(contender, seed, self._steps(contender), skip=max(bounds) + 1)}  # fmt: skip
+                       **self._run(contender, seed, self._steps(contender), window=window)}  # fmt: skip
                 if isinstance(place, Real) and contender.mode != "sync":
                     row |= place.bound(*alone, row)
                 rows.append(row)
@@ -154,39 +158,53 @@ class Runner:
         return rows
 
     def _steps(self, contender: Contender) -> str:
-        """Its number of steps: as many more as it runs ahead, so that all contenders count the same steps."""
-        config = load_config(self._config, [*contender.overrides, *self._overrides]).config
+        """Its number of steps: as many more as it runs ahead, for which nothing is left to generate in the end."""
+        config = self._loaded(contender)
         return f"num_steps={config.num_steps + (config.staleness.bound or 0)}"
 
+    def _window(self, contenders: Sequence[Contender]) -> tuple[int, int]:
+        """The steps that all of them count: those that the one running furthest ahead can."""
+        configs = list(map(self._loaded, contenders))
+        return window_of(configs[0].num_steps, max(config.staleness.bound or 0 for config in configs))
+
+    def _loaded(self, contender: Contender) -> RunConfig:
+        return load_config(self._config, [*contender.overrides, *self._overrides]).config
+
     def _tuned(self, place: Emulated | Real | Own, seed: int) -> Contender:
-        """The fastest of the baseline's candidates over six steps; one that cannot run is left out.
+        """The fastest of the baseline's candidates over six steps. Of a job of one's own one that cannot run is left
+        out (all of a model on too small a GPU); elsewhere all can, and a failure is the end, not a slower baseline.
 
         Raises SystemExit where none can.
         """
         rates: dict[str, float] = {}
+        self.tried = {}
         candidates = {candidate.name: candidate for candidate in place.baselines()}
         for name, candidate in candidates.items():
             try:
                 rates[name] = self._run(candidate, seed, "num_steps=6")["samples_per_s"]
+                self.tried[name] = rates[name]
                 print(f"  tuning {name}: {rates[name]:.2f} samples/s", flush=True)
-            except JobFailed as error:  # such as all of a model on too small a GPU: the others may still run
+            except JobFailed as error:
+                if not isinstance(place, Own):
+                    raise
+                self.tried[name] = error.reason
                 print(f"  tuning {name}: failed, left out: {error.reason}", flush=True)
         if not rates:
             raise SystemExit(f"{place.label}: every candidate of the synchronous baseline failed.")
         return candidates[max(rates, key=lambda name: rates[name])]
 
-    def _run(self, contender: Contender, seed: int, *more: str, skip: int = 0) -> Row:
+    def _run(self, contender: Contender, seed: int, *more: str, window: tuple[int, int] | None = None) -> Row:
         overrides = [f"seed={seed}", *contender.overrides, *self._overrides, *more]
 
         def measure() -> Row:
             folder = Path(train(self._config, overrides, self._runs_dir)["folder"])
-            row = figures(folder, skip)
+            row = figures(folder, window)
             refuse_distorted(row, folder)
             row["time_to_s"] = time_to(folder, self._accuracy) if self._accuracy is not None else None
             by_token = alone(folder) if contender.name == "alone" else {}
             return {"folder": folder.name, **{key: row.get(key) for key in KEPT}, **by_token}
 
-        return self._measured.row([self._config, self._accuracy, skip, *overrides], measure)
+        return self._measured.row([self._config, self._accuracy, window, *overrides], measure)
 
 
 def tell(row: Row) -> None:
@@ -236,6 +254,7 @@ COLUMNS = (
     ("to sync", "ratio", ".2f"), ("± 95 %", "ratio_half_width_95", ".2f"), ("at most", "ratio_at_most", ".2f"),
     ("to apart", "ratio_to_apart", ".2f"),
     ("bound", "bound_share", ".1%"), ("trainer waits", "trainer_wait", ".1%"), ("rollout idle", "rollout_idle", ".1%"),
+    ("cores", "cores_used", ".2f"),
     ("staleness", "staleness_mean", ".2f"), ("to acc. s", "time_to_s", ".1f"),
 )  # fmt: skip
 
@@ -258,25 +277,12 @@ def place_of(part: str, options: argparse.Namespace) -> Path:
     the runs for any other.
     """
     published = json.loads(RESULT.read_text())["parts"].get(part) if RESULT.is_file() else None
-    if published is None:
-        is_published = own_path("async_vs_sync", options) is None
-    else:
-        is_published = _same_for_all(published["command"]) == _same_for_all(command_of("async_vs_sync"))
-    return RESULT if is_published or options.replace else beside_runs("async_vs_sync", options)
+    return chosen("async_vs_sync", options, RESULT, published and published["command"], WHICH)
 
 
-def _same_for_all(command: str) -> list[str]:
-    """Words of a command, in any order, but those that only say which parts it makes."""
-    words = command.split()
-    for option in ("--floors", "--sequences"):
-        while option in words:
-            del words[(place := words.index(option)) : place + 2]
-    return sorted(words)
-
-
-def keep(part: str, rows: Sequence[Row], path: Path) -> Path:
-    """Put the rows into a result file, in place of earlier ones of the same part."""
-    found = {"rows": list(rows), "lines": summarise(rows)}
+def keep(part: str, rows: Sequence[Row], path: Path, tried: Row) -> Path:
+    """Put the rows into a result file, in place of earlier ones of the same part. tried: the baseline's candidates."""
+    found = {"tried": tried, "rows": list(rows), "lines": summarise(rows)}
     parts = parts_with(path, part, command_of("async_vs_sync"), found)
     return write("async_vs_sync", "python -m benchmarks.async_vs_sync", {"parts": parts}, path)
 

@@ -32,6 +32,8 @@ FORCED = " with lengths "
 PLANNED = "planned split"
 FULLER = 4
 """As many batches in one, to measure a worker on its own."""
+ALONE = 4096
+"""Samples by which what a worker costs on its own is told, where a few steps have no more."""
 TPS = (1, 2, 4)
 """GPUs of a rollout worker; the baseline is tried with all of them in one as well."""
 SLOTS_PER_GPU = 64
@@ -186,22 +188,24 @@ class Real:
         return [Contender("sync, one worker", "sync", whole), Contender("sync, a worker a core", "sync", spread)]
 
     def alone(self) -> tuple[tuple[Contender, str], tuple[Contender, str]]:
-        """Trainer and one rollout worker in turn, one thread each: what both cost with nobody beside them. With steps.
+        """Trainer and one rollout worker in turn, one thread each: what both cost with nobody beside them. With steps:
+        enough for several pulses.
 
         The first tells it of the trainer. The second of the worker: its batches are so many times as large as its slots
         that these are full nearly all the time.
         """
+        samples = self.sequences * self.cores
         threads = ("mode=sync", "rollout.threads=1", "trainer.threads=1", "rollout.num_workers=1")
         fuller = (*self.settings(), f"groups_per_step={FULLER * self._groups}")
         return (
-            (Contender("alone", "sync", (*self.settings(), *threads)), "num_steps=12"),
-            (Contender("alone", "sync", (*fuller, *threads)), "num_steps=4"),
+            (Contender("alone", "sync", (*self.settings(), *threads)), f"num_steps={max(12, ALONE // samples)}"),
+            (Contender("alone", "sync", (*fuller, *threads)), f"num_steps={max(4, ALONE // samples // FULLER)}"),
         )
 
     def bound(self, trainer: Mapping[str, float], worker: Mapping[str, float], row: Mapping[str, float]) -> Row:
-        """Seconds a step of each pool on its own, and of what is possible the share that a run reached.
+        """Processor seconds a step of each pool on its own, and of what is possible the share that a run reached.
 
-        trainer, worker: seconds a token of each (steady.alone); row: the run's figures.
+        trainer, worker: processor seconds a token of each (steady.alone); row: the run's figures.
         """
         trainer_s = trainer["trainer_token_s"] * row["step_work"]
         rollout_s = worker["rollout_token_s"] * row["step_sampled"] / max(1, self.cores - 1)

@@ -39,6 +39,7 @@ from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
 from areal_like.wire import encode
 from benchmarks.measured import INTEGERS
+from benchmarks.publishing import add_replace, result_path
 from benchmarks.runs import command_of, write
 from controller import protocol as p
 from controller.audit import audit
@@ -351,6 +352,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true")
+    add_replace(parser)
     options = parser.parse_args()
     sizes = [1, 8] if options.quick else options.workers
     steps, repeats = (3, 1) if options.quick else (options.steps, options.repeats)
@@ -369,8 +371,8 @@ def main() -> None:
         print("too short to mean anything: it ran")
         return
     facts = {"tokens": options.tokens, "steps": steps, "trajectories_per_step": GROUPS * GROUP_SIZE}
-    command = command_of("controller")
-    print(f"written to {write('controller', command, {**facts, 'rows': rows})}")
+    path = result_path("controller", options)
+    print(f"written to {write('controller', command_of('controller'), {**facts, 'rows': rows}, path)}")
 
 
 def _print(row: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.delta                 bfloat16 and float32, learning rates 1e-6, 1e-5, 1e-4: about 10 minutes
     python -m benchmarks.delta --quick         one run of each dtype, 6 steps
-    python -m benchmarks.delta --config configs/gsm8k.yaml model.path=...      your own model
+    python -m benchmarks.delta configs/gsm8k.yaml model.path=...      your own model
 
 Each run is the whole job (generation, rewards, AdamW) with deltas on and a constant learning rate after a warm start;
 the sizes are those the trainer published (publish_bytes of metrics.jsonl). The trainer's own parameters are float32
@@ -20,7 +20,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measured import TEXTS, beside_runs
+from benchmarks.measured import TEXTS, add_job, parse_job
+from benchmarks.publishing import RUNS, add_replace, result_path
 from benchmarks.runs import command_of, train, write
 
 SETTINGS = (
@@ -30,35 +31,35 @@ SETTINGS = (
 )  # fmt: skip
 
 CONFIG = "configs/quickstart.yaml"
-"""Of the published figures; those of another config are written beside its runs."""
+"""Of the published figures."""
 
 COLUMNS = ("dtype", "lr", "full_bytes", "median_bytes", "min_bytes", "max_bytes", "share")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--config", default=CONFIG)
+    add_job(parser)
     parser.add_argument("--dtypes", default="bfloat16,float32")
     parser.add_argument("--lrs", type=TEXTS, default="1e-6,1e-5,1e-4")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
+    parser.add_argument("--runs-dir", type=Path, default=RUNS)
     parser.add_argument("--out", type=Path, default=None)
-    options = parser.parse_intermixed_args()
+    add_replace(parser)
+    options = parse_job(parser)
     rates = ["1e-5"] if options.quick else options.lrs
     steps = 6 if options.quick else options.steps
     rows = []
     print("  ".join(f"{name:>12}" for name in COLUMNS))
     for dtype in options.dtypes.split(","):
         for rate in rates:
-            row = measure(options.config, dtype, rate, steps, options.overrides, options.runs_dir)
+            row = measure(options.config or CONFIG, dtype, rate, steps, options.overrides, options.runs_dir)
             rows.append(row)
             figures = (f"{row[name]:12,.0f}" for name in COLUMNS[2:6])
             print("  ".join([f"{dtype:>12}", f"{rate:>12}", *figures, f"{row['share']:12.2%}"]), flush=True)
-    own = options.out or (beside_runs("delta", options) if options.config != CONFIG else None)
     if not options.quick or options.out:
-        print("written to", write("delta", command_of("delta"), {"rows": rows}, own))
+        path = options.out or result_path("delta", options)
+        print("written to", write("delta", command_of("delta"), {"rows": rows}, path))
 
 
 def measure(config: str, dtype: str, rate: str, steps: int, overrides: list[str], runs_dir: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measured import INTEGERS, Measured, add_options
+from benchmarks.publishing import result_path
 from benchmarks.runs import command_of, train, write
 from benchmarks.staleness import LOSSES, MINI_BATCHES, OWN_LOSSES, SMALL, limit
 from benchmarks.warning import warning_of
@@ -58,7 +59,8 @@ def main() -> None:
             print(line(rows[-1]), flush=True)
     if not options.quick:
         command = command_of("divergence")
-        print(f"written to {write('divergence', command, {'learning_rate': options.lr, 'rows': rows})}")
+        result = {"learning_rate": options.lr, "rows": rows}
+        print(f"written to {write('divergence', command, result, result_path('divergence', options))}")
     measured.finish()
 
 

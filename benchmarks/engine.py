@@ -45,6 +45,7 @@ from areal_like.running_sum import CHARACTERS, rows, solve
 from areal_like.trajectory import Segment
 from areal_like.weights import TensorBytes, WeightStore
 from benchmarks.measured import INTEGERS
+from benchmarks.publishing import add_replace, result_path
 from benchmarks.runs import command_of, write
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
@@ -266,14 +267,15 @@ def print_table(cases: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=Path("configs/quickstart.yaml"), help="whose model.init is used")
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="its model.init is used; the quickstart's")
     parser.add_argument("--slots", type=INTEGERS, default="16,128", help="slot counts, comma-separated")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true")
+    add_replace(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    init = dict(yaml.safe_load(options.config.read_text())["model"]["init"])
+    init = dict(yaml.safe_load(Path(options.config or "configs/quickstart.yaml").read_text())["model"]["init"])
     init = {"vocab_size": NUM_SPECIAL + len(CHARACTERS), **init}
     config = AutoConfig.for_model(init.pop("model_type"), **init)
     torch.manual_seed(0)
@@ -297,7 +299,7 @@ def main() -> None:
     print_table(cases)
     result = {"parameters": num_parameters, "threads": options.threads, "repetitions": repeats, "cases": cases}
     if not options.quick:
-        print(f"written to {write('engine', command_of('engine'), result)}")
+        print(f"written to {write('engine', command_of('engine'), result, result_path('engine', options))}")
 
 
 if __name__ == "__main__":

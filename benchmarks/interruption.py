@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import statistics
 from collections.abc import Sequence
 from functools import partial
@@ -27,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders import Emulated
-from benchmarks.measured import INTEGERS, NUMBERS, Measured, add_job, add_options, own_path, parse_job
+from benchmarks.measured import INTEGERS, NUMBERS, Measured, add_job, add_options, parse_job
+from benchmarks.publishing import chosen
 from benchmarks.runs import RESULTS, command_of, mean_interval, parts_with, train, write
 from benchmarks.steady import figures, refuse_distorted
 
@@ -36,6 +38,8 @@ WAYS = ("drain", "recompute", "keep_kv")
 BASE = "drain"
 KEPT = ("samples_per_s", "tokens_per_s", "trainer_wait", "rollout_idle", "rollout_paused", "rollout_prefill",
         "staleness_mean", "late_share")  # fmt: skip
+WHICH = ("--devices", "--model", "--shares")
+"""Options that say which parts a command makes."""
 Row = dict[str, Any]
 
 
@@ -60,15 +64,19 @@ def main() -> None:
             rows += measure(place, config, seed, told, options.runs_dir, measured)
         print_table(compare(rows))
         if not options.quick:
-            print(f"written to {keep(place, rows, own_path('interruption', options) or RESULT)}")
+            print(f"written to {keep(place, rows, place_of(place, options))}")
     measured.finish()
 
 
 def places(options: argparse.Namespace) -> list[tuple[str, str, list[str]]]:
     """(label, config, overrides) of each kind of device."""
-    if options.config:
-        return [(f"{Path(options.config).stem}, its own devices", options.config, ["mode=async"])]
     kind, _, gpu = options.devices.partition(":")
+    if options.config:
+        if options.devices or options.model:
+            raise SystemExit("--devices and --model are not for a CONFIG: it names its own devices and model.")
+        return [(f"{Path(options.config).stem}, its own devices", options.config, ["mode=async"])]
+    if kind not in ("", "emulated", "real"):
+        raise SystemExit(f"--devices {options.devices}: give real, or emulated:GPU; or a CONFIG for its own devices.")
     models = [options.model] if options.model else ["1.5b"] if options.quick else ["1.5b", "7b"]
     shares = options.shares[: 1 if options.quick else None]
     found = []
@@ -101,6 +109,13 @@ def _figures(config: str, told: Sequence[str], runs_dir: Path) -> Row:
     found = figures(folder)
     refuse_distorted(found, folder)
     return {key: found.get(key) for key in KEPT}
+
+
+def place_of(place: str, options: argparse.Namespace) -> Path:
+    """Where a place's rows go."""
+    parts = json.loads(RESULT.read_text())["parts"] if RESULT.is_file() else {}
+    made = parts[place]["command"] if place in parts else None
+    return chosen("interruption", options, RESULT, made, WHICH)
 
 
 def keep(place: str, rows: Sequence[Row], path: Path) -> Path:

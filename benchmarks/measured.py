@@ -1,7 +1,7 @@
 """Rows that a long benchmark has measured, kept as they come: an interrupted call loses none of them.
 
 Owns: the file of rows beside the runs, and what `--go-on` takes from it; the words that benchmarks have in common on
-their command lines, and where they have a result written. Refuses: results (runs.py writes them whole).
+their command lines. Refuses: results (publishing.py says where they go, runs.py writes them whole).
 
 Everything is measured anew unless `--go-on` is given; then rows of an earlier call with the same words are taken, and
 each says when and with which commit it was measured, since the machine may have been another one that day.
@@ -21,6 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks.publishing import RUNS, add_replace
 from benchmarks.runs import REPOSITORY, train
 
 Row = dict[str, Any]
@@ -28,9 +29,10 @@ T = TypeVar("T")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """`--runs-dir` and `--go-on`."""
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
+    """`--runs-dir`, `--go-on` and `--replace`."""
+    parser.add_argument("--runs-dir", type=Path, default=RUNS)
     parser.add_argument("--go-on", action="store_true", help="take rows that an interrupted call has measured")
+    add_replace(parser)
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
@@ -49,19 +51,6 @@ def parse_job(parser: argparse.ArgumentParser) -> argparse.Namespace:
         parser.error(f"{' and '.join(configs)}: give one CONFIG; overrides are key=value")
     options.config, options.overrides = "".join(configs), [word for word in words if "=" in word]
     return options
-
-
-def beside_runs(question: str, options: argparse.Namespace) -> Path:
-    """The result file beside the runs of a call."""
-    path: Path = options.runs_dir.resolve() / f"{question}.json"
-    return path
-
-
-def own_path(question: str, options: argparse.Namespace) -> Path | None:
-    """Where the result of a job of one's own (CONFIG or overrides) is written: beside its runs; None: it is not one,
-    and is published.
-    """
-    return beside_runs(question, options) if options.config or options.overrides else None
 
 
 def several(read: Callable[[str], T], what: str) -> Callable[[str], list[T]]:

@@ -20,7 +20,6 @@ It also says how full the micro-batches are and how much ranks differ, at SEQUEN
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -39,6 +38,7 @@ from areal_like.errors import UserError
 from areal_like.messages import BatchSample
 from areal_like.packing import pack
 from areal_like.trajectory import Trajectory
+from benchmarks.publishing import add_replace, result_path
 from benchmarks.runs import command_of, write
 from controller.simulate.lengths import THINKING, parse_lengths
 from trainer.attention import choose, register
@@ -214,10 +214,26 @@ def rates(lengths: list[int], rounds: int) -> dict[str, list[float]]:
     return {name: figures[1:] for name, figures in found.items()}
 
 
+def print_row(row: dict[str, Any]) -> None:
+    """One distribution, as text."""
+    print(f"\n{row['set']}: {row['sequences']} answers, {row['tokens_mean']:.0f} tokens on average, packed "
+          f"{row['packed_tokens_per_s']:,.0f} tokens/s")  # fmt: skip
+    for form, found in row["padding"].items():
+        ratio = found["ratio"]
+        print(f"  packed over {form:8} {statistics.median(ratio):.2f} ({min(ratio):.2f} to {max(ratio):.2f})   "
+              f"{found['batches']} batches, {found['computed']:.2f} tokens computed for one")  # fmt: skip
+    for form, found in row["forms"].items():
+        print(f"  {form:12} {found['tokens_per_s']:,.0f} tokens/s, {found['micro_batches']} micro-batches, "
+              f"{found['budget_used']:.1%} full")  # fmt: skip
+    print(f"  to ranks: {row['budget_used_least']:.1%} of the budget used at least, ranks differ by "
+          f"{row['imbalance_most']:.2%} at most", flush=True)  # fmt: skip
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lengths", nargs="*", default=[THINKING], help="thinking, MEAN:CV, a run's folder, a JSON file")
     parser.add_argument("--quick", action="store_true", help="fewer sequences and rounds")
+    add_replace(parser)
     told = parser.parse_args(arguments)
     torch.set_num_threads(1)
     num, rounds = (64, 2) if told.quick else (256, 5)
@@ -258,9 +274,10 @@ def main(arguments: list[str]) -> int:
                 "budget_used_least": min(used for used, _ in found), "imbalance_most": max(more for _, more in found),
             }
         )  # fmt: skip
-        print(json.dumps(rows[-1], indent=1), flush=True)
+        print_row(rows[-1])
     if not told.quick:
-        write("packing", command_of("packing"), {"budget": BUDGET, "rounds": rounds, "rows": rows})
+        result = {"budget": BUDGET, "rounds": rounds, "rows": rows}
+        print(f"written to {write('packing', command_of('packing'), result, result_path('packing', told))}")
     return 0
 
 

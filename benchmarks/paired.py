@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.measured import INTEGERS, Measured, add_job, add_options, own_path, parse_job
+from benchmarks.measured import INTEGERS, Measured, add_job, add_options, parse_job
+from benchmarks.publishing import result_path
 from benchmarks.runs import command_of, half_words, mean_interval, write
 
 MEANS = ("accuracy_after", "samples_per_s", "tokens_per_s")
@@ -57,7 +58,7 @@ class Comparison:
         result = compare(rows, self.values)
         print_table(result)
         if not options.quick:
-            path = own_path(self.name, options)
+            path = result_path(self.name, options)
             print(f"written to {write(self.name, command_of(self.name), {'rows': rows, **result}, path)}")
         measured.finish()
 

@@ -34,6 +34,7 @@ from typing import Any
 
 from areal_like import running_sum
 from benchmarks.measured import INTEGERS, TEXTS, Measured, add_options
+from benchmarks.publishing import result_path
 from benchmarks.runs import REPOSITORY, command_of, environment, mean_interval, train, write
 from benchmarks.steady import crossing, curve_of, rate_until
 from benchmarks.tables.form import ratio_words
@@ -107,7 +108,7 @@ def main() -> None:
     }  # fmt: skip
     print_table(result)
     if not options.quick:
-        print(f"written to {write('peer_trl', command_of('peer_trl'), result)}")
+        print(f"written to {write('peer_trl', command_of('peer_trl'), result, result_path('peer_trl', options))}")
     measured.finish()
 
 

@@ -96,9 +96,9 @@ FIGURE_6B_GPUS = 32
 
 
 @functools.cache
-def answers(task: str, *, cap: int = MAX_NEW_TOKENS) -> Lengths:
-    """Lengths of a task's answers; another cap cuts the same answers elsewhere."""
-    mean = mean_before_cut(MEAN_TOKENS[task], CV, MAX_NEW_TOKENS)
+def answers(task: str, *, cap: int = MAX_NEW_TOKENS, times: float = 1.0) -> Lengths:
+    """Lengths of a task's answers, their mean so many times what it is; another cap cuts the same answers elsewhere."""
+    mean = mean_before_cut(times * MEAN_TOKENS[task], CV, MAX_NEW_TOKENS)
     return Lengths(f"{task} answers", mean=mean, cv=CV, between=THINKING_BETWEEN, cap=cap)
 
 

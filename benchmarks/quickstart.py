@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measured import INTEGERS, Measured, add_options, own_path
+from benchmarks.measured import INTEGERS, Measured, add_options
+from benchmarks.publishing import result_path
 from benchmarks.runs import command_of, write
 
 COIN = "import random\n\ndef toss(row, response, **info):\n    return random.Random(response).choice([0.0, 1.0])\n"
@@ -37,7 +38,7 @@ def main() -> None:
     add_options(parser)
     parser.set_defaults(config="")
     options = parser.parse_intermixed_args()
-    path = own_path("quickstart", options)
+    path = None if options.quick else result_path("quickstart", options)
     seeds = [1] if options.quick else options.seeds
     controls = [] if options.quick else options.control_seeds
     measured = Measured.of("quickstart", options)

@@ -24,8 +24,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.measured import add_job, own_path, parse_job
+from benchmarks.measured import add_job, parse_job
 from benchmarks.paced import Lengths, Pace, PacedRun
+from benchmarks.publishing import RUNS, add_replace, result_path
 from benchmarks.runs import command_of, half_words, mean_interval, train, write
 from controller.settings import CoordinatorSettings
 
@@ -57,7 +58,8 @@ def main() -> None:
     add_job(parser)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--no-real", action="store_true")
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
+    parser.add_argument("--runs-dir", type=Path, default=RUNS)
+    add_replace(parser)
     options = parse_job(parser)
     seeds = range(1, 4) if options.quick else range(1, 11)
     rows = emulate(list(seeds), num_steps=4 if options.quick else 8)
@@ -74,7 +76,7 @@ def main() -> None:
         result |= {"real_rows": real_rows, "real": compare_real(real_rows)}
         print_real(result["real"])
     if not options.quick:
-        path = write("routing", command_of("routing"), result, own_path("routing", options))
+        path = write("routing", command_of("routing"), result, result_path("routing", options))
         print(f"written to {path}")
 
 

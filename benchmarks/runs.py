@@ -142,7 +142,7 @@ def command_of(question: str) -> str:
 
 
 def write(name: str, command: str, result: dict[str, Any], path: Path | None = None) -> Path:
-    """benchmarks/results/<name>.json, or `path`: the result with date, machine and the command that makes it.
+    """`path` (publishing.result_path), else benchmarks/results/<name>.json: the result with date, machine and command.
 
     Beside it a page with table and plot (page.py); a published result's picture is drawn anew for the documentation.
     """

@@ -18,7 +18,7 @@ on the edge of the box it was looked for in (fit_box.py) is named: it is the box
 The asynchronous rows, Table 2 (throughput by staleness), Figure 4 (scaling, relative to the fewest GPUs) and Figure 6b
 (interruptible generation) are predicted, in jobs that go on a while after the last step that counts.
 
-Figure 6a (dynamic batching) is predicted without any of them, from how even the packed micro-batches are
+Figure 6a (dynamic batching) is predicted with the solved mean alone, from how even the packed micro-batches are
 (published_batching.py); the figure's TFLOP/s with dynamic batching are what the trainer is given above.
 """
 

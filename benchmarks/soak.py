@@ -1,6 +1,7 @@
 """Does memory grow? A long quickstart, the resident memory of every process each second, the slope after minute three.
 
     python -m benchmarks.soak                        8 minutes of training (warm start and stop come on top)
+    python -m benchmarks.soak --quick                four minutes: it runs and ends well; writes nothing
     python -m benchmarks.soak --minutes 30 rollout.num_workers=2
 
 Minute 0 is when rollout worker and trainer are both there. Slopes are least squares over everything after minute three,
@@ -25,6 +26,8 @@ import numpy as np
 import psutil
 
 from areal_like.process import command_words
+from benchmarks.measured import add_job, parse_job
+from benchmarks.publishing import RUNS, add_replace, result_path
 from benchmarks.runs import REPOSITORY, command_of, write
 
 SETTLE_MIN, YOUNG_MIN = 3.0, 1.0
@@ -42,23 +45,30 @@ Samples = dict[str, list[tuple[float, float]]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    add_job(parser)
     parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--config", default="configs/quickstart.yaml")
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
-    options = parser.parse_intermixed_args()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--runs-dir", type=Path, default=RUNS)
+    add_replace(parser)
+    options = parse_job(parser)
+    config = options.config or "configs/quickstart.yaml"
+    if options.quick:
+        options.minutes = SETTLE_MIN + 1
     if options.minutes < SETTLE_MIN + 1:
         parser.error(f"the slope begins at minute {SETTLE_MIN:.0f}; take {SETTLE_MIN + 1:.0f} minutes at least")
     overrides = [f"num_steps={MANY_STEPS}", "name=soak", *options.overrides, f"runs_dir={options.runs_dir}"]
     options.runs_dir.mkdir(parents=True, exist_ok=True)
     output = options.runs_dir / "soak.log"
-    samples = watch(["train", options.config, *overrides], output, options.minutes)
+    samples = watch(["train", config, *overrides], output, options.minutes)
     rows = [judge(name, points) for name, points in sorted(samples.items()) if points[-1][0] > SETTLE_MIN]
     print_table(rows)
     slopes = [row["slope_mb_per_min"] for row in rows if row["slope_mb_per_min"] is not None]
     is_good = max(slopes) < LIMIT_MB_PER_MIN
+    if options.quick:
+        print("too short to mean anything: it ran")
+        return
     result = {"minutes": options.minutes, "overrides": options.overrides, "is_below_limit": is_good, "processes": rows}
-    path = write("soak", command_of("soak"), result)
+    path = write("soak", command_of("soak"), result, result_path("soak", options))
     print(f"written to {path}")
     raise SystemExit(0 if is_good else 1)
 

@@ -38,10 +38,9 @@ from benchmarks.measured import (
     Measured,
     add_job,
     add_options,
-    beside_runs,
-    own_path,
     parse_job,
 )
+from benchmarks.publishing import beside_runs, result_path
 from benchmarks.runs import command_of, mean_interval, spread_of, train, write
 from benchmarks.sweep import KEYS, print_sweep, summarise, sweep
 from benchmarks.tables.form import ranged
@@ -112,7 +111,7 @@ def main() -> None:
               "rows": rows, **compare(rows, bounds)}  # fmt: skip
     print_table(result)
     if not options.quick:
-        print(f"written to {write('staleness', command_of('staleness'), result, own_path('staleness', options))}")
+        print(f"written to {write('staleness', command_of('staleness'), result, result_path('staleness', options))}")
     measured.finish()
 
 

@@ -4,7 +4,7 @@ Owns: which steps count, and these figures. Refuses: starting runs (runs.py), co
 
 Rates of emulated devices are per emulated second, in emulated tokens. `bound_share` is the rate over what the pool with
 more work could do if it never waited: the trainer at the sum of its steps' own times, the rollout workers decoding full
-batches without a pause; on real devices what the trainer needs is measured by a run in which they take turns (`alone`).
+batches without a pause; on real devices both at the processor time they need where they take turns (`alone`).
 `late_share` is how much the machine distorted an emulation: the trainer's lateness, and twice the mean lateness of an
 engine's wake-up a step (the last answer, and the next version), over the time of a step.
 """
@@ -20,6 +20,7 @@ from typing import Any
 from areal_like.emulation.device import lengths_of, roofline_of, slots_of
 from controller.config import RunConfig
 from controller.overrides import load_config
+from controller.report.cores import used
 from controller.report.data import RunData
 from controller.report.shares import growth
 from controller.run_folder import RunFolder
@@ -32,18 +33,19 @@ FEWEST_STEPS = 3
 Row = dict[str, Any]
 
 
-def figures(folder: Path, skip: int = 0) -> Row:
-    """Of a finished run, between its start and its end.
+def figures(folder: Path, window: tuple[int, int] | None = None) -> Row:
+    """Of a finished run, between its start and its end. window: steps (first left out, last one counted) to take.
 
-    Left out at the start: a fifth of the steps, at least one more than its bound lets run ahead (the first batches take
-    the answers that are ready, which are the shortest, and the one after them has what is left), at least `skip`. At
-    the end: as many as the bound lets run ahead, for which nothing is left to generate.
+    Else left out at the start: a fifth of the steps, at least one more than its bound lets run ahead (the first batches
+    take the answers that are ready, which are the shortest, and the one after them has what is left). At the end: as
+    many as the bound lets run ahead, for which nothing is left to generate.
     """
     data = _settled(folder)
     config = load_config(str(folder)).config
     ahead = config.staleness.bound or 0
-    first = min(max(1, len(data.steps) // 5, ahead + 1, skip), len(data.steps) - 2)
-    begin, counted = data.steps[first - 1], data.steps[first : max(first + 2, len(data.steps) - ahead)]
+    first, last = window or window_of(len(data.steps) - ahead, ahead)
+    first = min(first, len(data.steps) - 2)
+    begin, counted = data.steps[first - 1], data.steps[first : max(first + 2, last)]
     wall_s = counted[-1]["wall_s"] - begin["wall_s"]
     samples = sum(step["num_samples"] for step in counted)
     tokens = sum(step["num_sampled_tokens"] for step in counted)
@@ -58,6 +60,7 @@ def figures(folder: Path, skip: int = 0) -> Row:
         "step_work": sum(map(work, counted)) / len(counted),
         "step_sampled": tokens * scale / len(counted),
         **_idle(pulses),
+        "cores_used": sum(used(pulses).values()) or None,
         "staleness_mean": statistics.fmean(step.get("staleness_mean", 0.0) for step in counted),
     }
     if emulation is not None:
@@ -65,20 +68,27 @@ def figures(folder: Path, skip: int = 0) -> Row:
     return row
 
 
-def alone(folder: Path) -> Row:
-    """Seconds a token of a trainer and of a rollout worker that took turns (`sync`), each with nobody beside it.
+def window_of(num_steps: int, ahead: int) -> tuple[int, int]:
+    """Steps to take of a run that has `ahead` more than num_steps: (left out at the start, last one counted)."""
+    return max(1, num_steps // 5, ahead + 1), num_steps
 
-    The worker's contain the thin end of every batch: give it batches of several times its slots. The trainer's are of a
-    token with forward and backward pass (`work`).
+
+def alone(folder: Path) -> Row:
+    """Processor seconds a token of a trainer and of a rollout worker that took turns (`sync`).
+
+    Out of heartbeats, which tell both numbers at one moment, from the first step's end on. The worker's contain the
+    thin end of every batch: give it batches of several times its slots. The trainer's are of a token with forward and
+    backward pass (`work`).
     """
-    steps = _settled(folder).steps
-    first = max(1, len(steps) // 5)
-    counted = steps[first:]
-    trained_s = sum(step["step_s"] + step.get("publish_s", 0.0) for step in counted)
-    generated_s = counted[-1]["wall_s"] - steps[first - 1]["wall_s"] - trained_s
+    data = _settled(folder)
+    pulses = [pulse for pulse in data.pulses if pulse["processes"] and pulse.get("version", 0) >= 1]
+    trainer, rollout = growth(pulses, "trainer"), growth(pulses, "rollout")
+    if not (trainer.get("tokens") and rollout.get("tokens")):
+        raise SystemExit(f"{folder}: too short to tell what its processes need: raise num_steps")
+    worked = sum(map(work, data.steps)) / sum(step["tokens"] for step in data.steps)
     return {
-        "trainer_token_s": trained_s / sum(map(work, counted)),
-        "rollout_token_s": generated_s / sum(step["num_sampled_tokens"] for step in counted),
+        "trainer_token_s": trainer["cpu_s"] / trainer["tokens"] / worked,
+        "rollout_token_s": rollout["cpu_s"] / rollout["tokens"],
     }
 
 

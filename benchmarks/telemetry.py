@@ -38,7 +38,8 @@ from typing import Any
 import psutil
 
 from areal_like.process import command_words
-from benchmarks.measured import add_job, own_path, parse_job
+from benchmarks.measured import add_job, parse_job
+from benchmarks.publishing import RUNS, add_replace, result_path
 from benchmarks.runs import command_of, environment, half_words, mean_interval, write
 
 FIRST_STEP = 2
@@ -70,8 +71,9 @@ def main() -> None:
     add_job(parser)
     parser.add_argument("--rounds", type=int, default=8, help="an even number")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs/benchmarks"))
+    parser.add_argument("--runs-dir", type=Path, default=RUNS)
     parser.add_argument("--quick", action="store_true")
+    add_replace(parser)
     options = parse_job(parser)
     if options.rounds % 2:
         parser.error("--rounds: an even number: a round and its twin with the halves of the machine swapped")
@@ -93,7 +95,7 @@ def main() -> None:
         print("too short to mean anything: it ran")
         return
     facts = {"rounds": rounds, "steps": steps, "overrides": options.overrides, "limit": LIMIT, **result}
-    path = own_path("telemetry", options)
+    path = result_path("telemetry", options)
     path = write("telemetry", command_of("telemetry"), {**facts, "runs": pairs}, path)
     print(f"written to {path}")
     raise SystemExit(0 if result["watched"]["cpu_lost"]["mean"] < LIMIT else 1)

@@ -57,6 +57,7 @@ from areal_like.trajectory import Segment
 from areal_like.weights import SHARED_MEMORY
 from benchmarks.gpu_suite.shapes import SHAPES, Shape, config_of, random_tensors
 from benchmarks.measured import NUMBERS
+from benchmarks.publishing import add_replace, result_path
 from benchmarks.runs import command_of, write
 from rollout.config import EngineSettings
 from rollout.engine.port import GenerationRequest, Interruption
@@ -381,7 +382,9 @@ def main() -> None:
     parser.add_argument("--sizes", type=NUMBERS, help="MB, comma-separated")
     parser.add_argument("--changed", type=float, default=0.01, help="share of items that differ between versions")
     parser.add_argument("--out", type=Path, default=None)
+    add_replace(parser)
     options = parser.parse_args()
+    path = options.out or (None if options.quick else result_path("weight_transfer", options))
     if options.shape:
         shapes, dtype = [SHAPES[options.shape]], "bfloat16"
     else:
@@ -405,7 +408,7 @@ def main() -> None:
         machine.append({"mb": case.num_bytes / 1e6, **limits(case.num_bytes)})
         print("  this machine: " + ", ".join(f"{key} {value:.1f}" for key, value in machine[-1].items()), flush=True)
         if not options.quick or options.out:  # after each size: the largest takes minutes
-            print("written to", write("weight_transfer", command, {"rows": rows, "limits": machine}, options.out))
+            print("written to", write("weight_transfer", command, {"rows": rows, "limits": machine}, path))
 
 
 if __name__ == "__main__":

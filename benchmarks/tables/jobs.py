@@ -40,7 +40,7 @@ def async_vs_sync(result: Result) -> str:
     """A table per kind of device: means over seeds, ratios to the tuned baseline paired by seed."""
     head = (
         "", "samples/s", "over sync", "at most", "over apart", "bound", "trainer waits", "rollout idle", "staleness",
-        "s to accuracy", "machine",
+        "cores", "s to accuracy", "machine",
     )  # fmt: skip
     parts = []
     for part, found in result["parts"].items():
@@ -50,8 +50,18 @@ def async_vs_sync(result: Result) -> str:
             speedup = lines[0].get("speedup")
             pace = f", {speedup:g} times as fast as such GPUs" if speedup else ""
             parts.append(f"**{place}**, {lines[0]['seeds']} seeds{pace}\n\n{table(head, rows)}")
+        if found.get("tried"):
+            parts.append(f"Baseline: {found['rows'][0]['tuned']} ({_tried(found['tried'])}).")
         parts.append(f"<small>{part}: `{found['command']}`, {found['date']}.</small>")
     return "\n\n".join(parts)
+
+
+def _tried(tried: Result) -> str:
+    """The candidates of the baseline, fastest first, then those that could not run."""
+    rates = {name: rate for name, rate in tried.items() if isinstance(rate, float)}
+    words = [f"{name} {rates[name]:,.2f}" for name in sorted(rates, key=lambda name: -rates[name])]
+    words += [f"{name} failed: {why}" for name, why in tried.items() if name not in rates]
+    return "samples/s over six steps: " + "; ".join(words)
 
 
 def _contender(line: Result) -> tuple[str, ...]:
@@ -62,6 +72,7 @@ def _contender(line: Result) -> tuple[str, ...]:
         line["name"], f"{line['samples_per_s']:,.2f}", ratio,
         *("" if line.get(key) is None else f"{line[key]:.2f}" for key in ("ratio_at_most", "ratio_to_apart")),
         _bound(line), *("" if share is None else f"{share:.1%}" for share in shares), f"{line['staleness_mean']:.2f}",
+        "" if line.get("cores_used") is None else f"{line['cores_used']:.2f}",
         "" if line["time_to_s"] is None else f"{line['time_to_s']:,.1f}",
         "" if line["late_share"] is None else f"{line['late_share']:.1%}",
     )  # fmt: skip

@@ -17,8 +17,8 @@ examples:
 
 In `mode: sync` every phase has all GPUs, one after the other; otherwise --rollout-share of them generate.
 
-What is real: admission, leases, staleness, batching, packing. What is a model: how long a GPU takes. The defaults of
---efficiency are of the usual order, not measured; your own machines are better described by --calibrate.
+What is real: admission, leases, staleness, batching, dealing to ranks. What is a model: how long a GPU takes. The
+defaults of --efficiency are of the usual order, not measured; your own machines are better described by --calibrate.
 """
 
 
@@ -26,7 +26,7 @@ def add_simulate(commands: Any, command: Callable[..., Any], positive: Callable[
     """Add the command to the parser."""
     simulate = command(
         commands, "simulate", "a job on machines you need not have: step time, waits, the best split", _EPILOG,
-        "Run a job under a virtual clock: the real coordinator and packing, with GPUs on paper or costs measured in a "
+        "Run a job under a virtual clock: the real coordinator and dealing, with GPUs on paper or costs measured in a "
         "run of yours. Predicts step time, waits and staleness, and finds the best split of machines.",
     )  # fmt: skip
     simulate.add_argument("config", metavar="CONFIG", help="YAML file or shipped config")

@@ -20,7 +20,7 @@ from areal_like.errors import UserError
 from controller.config import RunConfig
 from controller.report.data import RunData
 from controller.run_folder import RunFolder
-from controller.wiring import threads_for
+from controller.wiring import Role, threads_for
 
 FEWEST_PULSES = 5
 FEWEST_STEPS = 5
@@ -56,13 +56,23 @@ def calibrate(folder: RunFolder, *, slots: int) -> tuple[Measured, int]:
 
 def other_threads(measured: RunConfig, planned: RunConfig) -> str | None:
     """Why costs of one job on this machine are not those of another, as words about threads; None if they may be."""
-    had, has = ([threads_for(config, role) for role in ("rollout", "trainer")] for config in (measured, planned))
+    on_cores: list[Role] = []  # on a GPU hardly any of the work is the threads'
+    if planned.rollout.engine.device == "cpu":
+        on_cores.append("rollout")
+    if planned.trainer.device == "cpu":
+        on_cores.append("trainer")
+    had, has = ([threads_for(config, role) for role in on_cores] for config in (measured, planned))
     if had == has:
         return None
+    whose = " and ".join({"rollout": "engine"}.get(role, role) for role in on_cores)
     return (
-        f"its engine and trainer had {had[0]} and {had[1]} threads, `mode: {planned.mode}` gives them {has[0]} and "
-        f"{has[1]}: its costs are not those of this job"
+        f"its {whose} had {_and(had)} threads, `mode: {planned.mode}` gives {_and(has)}: its costs are not those of "
+        "this job"
     )
+
+
+def _and(numbers: Sequence[int]) -> str:
+    return " and ".join(map(str, numbers))
 
 
 def _rollout(data: RunData) -> tuple[np.ndarray, np.ndarray]:

@@ -6,10 +6,11 @@ Owns: from arguments to a setup, and what is printed. Refuses: simulating (plan.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,14 @@ DEFAULT_PROMPT = 200
 def simulate_command(arguments: argparse.Namespace) -> int:
     """Simulate what was asked for, print it, and return the exit status. Raises UserError."""
 
-    def reconfigure(overrides: Iterable[str]) -> RunConfig:
-        return load_config(arguments.config, [*arguments.overrides, *overrides]).config
+    @functools.cache
+    def make(overrides: tuple[str, ...]) -> plan.Setup:
+        return setup_of(arguments, load_config(arguments.config, [*arguments.overrides, *overrides]).config)
 
-    setup = setup_of(arguments, reconfigure(()))
     variants = [plan.parse_sweep(text) for text in arguments.sweep]
+    if arguments.calibrate:
+        _refuse_machines(arguments, variants)
+    setup = make(())
     console = Console(stderr=True, highlight=False)
     total = 1
     for _, choices in variants:
@@ -54,7 +58,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         if total > 1 and console.is_terminal:
             console.print(f"{_varied(trial)}: {trial.outcome.step_s:.1f} s a step", end="\r")
 
-    trials = plan.sweep(setup, variants, reconfigure, tell)
+    trials = plan.sweep(make, variants, tell)
     if arguments.json:
         sys.stdout.write(json.dumps([facts(trial) for trial in trials], indent=1) + "\n")
     else:
@@ -64,6 +68,18 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             print(f"drawn: {arguments.plot}")
     return 0
+
+
+def _refuse_machines(arguments: argparse.Namespace, variants: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """A measured run's costs are those of its own machines. Raises UserError."""
+    told = [*(f"--sweep {key}" for key, _ in variants if key in plan.MACHINE_KEYS),
+            *(f"--{name}" for name in ("model", "efficiency") if getattr(arguments, name))]  # fmt: skip
+    if told:
+        raise UserError(
+            "costs as a run measured them are those of its machines and its model, which this would not change",
+            where=f"{', '.join(told)} beside --calibrate",
+            remedy="leave out one of the two; how many workers there are is rollout.num_workers",
+        )
 
 
 def setup_of(arguments: argparse.Namespace, config: RunConfig) -> plan.Setup:
@@ -141,7 +157,7 @@ def _describe(setup: plan.Setup) -> None:
     elif setup.gpu is not None and setup.model is not None:
         reached = ", ".join(f"{key} {value:g}" for key, value in asdict(setup.reached).items())
         print(f"{setup.gpus:,} {setup.gpu.name} for {setup.model.name}; reached: {reached}")
-    print("the coordinator and the packing are the real ones; machines are models, so check a plan with a short run")
+    print("the coordinator and the dealing to ranks are real; machines are models, so check a plan with a short run")
 
 
 def _varied(trial: plan.Trial) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from areal_like.emulation.lengths import Lengths
@@ -142,15 +142,14 @@ def _split(setup: Setup, tp: int) -> tuple[int, int]:
 
 
 def sweep(
-    setup: Setup, variants: Sequence[tuple[str, Sequence[str]]], reconfigure: Callable[[Iterable[str]], RunConfig],
+    make: Callable[[tuple[str, ...]], Setup], variants: Sequence[tuple[str, Sequence[str]]],
     tell: Callable[[Trial], None] = lambda trial: None,
 ) -> list[Trial]:  # fmt: skip
-    """Every combination of the values. reconfigure: the config with further `key=value` overrides. Raises UserError."""
+    """Every combination of the values. make: the setup with further `key=value` overrides. Raises UserError."""
     trials = []
     for values in itertools.product(*(choices for _, choices in variants)):
         varied = dict(zip((key for key, _ in variants), values, strict=True))
-        overrides = [f"{key}={value}" for key, value in varied.items() if key not in MACHINE_KEYS]
-        changed = replace(setup, config=reconfigure(overrides) if overrides else setup.config)
+        changed = make(tuple(f"{key}={value}" for key, value in varied.items() if key not in MACHINE_KEYS))
         for key in MACHINE_KEYS:
             if key in varied:
                 changed = _with_machine(changed, key, varied[key])

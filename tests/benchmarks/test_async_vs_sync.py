@@ -54,25 +54,56 @@ def test_neither_the_start_of_a_run_counts_nor_the_end_with_nothing_left_to_gene
     monkeypatch.setattr(steady, "load_config", lambda *_: SimpleNamespace(config=config))
     found = steady.figures(tmp_path)
     assert (found["steps_counted"], found["step_s"], found["samples_per_s"]) == (5, 4.0, 2.0)
-    assert steady.figures(tmp_path, skip=6)["steps_counted"] == 2
+    assert steady.figures(tmp_path, (6, 8))["steps_counted"] == 2
     config.staleness.bound = 0
     assert steady.figures(tmp_path)["steps_counted"] == 8
 
 
-def test_what_trainer_and_engine_need_alone_is_told_by_token(tmp_path, monkeypatch):
+def test_all_contenders_count_the_same_steps(tmp_path, monkeypatch):
+    """Those of the one that runs furthest ahead, whatever its own number of steps is."""
+    asked = []
+
+    def figures(folder, window):
+        asked.append((window, told[-1]))
+        return {"samples_per_s": 1.0, "step_s": 1.0, "step_work": 1.0, "step_sampled": 1.0}
+
+    def train(config, overrides, runs_dir):
+        told.append(int(next(one for one in reversed(overrides) if one.startswith("num_steps=")).split("=")[1]))
+        return {"folder": str(tmp_path)}
+
+    told: list[int] = []
+    monkeypatch.setattr(async_vs_sync, "train", train)
+    monkeypatch.setattr(async_vs_sync, "figures", figures)
+    monkeypatch.setattr(async_vs_sync, "alone", lambda _: {"trainer_token_s": 1.0, "rollout_token_s": 1.0})
+    runner = async_vs_sync.Runner("configs/quickstart.yaml", ["num_steps=24"], tmp_path, None, Measured(None))
+    runner.compare(Real(384, 2), [1], [1, 8], is_planning=False)
+    assert {window for window, _ in asked if window is not None} == {(9, 24)}
+    assert [steps for window, steps in asked if window is not None] == [24, 25, 25, 32]
+    assert set(runner.tried) == {one.name for one in Real(384, 2).baselines()}
+
+
+def test_what_trainer_and_engine_need_alone_is_told_in_processor_time_by_token(tmp_path, monkeypatch):
+    """Half of the trainer's tokens cost a forward pass alone, a third of a whole one."""
     steps = [
-        {
-            "step": number,
-            "wall_s": 10.0 * number,
-            "step_s": 4.0,
-            "publish_s": 1.0,
-            "tokens": 100.0,
-            "num_sampled_tokens": 50,
-        }
-        for number in range(1, 6)
+        {"step": number, "wall_s": 10.0 * number, "tokens": 100.0, "forward_only_share": 0.5} for number in range(1, 6)
     ]
-    monkeypatch.setattr(steady.RunData, "load", lambda *_, **__: SimpleNamespace(steps=steps))
-    assert steady.alone(tmp_path) == pytest.approx({"trainer_token_s": 0.05, "rollout_token_s": 0.1})
+    pulses = [
+        {
+            "version": version,
+            "processes": {
+                "trainer": {"role": "trainer", "counters": {"cpu_s": 3.0 + 2.0 * version, "tokens": 100.0 * version}},
+                "rollout-0": {"role": "rollout", "counters": {"cpu_s": 9.0 + 1.0 * version, "tokens": 50.0 * version}},
+            },
+        }
+        for version in range(6)
+    ]
+    data = SimpleNamespace(steps=steps, pulses=pulses)
+    monkeypatch.setattr(steady.RunData, "load", lambda *_, **__: data)
+    found = steady.alone(tmp_path)
+    assert found == pytest.approx({"trainer_token_s": 0.02 / (2 / 3), "rollout_token_s": 0.02})
+    data.pulses = pulses[:2]
+    with pytest.raises(SystemExit, match="too short to tell"):
+        steady.alone(tmp_path)
 
 
 def test_the_share_of_what_is_possible_is_that_of_the_pool_with_more_work():
@@ -90,18 +121,22 @@ def test_the_share_of_what_is_possible_is_that_of_the_pool_with_more_work():
 
 def test_parts_measured_on_other_days_are_kept(tmp_path):
     path = tmp_path / "result.json"
-    async_vs_sync.keep("real", [row("sync", 1, 1.0)], path)
-    async_vs_sync.keep("8 h800, 7b", [row("sync", 1, 2.0)], path)
-    async_vs_sync.keep("8 h800, 7b", [row("sync", 1, 3.0)], path)
+    tried = {"whole": 2.0, "spread": "CUDA out of memory", "apart": 3.0}
+    async_vs_sync.keep("real", [row("sync", 1, 1.0)], path, {})
+    async_vs_sync.keep("8 h800, 7b", [row("sync", 1, 2.0)], path, {})
+    async_vs_sync.keep("8 h800, 7b", [{**row("sync", 1, 3.0), "tuned": "apart"}], path, tried)
     parts = json.loads(path.read_text())["parts"]
+    words = "Baseline: apart (samples/s over six steps: apart 3.00; whole 2.00; spread failed: CUDA out of memory)."
+    assert words in path.with_suffix(".html").read_text()
     assert set(parts) == {"real", "8 h800, 7b"}
     assert parts["8 h800, 7b"]["rows"][0]["samples_per_s"] == 3.0
 
 
 CANDIDATES = [Contender(name, "sync", (f"name={name}",)) for name in ("whole", "spread")]
+OWN = Own("configs/quickstart.yaml", (), 2)
 
 
-def tuned(monkeypatch, tmp_path, *fails, late_share=0.0):
+def tuned(monkeypatch, tmp_path, *fails, late_share=0.0, place=OWN):
     """The baseline of two candidates, of which the named ones' jobs fail."""
 
     def train(config, overrides, runs_dir):
@@ -109,16 +144,24 @@ def tuned(monkeypatch, tmp_path, *fails, late_share=0.0):
             raise JobFailed("python -m controller train\nended with 1:\nTraceback\nCUDA out of memory\n")
         return {"folder": str(tmp_path)}
 
-    monkeypatch.setattr(Real, "baselines", lambda _: CANDIDATES)
+    monkeypatch.setattr(type(place), "baselines", lambda _: CANDIDATES)
     monkeypatch.setattr(async_vs_sync, "train", train)
     monkeypatch.setattr(async_vs_sync, "figures", lambda *_: {"samples_per_s": 1.0, "late_share": late_share})
     runner = async_vs_sync.Runner("configs/quickstart.yaml", [], tmp_path, None, Measured(None))
-    return runner._tuned(Real(16, 2), 1).name
+    name = runner._tuned(place, 1).name
+    return name, runner.tried
 
 
 def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(monkeypatch, tmp_path, capsys):
-    assert tuned(monkeypatch, tmp_path, "whole") == "spread"
+    name, tried = tuned(monkeypatch, tmp_path, "whole")
+    assert name == "spread"
+    assert tried == {"whole": "CUDA out of memory", "spread": 1.0}
     assert "tuning whole: failed, left out: CUDA out of memory\n" in capsys.readouterr().out
+
+
+def test_a_candidate_that_fails_where_all_can_run_is_the_end_and_no_slower_baseline(monkeypatch, tmp_path):
+    with pytest.raises(JobFailed, match="CUDA out of memory"):
+        tuned(monkeypatch, tmp_path, "whole", place=Real(16, 2))
 
 
 def test_no_baseline_that_runs_is_the_end(monkeypatch, tmp_path):

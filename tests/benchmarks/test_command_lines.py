@@ -23,8 +23,9 @@ from benchmarks import (
     staleness,
     telemetry,
 )  # fmt: skip
-from benchmarks.measured import BOUNDS, INTEGERS, NUMBERS, TEXTS, add_job, add_options, own_path, parse_job
+from benchmarks.measured import BOUNDS, INTEGERS, NUMBERS, TEXTS, add_job, add_options, parse_job
 from benchmarks.paired import Comparison
+from benchmarks.publishing import add_replace, result_path, words_of
 
 LISTS = [
     ("async_vs_sync", "--floors"), ("async_vs_sync", "--bounds"), ("async_vs_sync", "--sequences"),
@@ -65,21 +66,22 @@ def test_a_list_has_at_least_one_value_each_of_its_kind() -> None:
             kind(text)
 
 
-def job(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[str, list[str], Path | None]:
+def job(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[str, list[str], Path]:
     call(monkeypatch, *words)
     parser = argparse.ArgumentParser()
     add_job(parser)
     add_options(parser)
     options = parse_job(parser)
-    return options.config, options.overrides, own_path("speed", options)
+    return options.config, options.overrides, result_path("speed", options)
 
 
-def test_a_job_is_told_in_the_same_words_everywhere(monkeypatch, capsys) -> None:
+def test_a_job_is_told_in_the_same_words_everywhere(monkeypatch, capsys, tmp_path: Path) -> None:
+    monkeypatch.setattr(runs, "RESULTS", tmp_path)
     for words in (("my.yaml", "a=1", "b=2"), ("a=1", "my.yaml", "b=2"), ("--config", "my.yaml", "a=1", "b=2")):
         config, overrides, path = job(monkeypatch, *words, "--runs-dir", "/mine")
         assert (config, overrides, path) == ("my.yaml", ["a=1", "b=2"], Path("/mine/speed.json"))
     assert job(monkeypatch, "a=1", "--runs-dir", "/mine") == ("", ["a=1"], Path("/mine/speed.json"))
-    assert job(monkeypatch) == ("", [], None)
+    assert job(monkeypatch) == ("", [], tmp_path / "speed.json")
     with pytest.raises(SystemExit):
         job(monkeypatch, "my.yaml", "--config", "other.yaml")
     assert "other.yaml and my.yaml: give one CONFIG" in capsys.readouterr().err
@@ -104,6 +106,8 @@ def measuring_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     swept = {"key": "k", "value": "1", "seed": 1, **dict.fromkeys(staleness.KEYS, 1.0)}
     costs = {"cpu_ms": 1.0, "wall_ms": 1.0}
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(interruption, "RESULT", tmp_path / "results" / "interruption.json")
     monkeypatch.setattr(measured, "train", summary)
     monkeypatch.setattr(interruption, "measure", ways)
     monkeypatch.setattr(staleness.Jobs, "measure", points)
@@ -133,8 +137,7 @@ def test_a_job_of_ones_own_leaves_the_published_result_alone(
             module.main()
     else:
         module.main()
-    published = interruption.RESULT if name == "interruption" else None
-    assert set(kept) == {tmp_path / "mine" / f"{name}.json" if words else published}
+    assert set(kept) == {tmp_path / ("mine" if words else "results") / f"{name}.json"}
 
 
 @pytest.mark.usefixtures("measuring_nothing")
@@ -144,6 +147,71 @@ def test_a_sweep_is_never_published(monkeypatch, tmp_path: Path) -> None:
     call(monkeypatch, "--sweep", "k=1", "--runs-dir", "mine")
     staleness.main()
     assert kept == [tmp_path / "mine" / "sweep.json"]
+
+
+@pytest.mark.parametrize(
+    ("made", "words", "is_published"),
+    [
+        ("--losses naive", "--losses naive", True),
+        ("--losses naive --seeds 1,2", "--seeds=1,2 --losses naive --go-on", True),
+        ("--losses naive", "--losses naive --seeds 1", False),
+        ("--losses naive", "", False),
+        ("", "--losses naive", False),
+        ("", "--losses naive --replace", True),
+        ("warm_start.sft.steps=200", "warm_start.sft.steps=200", True),
+        ("", "my.yaml", False),
+        ("", "my.yaml --replace", True),
+    ],
+)
+def test_what_is_published_is_replaced_by_its_own_command_alone(
+    made: str, words: str, is_published: bool, monkeypatch, tmp_path: Path, capsys
+) -> None:
+    monkeypatch.setattr(runs, "RESULTS", tmp_path)
+    (tmp_path / "speed.json").write_text(json.dumps({"command": f"python -m benchmarks.speed {made}".strip()}))
+    call(monkeypatch, *words.split(), "--runs-dir", "/mine")
+    parser = argparse.ArgumentParser()
+    for option in ("--losses", "--seeds"):
+        parser.add_argument(option)
+    add_job(parser)
+    add_options(parser)
+    path = result_path("speed", parse_job(parser))
+    assert path == (tmp_path if is_published else Path("/mine")) / "speed.json"
+    assert ("--replace publishes it" in capsys.readouterr().out) != is_published
+
+
+@pytest.mark.parametrize("name", ["packing", "engine", "controller", "weight_transfer", "soak", "delta", "routing"])
+def test_every_benchmark_whose_words_may_differ_can_publish(name: str, monkeypatch, capsys) -> None:
+    call(monkeypatch, "--help")
+    module = importlib.import_module(f"benchmarks.{name}")
+    with pytest.raises(SystemExit):
+        module.main(*([["--help"]] if name == "packing" else []))
+    assert "--replace" in capsys.readouterr().out
+
+
+def test_a_call_without_runs_is_written_where_benchmarks_run(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs, "RESULTS", tmp_path)
+    (tmp_path / "speed.json").write_text(json.dumps({"command": "python -m benchmarks.speed"}))
+    call(monkeypatch, "thinking")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("lengths")
+    add_replace(parser)
+    assert result_path("speed", parser.parse_args()) == tmp_path / "runs" / "benchmarks" / "speed.json"
+
+
+def test_words_of_a_command_are_the_same_in_any_order() -> None:
+    assert words_of("x --a=1 --b 2 key=3") == words_of("x key=3 --b=2 --a 1")
+    assert words_of("x --a=1 key=3", ["--a"]) == words_of("x key=3")
+
+
+def test_devices_that_are_none_are_one_sentence(monkeypatch) -> None:
+    for words, said in (
+        ("--devices gpu", "give real, or emulated:GPU"),
+        ("my.yaml --devices real", "it names its own"),
+    ):
+        call(monkeypatch, *words.split())
+        with pytest.raises(SystemExit, match=said):
+            interruption.main()
 
 
 def place_of(monkeypatch: pytest.MonkeyPatch, part: str, words: str) -> str:

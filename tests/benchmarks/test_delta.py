@@ -1,4 +1,4 @@
-"""A user's own job never overwrites the published figures of the delta benchmark."""
+"""Another job or another command never overwrites the published figures of the delta benchmark."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import pytest
 
 from benchmarks import delta, runs
 
+MADE = "warm_start.sft.steps=200"
 
-@pytest.mark.parametrize("config", ["configs/quickstart.yaml", "configs/gsm8k.yaml"])
+
+@pytest.mark.parametrize(
+    "words", [MADE, "", f"configs/gsm8k.yaml {MADE}", f"{MADE} model.path=x", f"{MADE} --lrs 1e-5"]
+)
 def test_only_the_published_job_writes_the_published_result(
-    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measured(config: str, dtype: str, rate: str, *_: Any) -> dict[str, Any]:
         sizes = {"full_bytes": 100, "median_bytes": 5, "min_bytes": 4, "max_bytes": 6, "share": 0.05}
@@ -23,11 +27,11 @@ def test_only_the_published_job_writes_the_published_result(
     monkeypatch.setattr(delta, "measure", measured)
     monkeypatch.setattr(runs, "RESULTS", tmp_path / "published")
     monkeypatch.setattr(runs, "show", lambda *_: None)
-    (tmp_path / "published").mkdir()
-    (tmp_path / "runs").mkdir()
-    monkeypatch.setattr(sys, "argv", ["delta", "--config", config, "--runs-dir", str(tmp_path / "runs")])
-    delta.main()
     published, own = tmp_path / "published" / "delta.json", tmp_path / "runs" / "delta.json"
-    written, untouched = (published, own) if config == delta.CONFIG else (own, published)
-    assert len(json.loads(written.read_text())["rows"]) == 6
-    assert not untouched.exists()
+    published.parent.mkdir()
+    published.write_text(before := json.dumps({"command": f"python -m benchmarks.delta {MADE}"}))
+    monkeypatch.setattr(sys, "argv", ["delta", *words.split(), "--runs-dir", str(own.parent)])
+    delta.main()
+    written = published if words == MADE else own
+    assert json.loads(written.read_text())["rows"]
+    assert (published.read_text() == before) == (words != MADE)

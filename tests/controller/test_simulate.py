@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from areal_like.emulation.replica import Replica, Sequence
 from areal_like.emulation.roofline import SHARES, Efficiencies, Measured, Roofline, smallest_tp
 from areal_like.errors import UserError
 from controller.cli import main
-from controller.simulate.calibrate import calibrate
+from controller.overrides import load_config
+from controller.simulate.calibrate import calibrate, other_threads
 from controller.simulate.job import Job
 from controller.simulate.lengths import parse_lengths
 from controller.simulate.plan import best, parse_sweep
@@ -315,7 +317,8 @@ def test_calibration_finds_the_costs_a_run_was_made_with(tmp_path):
     assert (found.train_step_s, found.train_token_s) == (pytest.approx(0.3, rel=1e-3), pytest.approx(1e-4, rel=1e-3))
 
 
-def test_from_batches_much_alike_no_fixed_part_of_a_step_is_read(tmp_path):
+def run_of_like_batches(tmp_path):
+    """Its folder."""
     folder = report_run(tmp_path, num_steps=30, step_s=4.0)
     pulses = pulse_rows(40, 4.0, wait=0.2, busy=0.7, workers=1, groups_per_step=3)
     for turn, pulse in enumerate(pulses):
@@ -327,7 +330,11 @@ def test_from_batches_much_alike_no_fixed_part_of_a_step_is_read(tmp_path):
         row = {"kind": "step", "time_s": float(step), "step": step, "wall_s": 4.0 * step}
         steps.append(row | {"tokens": tokens, "num_sampled_tokens": tokens - 120, "num_samples": 10, "step_s": 0.52})
     write_metrics(folder, [*pulses, *steps])
-    found, _ = calibrate(folder, slots=7)
+    return folder
+
+
+def test_from_batches_much_alike_no_fixed_part_of_a_step_is_read(tmp_path):
+    found, _ = calibrate(run_of_like_batches(tmp_path), slots=7)
     assert found.train_step_s == 0.0
     assert found.train_token_s == pytest.approx(1e-4, rel=2e-3)
 
@@ -385,7 +392,6 @@ def test_json_has_one_object_a_variant(capsys):
             for value in ("nan", "inf", "-1", "")
         ),
         (["--model", "32b", "--tp", "1", "--gpus", "8"], "GB of weights"),
-        (["--calibrate", "no-such-run"], "no-such-run"),
         (["--plot", "/no/such/folder/x.png"], "cannot be written"),
     ],
 )
@@ -398,6 +404,33 @@ def test_mistakes_are_told_in_one_line(capsys, arguments, words):
     printed = capsys.readouterr().err
     assert words in printed
     assert "Traceback" not in printed
+
+
+def test_a_sweep_over_modes_says_of_each_whether_a_runs_costs_are_its_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("controller.wiring.num_cores", lambda: 2)
+    run = str(run_of_like_batches(tmp_path).root)
+    Path(run, "config.yaml").write_text(Path("configs/quickstart.yaml").read_text())
+    told = ["simulate", "configs/quickstart.yaml", "--calibrate", run, "--steps", "4"]
+    assert main([*told, "--sweep", "mode=async,sync"]) == 0
+    warned = capsys.readouterr().err
+    assert warned.count("its costs are not those of this job") == 1
+    assert "`mode: sync` gives 2 and 2" in warned
+    for extra in ("--sweep gpus=8,16", "--sweep tp=1,2", "--efficiency bandwidth=0.5", "--model 7b"):
+        assert main([*told, *extra.split()]) == 2
+        assert "beside --calibrate: costs as a run measured them" in capsys.readouterr().err
+    assert main(["simulate", "configs/quickstart.yaml", "--calibrate", "no-such-run"]) == 2
+    assert "no-such-run" in capsys.readouterr().err
+
+
+def test_threads_are_compared_on_processor_cores_alone(monkeypatch):
+    monkeypatch.setattr("controller.wiring.num_cores", lambda: 2)
+    on_gpus = ["rollout.engine.device=cuda", "trainer.device=cuda"]
+    ran, on_cores = (load_config("quickstart", extra).config for extra in (on_gpus, []))
+    planned = [load_config("quickstart", ["mode=sync", *extra]).config for extra in (on_gpus, on_gpus[:1], [])]
+    words = [other_threads(ran, each) for each in planned]
+    assert words[0] is None
+    assert "its trainer had 1 threads, `mode: sync` gives 2" in str(words[1])
+    assert "its engine and trainer had 1 and 1 threads" in str(other_threads(on_cores, planned[2]))
 
 
 def test_of_nearly_equal_plans_the_freshest_is_best():
