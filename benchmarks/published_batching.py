@@ -3,16 +3,16 @@
 Owns: the setting of that figure, a pipeline's time over uneven micro-batches. Refuses: packing (areal_like/packing.py,
 the very code the trainer packs with), how a micro-batch's size changes a GPU's rate (it is taken to be the same).
 
-No number is fitted on this figure; the mean of the answers is the one solved from Table 1 (published.py), and the gain is
-told for a fifth less and more as well. Each rank gets as many answers; both ways it trains on the same ones. With a fixed number of
-micro-batches they hold as many answers each, whatever their lengths, so that the stages of a pipeline wait for each
-other's long ones; packed, they are even. The step ends when the slowest rank has ended.
+No number is fitted on this figure; the mean of the answers is the one solved from Table 1 (published.py), and the gain
+is told for a fifth less and more as well. Each rank gets as many answers; both ways it trains on the same ones. With a
+fixed number of micro-batches they hold as many answers each, whatever their lengths, so that the stages of a pipeline
+wait for each other's long ones; packed, they are even. The step ends when the slowest rank has ended.
 
 Sources, named as in published.py. [P] 7.5: 32 micro-batches, or 32,768 tokens in each; 1, 2 and 8 nodes of 8 GPUs. [C]
 benchmark/*/build_cmd.py: stages of the pipeline and GPUs a stage for each model, which leaves four ranks for each of
 the three sizes; ppo_n_minibatches 4 of 512 x 16 answers ([P] Table 3). Not known, and assumed, after both were compared
-with what was reported: that answers come mixed. In the order of their prompts a fixed number of micro-batches would hold
-one prompt's answers each; `by_prompt` is the gain then.
+with what was reported: that answers come mixed. In the order of their prompts a fixed number of micro-batches would
+hold one prompt's answers each; `by_prompt` is the gain then.
 """
 
 from __future__ import annotations
