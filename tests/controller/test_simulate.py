@@ -326,9 +326,10 @@ def run_of_like_batches(tmp_path):
         counters |= {"steps": 10.0 * turn, "tokens": 500.0 * turn, "prefill_tokens": 100.0 * turn, "busy_s": 1.0 * turn}
     steps = []
     for step in range(1, 31):
-        tokens = 5000 + 200 * (step % 3)
+        tokens, step_s = (1000, 0.2) if step == 7 else (5000 + 200 * (step % 3), 0.52)  # one odd batch is not enough
         row = {"kind": "step", "time_s": float(step), "step": step, "wall_s": 4.0 * step}
-        steps.append(row | {"tokens": tokens, "num_sampled_tokens": tokens - 120, "num_samples": 10, "step_s": 0.52})
+        facts = {"tokens": tokens, "num_sampled_tokens": tokens - 120, "num_samples": 10, "step_s": step_s}
+        steps.append(row | facts)
     write_metrics(folder, [*pulses, *steps])
     return folder
 
@@ -336,7 +337,7 @@ def run_of_like_batches(tmp_path):
 def test_from_batches_much_alike_no_fixed_part_of_a_step_is_read(tmp_path):
     found, _ = calibrate(run_of_like_batches(tmp_path), slots=7)
     assert found.train_step_s == 0.0
-    assert found.train_token_s == pytest.approx(1e-4, rel=2e-3)
+    assert found.train_token_s == pytest.approx(1e-4, rel=5e-3)
 
 
 def test_a_run_too_short_to_calibrate_with_says_so(tmp_path):
