@@ -52,6 +52,8 @@ KEPT = (
     "rollout_paused", "rollout_prefill", "staleness_mean", "bound_share", "trainer_alone_s", "rollout_alone_s",
     "late_share", "time_to_s", "speedup", "steps_counted", "cores_used",
 )  # fmt: skip
+FEWEST_COUNTED = 2
+"""Steps by which a rate is told."""
 WHICH = ("--floors", "--sequences")
 """Options that say which parts a command makes."""
 Row = dict[str, Any]
@@ -81,7 +83,7 @@ def main() -> None:
     if options.lengths and options.accuracy is not None:
         raise SystemExit("--lengths and --accuracy exclude each other: forced answers have no end of their own.")
     seeds = [1] if options.quick else options.seeds
-    extra = ["metrics.report=false", *batch] + (["num_steps=10"] if options.quick else [])
+    extra = ["metrics.report=false", *batch] + (["num_steps=12"] if options.quick else [])
     if kind != "emulated" and options.accuracy is None:
         extra += ["data.eval=null", "eval.every_steps=0"]
     elif kind != "emulated":
@@ -163,9 +165,21 @@ class Runner:
         return f"num_steps={config.num_steps + (config.staleness.bound or 0)}"
 
     def _window(self, contenders: Sequence[Contender]) -> tuple[int, int]:
-        """The steps that all of them count: those that the one running furthest ahead can."""
+        """The steps that all of them count: those that the one running furthest ahead can.
+
+        Raises UserError where those are none.
+        """
         configs = list(map(self._loaded, contenders))
-        return window_of(configs[0].num_steps, max(config.staleness.bound or 0 for config in configs))
+        num_steps, ahead = configs[0].num_steps, max(config.staleness.bound or 0 for config in configs)
+        first, last = window_of(num_steps, ahead)
+        if last - first < FEWEST_COUNTED:
+            raise UserError(
+                f"of {num_steps} steps {max(0, last - first)} would count: at max_staleness {ahead} the first {first} "
+                "take what was ready before",
+                where="num_steps",
+                remedy=f"give num_steps={first + FEWEST_COUNTED} or more, or lower --bounds",
+            )
+        return first, last
 
     def _loaded(self, contender: Contender) -> RunConfig:
         return load_config(self._config, [*contender.overrides, *self._overrides]).config

@@ -30,9 +30,14 @@ T = TypeVar("T")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """`--runs-dir`, `--go-on` and `--replace`."""
+    add_rows(parser)
+    add_replace(parser)
+
+
+def add_rows(parser: argparse.ArgumentParser) -> None:
+    """`--runs-dir` and `--go-on`."""
     parser.add_argument("--runs-dir", type=Path, default=RUNS)
     parser.add_argument("--go-on", action="store_true", help="take rows that an interrupted call has measured")
-    add_replace(parser)
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:

@@ -17,6 +17,8 @@ from benchmarks import runs
 
 RUNS = Path("runs/benchmarks")
 """Where runs of benchmarks lie unless --runs-dir says otherwise."""
+SWITCHES = ("--no-plan", "--no-real")
+"""Options without a value."""
 
 
 def add_replace(parser: argparse.ArgumentParser) -> None:
@@ -58,10 +60,19 @@ def chosen(
     return path
 
 
-def words_of(command: str, ignored: Collection[str] = ()) -> list[str]:
-    """Words of a command in any order, `--x=y` as two; without the ignored options and their values."""
+def words_of(command: str, ignored: Collection[str] = ()) -> tuple[list[tuple[str, str]], list[str]]:
+    """What a command says: its options with their values, in any order, without the ignored ones; and its other words
+    in theirs (of two overrides of one key the last one holds).
+    """
+    options: list[tuple[str, str]] = []
+    others: list[str] = []
     words = [part for word in command.split() for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    for option in ignored:
-        while option in words:
-            del words[(place := words.index(option)) : place + 2]
-    return sorted(words)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            others.append(word)
+            continue
+        value = words.pop(0) if words and not words[0].startswith("--") and word not in SWITCHES else ""
+        if word not in ignored:
+            options.append((word, value))
+    return sorted(options), others

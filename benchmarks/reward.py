@@ -33,7 +33,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runs import write
+from benchmarks.publishing import add_replace, result_path
+from benchmarks.runs import command_of, write
 from services.config import CodeOptions, RewardSettings
 from services.reward.job import Job, Outcome, frame
 from services.reward.pool import Pool
@@ -197,6 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="shorter, and no result file")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    add_replace(parser)
     options = parser.parse_args()
     window_s, num_turns = (1.0, 20) if options.quick else (6.0, 150)
     kinds: dict[str, tuple[str, Work]] = {
@@ -222,7 +224,7 @@ def main() -> None:
         aim = f"  at most {TARGET_OVERHEAD_MS:.0f}" if name.endswith("beside_bare") else ""
         print(f"{name:22} {told['median']:7.1f} ms ({told['low']:.1f} to {told['high']:.1f}){aim}")
     if not options.quick:
-        write("reward", "python -m benchmarks.reward", results)
+        print(f"written to {write('reward', command_of('reward'), results, result_path('reward', options))}")
 
 
 if __name__ == "__main__":

@@ -136,6 +136,7 @@ def machine() -> dict[str, Any]:
 def command_of(question: str) -> str:
     """The command that makes a result anew: as typed, but for what only says where rows and result lie."""
     words = [word for word in sys.argv[1:] if word not in ("--go-on", "--replace")]
+    words = [word for word in words if not word.startswith("--runs-dir=")]
     while "--runs-dir" in words:
         del words[(place := words.index("--runs-dir")) : place + 2]
     return " ".join([f"python -m benchmarks.{question}", *words])

@@ -39,7 +39,7 @@ from areal_like.errors import UserError
 from benchmarks import pictures
 from benchmarks import published as paper
 from benchmarks.fit_box import BOX, at_bound
-from benchmarks.measured import Measured, add_options
+from benchmarks.measured import Measured, add_rows
 from benchmarks.published_batching import figure_6a
 from benchmarks.runs import RESULTS, parts_with, write
 from benchmarks.simulated_jobs import rows as own_rows
@@ -318,7 +318,7 @@ def main() -> None:
     parser.add_argument("--parts", default="paper,batching", help="of paper, batching, runs, speed, with commas")
     parser.add_argument("--runs", nargs="+", action="append", default=[], type=Path, metavar="RUN")
     parser.add_argument("--quick", action="store_true")
-    add_options(parser)
+    add_rows(parser)
     options = parser.parse_args()
     if options.quick:
         print_table_1(table_1(Efficiencies(), sync_steps=QUICK_STEPS, async_steps=QUICK_STEPS))

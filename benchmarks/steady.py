@@ -43,9 +43,12 @@ def figures(folder: Path, window: tuple[int, int] | None = None) -> Row:
     data = _settled(folder)
     config = load_config(str(folder)).config
     ahead = config.staleness.bound or 0
-    first, last = window or window_of(len(data.steps) - ahead, ahead)
-    first = min(first, len(data.steps) - 2)
-    begin, counted = data.steps[first - 1], data.steps[first : max(first + 2, last)]
+    if window is None:
+        first, last = window_of(len(data.steps) - ahead, ahead)
+        first = min(first, len(data.steps) - 2)
+        window = first, max(first + 2, last)
+    first, last = window
+    begin, counted = data.steps[first - 1], data.steps[first:last]
     wall_s = counted[-1]["wall_s"] - begin["wall_s"]
     samples = sum(step["num_samples"] for step in counted)
     tokens = sum(step["num_sampled_tokens"] for step in counted)
@@ -60,7 +63,7 @@ def figures(folder: Path, window: tuple[int, int] | None = None) -> Row:
         "step_work": sum(map(work, counted)) / len(counted),
         "step_sampled": tokens * scale / len(counted),
         **_idle(pulses),
-        "cores_used": sum(used(pulses).values()) or None,
+        "cores_used": None if emulation else sum(used(pulses).values()) or None,
         "staleness_mean": statistics.fmean(step.get("staleness_mean", 0.0) for step in counted),
     }
     if emulation is not None:

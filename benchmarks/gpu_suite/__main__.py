@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 from benchmarks.gpu_suite.isolation import Outcome, run_part
 from benchmarks.gpu_suite.parts import PARTS, Part, chosen
 from benchmarks.gpu_suite.tables import render
+from benchmarks.publishing import add_replace, result_path
 from benchmarks.runs import RESULTS, command_of, write
 
 SELF_CHECK = "SELF-CHECK ON A CPU: tiny shapes; it shows that the suite runs, and none of its figures means anything"
@@ -114,7 +115,7 @@ def _save(
     if options.out is not None:
         print(f"written to {write('gpu_suite', command, result, options.out)}")
     elif is_complete:
-        print(f"written to {write('gpu_suite', command, result)}")
+        print(f"written to {write('gpu_suite', command, result, result_path('gpu_suite', options))}")
     elif not is_tiny:
         print("not complete: nothing written to benchmarks/results (--out FILE writes in any case)")
 
@@ -127,6 +128,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--only", default="", metavar="NAME,...", help="some parts")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON here, complete or not")
+    add_replace(parser)
     options = parser.parse_args(arguments)
     try:
         options.parts = chosen([name.strip() for name in options.only.split(",") if name.strip()])

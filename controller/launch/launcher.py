@@ -45,7 +45,7 @@ class Spawned(Protocol):
 
     @property
     def cpu_s(self) -> float | None:
-        """Processor time it has spent; None when that cannot be known."""
+        """Processor time it has spent, and what it started; None when that cannot be known."""
 
     @property
     def rss_mb(self) -> float | None:
@@ -150,7 +150,7 @@ class Launcher(ABC):
         return child.process.awaited if child and child.process.returncode is None else ""
 
     def cpu_s_of(self, name: str) -> float | None:
-        """Processor time the process has spent; None when that cannot be known."""
+        """Processor time the process has spent, and what it started; None when that cannot be known."""
         child = self._children.get(name)
         return child.process.cpu_s if child else None
 
@@ -161,16 +161,14 @@ class Launcher(ABC):
 
     def cpu_seconds(self) -> dict[str, float]:
         """Processor time of every process whose it can be known, what it started included, and of this one."""
-        here = {
+        here = {os.getpid(): CONTROLLER} | {
             child.process.pid: name for name, child in self._children.items() if isinstance(child.process, LocalPid)
         }
         spent = processor.cpu_seconds(here)
         told = {name: child.process.cpu_s for name, child in self._children.items() if name not in here.values()}
-        return (
-            {name: spent[pid] for pid, name in here.items() if pid in spent}
-            | {name: seconds for name, seconds in told.items() if seconds is not None}
-            | {CONTROLLER: time.process_time()}
-        )
+        return {here[pid]: seconds for pid, seconds in spent.items()} | {
+            name: seconds for name, seconds in told.items() if seconds is not None
+        }
 
     def log_of(self, name: str) -> Path:
         """Where the process writes stdout and stderr."""

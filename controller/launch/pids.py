@@ -15,9 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import psutil
-
-from controller.launch.processor import rss_mb
+from controller.launch.processor import cpu_seconds, rss_mb
 
 
 async def start_python(
@@ -55,12 +53,8 @@ class LocalPid(ABC):
 
     @property
     def cpu_s(self) -> float | None:
-        """Processor time it has spent."""
-        try:
-            times = psutil.Process(self.pid).cpu_times()
-        except psutil.Error:
-            return None
-        return float(times.user + times.system)
+        """Processor time it has spent, and what it started."""
+        return cpu_seconds([self.pid]).get(self.pid)
 
     @property
     def rss_mb(self) -> float | None:

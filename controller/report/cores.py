@@ -18,14 +18,24 @@ Between = tuple[int, float, dict[str, float]]
 
 
 def between(pulses: Sequence[Row]) -> Iterator[Between]:
-    """Each pair of neighbours, without the rest between two stretches of a run. A process that began anew has 0."""
+    """Each pair of neighbours, without the rest between two stretches of a run. A process that began anew in between
+    has what its new life has spent.
+    """
     for place, (earlier, later) in enumerate(itertools.pairwise(pulses), start=1):
         if number(later, "wall_s", 0.0) < number(earlier, "wall_s", 0.0):
             continue
         elapsed_s = number(later, "time_s") - number(earlier, "time_s")
         before, after = _spent(earlier), _spent(later)
         if elapsed_s > 0:
-            yield place, elapsed_s, {name: max(0.0, after[name] - before[name]) for name in after if name in before}
+            yield (
+                place,
+                elapsed_s,
+                {
+                    name: max(0.0, after[name] - (before[name] if _life(earlier, name) == _life(later, name) else 0.0))
+                    for name in after
+                    if name in before
+                },
+            )
 
 
 def used(pulses: Sequence[Row]) -> dict[str, float]:
@@ -46,6 +56,11 @@ def available(data: RunData) -> float:
         return math.nan
     told = data.pulses[-1].get("processor")
     return number(told, "cores") if isinstance(told, Mapping) else math.nan
+
+
+def _life(pulse: Row, name: str) -> object:
+    """Tells two processes of one name apart; None for the controller, which is one throughout a stretch."""
+    return pulse["processes"].get(name, {}).get("pid")
 
 
 def _spent(pulse: Row) -> dict[str, float]:

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from areal_like.emulation.lengths import Lengths
 from areal_like.emulation.machines import gpu_named, model_named
-from areal_like.emulation.roofline import SHARES, Efficiencies
+from areal_like.emulation.roofline import SHARES, Efficiencies, Measured
 from areal_like.errors import UserError
 from controller.config import RunConfig
 from controller.forced_lengths import forced_lengths
@@ -34,18 +34,27 @@ from controller.simulate.picture import draw
 
 DEFAULT_STEPS = 100
 DEFAULT_PROMPT = 200
+DEFAULT_GPU, DEFAULT_GPUS, DEFAULT_SHARE = "h800", 8, 0.75
 
 
 def simulate_command(arguments: argparse.Namespace) -> int:
     """Simulate what was asked for, print it, and return the exit status. Raises UserError."""
 
-    @functools.cache
-    def make(overrides: tuple[str, ...]) -> plan.Setup:
-        return setup_of(arguments, load_config(arguments.config, [*arguments.overrides, *overrides]).config)
-
     variants = [plan.parse_sweep(text) for text in arguments.sweep]
     if arguments.calibrate:
         _refuse_machines(arguments, variants)
+    run = MeasuredRun(arguments.calibrate) if arguments.calibrate else None
+
+    @functools.cache
+    def make(overrides: tuple[str, ...]) -> plan.Setup:
+        return setup_of(arguments, load_config(arguments.config, [*arguments.overrides, *overrides]).config, run)
+
+    def tried(overrides: tuple[str, ...]) -> plan.Setup:
+        setup = make(overrides)
+        if run is not None:
+            run.warn(setup.config)
+        return setup
+
     setup = make(())
     console = Console(stderr=True, highlight=False)
     total = 1
@@ -58,7 +67,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         if total > 1 and console.is_terminal:
             console.print(f"{_varied(trial)}: {trial.outcome.step_s:.1f} s a step", end="\r")
 
-    trials = plan.sweep(make, variants, tell)
+    trials = plan.sweep(tried, variants, tell)
     if arguments.json:
         sys.stdout.write(json.dumps([facts(trial) for trial in trials], indent=1) + "\n")
     else:
@@ -72,8 +81,9 @@ def simulate_command(arguments: argparse.Namespace) -> int:
 
 def _refuse_machines(arguments: argparse.Namespace, variants: Sequence[tuple[str, Sequence[str]]]) -> None:
     """A measured run's costs are those of its own machines. Raises UserError."""
+    machine = ("gpu", "gpus", "rollout_share", "tp", "model", "efficiency")
     told = [*(f"--sweep {key}" for key, _ in variants if key in plan.MACHINE_KEYS),
-            *(f"--{name}" for name in ("model", "efficiency") if getattr(arguments, name))]  # fmt: skip
+            *(f"--{name.replace('_', '-')}" for name in machine if getattr(arguments, name))]  # fmt: skip
     if told:
         raise UserError(
             "costs as a run measured them are those of its machines and its model, which this would not change",
@@ -82,20 +92,40 @@ def _refuse_machines(arguments: argparse.Namespace, variants: Sequence[tuple[str
         )
 
 
-def setup_of(arguments: argparse.Namespace, config: RunConfig) -> plan.Setup:
+class MeasuredRun:
+    """The run that --calibrate names. Raises UserError where there is none."""
+
+    def __init__(self, name: str) -> None:
+        self.folder = RunFolder(find_run(name).root)
+        self._config = load_config(str(self.folder.root)).config
+        self._costs: dict[int, tuple[Measured, int]] = {}
+        self._told: set[str] = set()
+
+    def costs(self, slots: int) -> tuple[Measured, int]:
+        """Its costs for engines of so many slots, and its mean prompt. Raises UserError where it is too short."""
+        if slots not in self._costs:
+            self._costs[slots] = calibrate(self.folder, slots=slots)
+        return self._costs[slots]
+
+    def warn(self, config: RunConfig) -> None:
+        """Say once why its costs are not those of a job, if so."""
+        words = other_threads(self._config, config)
+        if words is not None and words not in self._told:
+            self._told.add(words)
+            print(f"{self.folder.root}: {words}; calibrate with a run in the mode you plan", file=sys.stderr)
+
+
+def setup_of(arguments: argparse.Namespace, config: RunConfig, run: MeasuredRun | None = None) -> plan.Setup:
     """What the arguments describe. Raises UserError."""
-    run = RunFolder(find_run(arguments.calibrate).root) if arguments.calibrate else None
     setup = plan.Setup(
         config=config,
-        lengths=_lengths(arguments.lengths or (str(run.root) if run else ""), config),
+        lengths=_lengths(arguments.lengths or (str(run.folder.root) if run else ""), config),
         num_steps=arguments.steps or min(config.num_steps, DEFAULT_STEPS),
         prompt_tokens=arguments.prompt_tokens or DEFAULT_PROMPT,
         reward_s=arguments.reward_s,
     )
     if run is not None:
-        if (words := other_threads(load_config(str(run.root)).config, config)) is not None:
-            print(f"{run.root}: {words}; calibrate with a run in the mode you plan", file=sys.stderr)
-        measured, prompt = calibrate(run, slots=config.rollout.engine.num_slots)
+        measured, prompt = run.costs(config.rollout.engine.num_slots)
         return replace(setup, measured=measured, prompt_tokens=arguments.prompt_tokens or prompt)
     reached = Efficiencies()
     for text in arguments.efficiency:
@@ -108,8 +138,9 @@ def setup_of(arguments: argparse.Namespace, config: RunConfig) -> plan.Setup:
             remedy="name one, such as --model 7b, or take the costs of a run of yours: --calibrate RUN",
         )
     return replace(
-        setup, gpu=gpu_named(arguments.gpu), model=model_named(name), gpus=arguments.gpus,
-        rollout_share=arguments.rollout_share, tp=arguments.tp, reached=reached,
+        setup, gpu=gpu_named(arguments.gpu or DEFAULT_GPU), model=model_named(name),
+        gpus=arguments.gpus or DEFAULT_GPUS, rollout_share=arguments.rollout_share or DEFAULT_SHARE,
+        tp=arguments.tp, reached=reached,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ import os
 import time
 from collections import Counter, deque
 
+from areal_like.descendants import children_of
 from areal_like.errors import DeadlineExceeded, OperationError, UserError
 from services.config import RewardSettings
 from services.reward import process_tree
@@ -56,7 +57,7 @@ class Pool:
         self._lost = asyncio.Event()
         self._num_failed_starts = 0
         self._output_log = OutputLog()
-        self._others = frozenset(process_tree.children_of(os.getpid()))
+        self._others = frozenset(children_of(os.getpid()))
         """Children of ours that are none of the pool's business."""
         self.counters: Counter[str] = Counter()
         self.names: list[str] = []

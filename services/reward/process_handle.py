@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from areal_like.descendants import descendants_of
 from areal_like.errors import OperationError, UserError
 from services.reward import process_tree
 from services.reward.job import (
@@ -134,7 +135,7 @@ class ScoringProcess:
             raise UserError(answer.sentence)
         if not isinstance(answer, Ready):
             raise Died("the scoring process broke its protocol while loading")
-        self.helpers = frozenset(process_tree.descendants_of(self.pid))
+        self.helpers = frozenset(descendants_of(self.pid))
         return answer
 
     async def score(self, job: bytes, job_id: int, limit_s: float) -> Outcome:
@@ -146,7 +147,7 @@ class ScoringProcess:
 
     def left_behind(self) -> set[int]:
         """Processes that run below it and are none of its helpers."""
-        return process_tree.living(set(process_tree.descendants_of(self.pid)) - self.helpers)
+        return process_tree.living(set(descendants_of(self.pid)) - self.helpers)
 
     def check(self) -> bool:
         """False once the process has ended; wakes the exchange that waits for it."""

@@ -1,6 +1,6 @@
 """Finding and ending whole process trees, so that nothing a scorer started stays behind.
 
-Owns: subreaping, listing, stop-then-kill. Refuses: deciding who has to go.
+Owns: subreaping, stop-then-kill. Refuses: listing (areal_like/descendants.py), deciding who has to go.
 
 Why nothing escapes (Linux): the service and each scoring process are subreapers, so an orphan, daemonised or not,
 becomes a child of the scoring process, or of the service when that is dead, and is found there. A tree is stopped
@@ -18,9 +18,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 import psutil
+
+from areal_like.descendants import children_of, descendants_of
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_ROUNDS = 200
@@ -31,36 +32,6 @@ def become_subreaper() -> None:
     """Orphans among our descendants become our children. Does nothing off Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def children_of(pid: int) -> list[int]:
-    """Process ids of the children of all threads of a process, zombies included; empty when it is gone.
-
-    Asked after every verdict: without objects for paths it takes half as long.
-    """
-    children: list[int] = []
-    tasks = f"/proc/{pid}/task"
-    try:
-        for task in os.listdir(tasks):
-            gone = contextlib.suppress(ProcessLookupError, FileNotFoundError)  # a thread that ended meanwhile
-            with gone, open(f"{tasks}/{task}/children", "rb") as file:
-                children += map(int, file.read().split())
-    except (FileNotFoundError, ProcessLookupError):
-        if Path("/proc/self/task").exists():
-            return []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            children = [child.pid for child in psutil.Process(pid).children()]
-    return children
-
-
-def descendants_of(pid: int) -> list[int]:
-    """All process ids below `pid`, parents before children."""
-    found, waiting = [], children_of(pid)
-    while waiting:
-        child = waiting.pop()
-        found.append(child)
-        waiting += children_of(child)
-    return found
 
 
 def is_alive(pid: int) -> bool:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from areal_like.errors import UserError
 from benchmarks import async_vs_sync, interruption, steady
 from benchmarks.contenders import APART, FULLER, Contender, Emulated, Own, Real
 from benchmarks.measured import Measured
@@ -80,6 +81,14 @@ def test_all_contenders_count_the_same_steps(tmp_path, monkeypatch):
     assert {window for window, _ in asked if window is not None} == {(9, 24)}
     assert [steps for window, steps in asked if window is not None] == [24, 25, 25, 32]
     assert set(runner.tried) == {one.name for one in Real(384, 2).baselines()}
+
+
+def test_too_few_steps_for_all_contenders_to_count_the_same_are_refused(tmp_path):
+    contenders = Real(16, 2).contenders([1, 8], None)
+    runner = async_vs_sync.Runner("configs/quickstart.yaml", ["num_steps=10"], tmp_path, None, Measured(None))
+    with pytest.raises(UserError, match="of 10 steps 1 would count: at max_staleness 8 the first 9 take"):
+        runner._window(contenders)
+    assert runner._window(contenders[:2]) == (2, 10)
 
 
 def test_what_trainer_and_engine_need_alone_is_told_in_processor_time_by_token(tmp_path, monkeypatch):

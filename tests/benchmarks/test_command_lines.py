@@ -179,7 +179,9 @@ def test_what_is_published_is_replaced_by_its_own_command_alone(
     assert ("--replace publishes it" in capsys.readouterr().out) != is_published
 
 
-@pytest.mark.parametrize("name", ["packing", "engine", "controller", "weight_transfer", "soak", "delta", "routing"])
+@pytest.mark.parametrize(
+    "name", ["packing", "engine", "controller", "weight_transfer", "soak", "delta", "routing", "reward"]
+)
 def test_every_benchmark_whose_words_may_differ_can_publish(name: str, monkeypatch, capsys) -> None:
     call(monkeypatch, "--help")
     module = importlib.import_module(f"benchmarks.{name}")
@@ -202,6 +204,9 @@ def test_a_call_without_runs_is_written_where_benchmarks_run(monkeypatch, tmp_pa
 def test_words_of_a_command_are_the_same_in_any_order() -> None:
     assert words_of("x --a=1 --b 2 key=3") == words_of("x key=3 --b=2 --a 1")
     assert words_of("x --a=1 key=3", ["--a"]) == words_of("x key=3")
+    assert words_of("x --a 1 --b 2") != words_of("x --a 2 --b 1")
+    assert words_of("x a=1 a=2") != words_of("x a=2 a=1"), "the last one holds"
+    assert words_of("x --no-real mine.yaml") == words_of("x mine.yaml --no-real")
 
 
 def test_devices_that_are_none_are_one_sentence(monkeypatch) -> None:
@@ -236,5 +241,5 @@ def test_a_published_part_is_replaced_by_its_own_command_alone(monkeypatch, tmp_
 
 
 def test_a_command_is_kept_without_where_its_result_goes(monkeypatch) -> None:
-    call(monkeypatch, "--replace", "--seeds", "1", "--runs-dir", "mine", "--go-on")
+    call(monkeypatch, "--replace", "--seeds", "1", "--runs-dir", "mine", "--go-on", "--runs-dir=mine")
     assert runs.command_of("speed") == "python -m benchmarks.speed --seeds 1"

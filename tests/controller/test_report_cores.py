@@ -34,12 +34,10 @@ def test_a_process_is_told_with_what_it_started_dead_or_alive(tmp_path):
         launcher = LocalLauncher(tmp_path)
         await launcher.start("family", ["-S", "-c", FAMILY], dict(os.environ))
         await until(lambda: "spun" in launcher.log_of("family").read_text())
-        alone = launcher.cpu_s_of("family")
         found = launcher.cpu_seconds()
-        assert alone is not None
-        assert alone < 0.4
-        assert found["family"] >= 0.8
-        assert found[CONTROLLER] == pytest.approx(time.process_time(), abs=0.5)
+        assert found["family"] <= (launcher.cpu_s_of("family") or 0.0) + 0.01
+        assert found["family"] >= (0.7 if sys.platform == "linux" else 0.35), "of 0.4 s each, in hundredths"
+        assert found[CONTROLLER] >= time.process_time() - 0.1
         await launcher.stop_all(0.0)
 
     bounded(test())
@@ -69,10 +67,19 @@ def test_a_process_that_is_not_there_is_left_out():
 def test_cores_are_the_growth_of_processor_time_over_the_time_between_pulses():
     pulses = pulse_rows(3, step_s=2.0, used={"trainer": 0.9, "rollout-0": 0.5})
     assert used(pulses) == pytest.approx({"trainer": 0.9, "rollout-0": 0.5})
-    again = {**pulses[2], "processor": {"cores": 2, "cpu_s": {"trainer": 0.0}}}
-    found = list(between([pulses[0], pulses[1], again]))
+    later = {**pulses[2], "processor": {"cores": 2, "cpu_s": {"trainer": 0.0}}}
+    found = list(between([pulses[0], pulses[1], later]))
     assert [(place, seconds) for place, seconds, _ in found] == [(1, 2.0), (2, 2.0)]
-    assert found[1][2] == {"trainer": 0.0}, "it began anew; rollout-0 is not there any more"
+    assert found[1][2] == {"trainer": 0.0}, "what fell has not grown; rollout-0 is not there any more"
+
+
+def test_a_process_that_began_anew_has_what_its_new_life_has_spent():
+    before, after = pulse_rows(1, step_s=2.0, used={"trainer": 0.9, "controller": 0.1})
+    before["processor"]["cpu_s"] = {"trainer": 100.0, "controller": 1.0}
+    after["processor"]["cpu_s"] = {"trainer": 150.0, "controller": 1.5}
+    assert next(between([before, after]))[2] == {"trainer": 50.0, "controller": 0.5}
+    after["processes"]["trainer"]["pid"] = 2
+    assert next(between([before, after]))[2] == {"trainer": 150.0, "controller": 0.5}
 
 
 def test_the_rest_between_two_stretches_is_no_time():

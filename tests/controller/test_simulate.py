@@ -18,7 +18,7 @@ from areal_like.emulation.roofline import SHARES, Efficiencies, Measured, Roofli
 from areal_like.errors import UserError
 from controller.cli import main
 from controller.overrides import load_config
-from controller.simulate.calibrate import calibrate, other_threads
+from controller.simulate.calibrate import _training, calibrate, other_threads
 from controller.simulate.job import Job
 from controller.simulate.lengths import parse_lengths
 from controller.simulate.plan import best, parse_sweep
@@ -340,6 +340,13 @@ def test_from_batches_much_alike_no_fixed_part_of_a_step_is_read(tmp_path):
     assert found.train_token_s == pytest.approx(1e-4, rel=5e-3)
 
 
+@pytest.mark.parametrize("count", range(5, 11))
+@pytest.mark.parametrize("odd", [1000.0, 56_000.0])
+def test_in_a_short_run_one_odd_batch_would_be_a_tenth(count, odd):
+    steps = [{"tokens": odd if step == 3 else 5000.0 + 100 * (step % 7), "step_s": 0.5} for step in range(count)]
+    assert _training(steps)[0] == 0.0
+
+
 def test_a_run_too_short_to_calibrate_with_says_so(tmp_path):
     with pytest.raises(UserError, match="too little was measured"):
         calibrate(report_run(tmp_path, num_steps=2), slots=4)
@@ -416,7 +423,12 @@ def test_a_sweep_over_modes_says_of_each_whether_a_runs_costs_are_its_own(tmp_pa
     warned = capsys.readouterr().err
     assert warned.count("its costs are not those of this job") == 1
     assert "`mode: sync` gives 2 and 2" in warned
-    for extra in ("--sweep gpus=8,16", "--sweep tp=1,2", "--efficiency bandwidth=0.5", "--model 7b"):
+    assert main([*told, "mode=sync", "--sweep", "mode=async"]) == 0
+    assert "not those of this job" not in capsys.readouterr().err, "what is not simulated"
+    assert main([*told, "mode=sync", "--sweep", "groups_per_step=8,16,24"]) == 0
+    assert capsys.readouterr().err.count("its costs are not those of this job") == 1
+    for extra in ("--sweep gpus=8,16", "--sweep tp=1,2", "--efficiency bandwidth=0.5", "--model 7b", "--gpus 16",
+                  "--gpu h200", "--tp 2", "--rollout-share 0.5"):  # fmt: skip
         assert main([*told, *extra.split()]) == 2
         assert "beside --calibrate: costs as a run measured them" in capsys.readouterr().err
     assert main(["simulate", "configs/quickstart.yaml", "--calibrate", "no-such-run"]) == 2

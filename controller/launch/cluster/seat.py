@@ -35,6 +35,8 @@ from controller.launch.processor import cpu_seconds, rss_mb
 CHUNK_BYTES = 256 << 10
 """Of a log in one answer."""
 POLL_S = 0.1
+LOOK_S = 1.0
+"""Between two looks at what the child and its children use."""
 """How late a new line of the log is seen."""
 START_S = 30.0
 """To fork and exec."""
@@ -99,6 +101,8 @@ class Seat:
         self._weights: Path | None = None
         self._spawned, self._ended = threading.Event(), threading.Event()
         self._fault: OSError | None = None
+        self._looked_s: float | None = None
+        self._found: tuple[float | None, float | None] = (None, None)
 
     def place(self) -> Place:
         """Where it is. It can answer as soon as Ray has found it a node."""
@@ -200,8 +204,10 @@ class Seat:
         """Processor time in seconds, resident memory in MiB."""
         if self._child is None:
             return None, None
-        pid = self._child.pid
-        return cpu_seconds({pid}).get(pid), rss_mb(pid)
+        pid, now_s = self._child.pid, time.monotonic()
+        if self._looked_s is None or now_s - self._looked_s >= LOOK_S:  # a talkative process is asked at every line
+            self._looked_s, self._found = now_s, (cpu_seconds([pid]).get(pid), rss_mb(pid))
+        return self._found
 
 
 def with_host(address: str, host: str) -> str:

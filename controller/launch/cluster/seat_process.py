@@ -80,7 +80,7 @@ class SeatProcess:
 
     @property
     def cpu_s(self) -> float | None:
-        """Processor time it had spent at its last news."""
+        """Processor time it had spent at its last news, and what it started."""
         return self._cpu_s
 
     @property
