@@ -119,17 +119,17 @@ def staleness(result: Result) -> str:
             ))  # fmt: skip
     first = result["bounds"][0]
     head = ("max_staleness, loss", "final accuracy", "samples/s", f"over bound {first}", "mean staleness", "`ess`")
-    differences = "; ".join(
-        f"{bound}: {paired['mean']:+.3f}"
-        + ("" if paired["half_width_95"] is None else f" ± {paired['half_width_95']:.3f}")
-        for bound, paired in result["decoupled_minus_naive"].items()
-    )
     seeds = ", ".join(str(seed) for seed in result["seeds"])
-    words = (
-        f"Accuracy of decoupled minus naive, paired by seed (seeds {seeds}), with its 95 % interval, by bound: "
-        f"{differences}."
-    )
-    return table(head, rows) + (f"\n\n{words}" if differences else "")
+    against = [
+        (f"{loss} minus naive", *(
+            f"{paired['mean']:+.3f}" + ("" if paired["half_width_95"] is None else f" ± {paired['half_width_95']:.3f}")
+            for paired in by_bound.values()
+        ))
+        for loss, by_bound in result["minus_naive"].items()
+    ]  # fmt: skip
+    words = f"Accuracy, paired by seed (seeds {seeds}), with its 95 % interval, by max_staleness:"
+    told = f"{words}\n\n{table(('', *result['bounds']), against)}"
+    return table(head, rows) + (f"\n\n{told}" if against else "")
 
 
 def sweep(result: Result) -> str:
