@@ -171,8 +171,13 @@ def _content(word: str) -> str:
 
 
 def _commit() -> str:
-    words = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
+    git = ["git", "-C", str(REPOSITORY)]
+    code = ["--", ".", ":!benchmarks/results", ":!docs/pictures"]  # what a benchmark itself writes on its way
     try:
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        commit, changed = (
+            subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout.strip()
+            for words in (["describe", "--always"], ["status", "--porcelain", "--untracked-files=no", *code])
+        )
+        return f"{commit}-dirty" if changed else commit
     except (OSError, subprocess.CalledProcessError):
         return "a checkout without git"
