@@ -4,13 +4,21 @@
     python -m benchmarks.modes --quick               2 seeds, 20 steps, about 5 minutes; writes nothing
     python -m benchmarks.modes configs/mine.yaml num_steps=40
 
-`sync` has all cores in both phases, strictly one after the other; `async` has one core per process. What is compared,
-and how: benchmarks/paired.py.
+`sync` has all cores in both phases, strictly one after the other, with a rollout worker on each, which the search of
+benchmarks/async_vs_sync.py finds fastest for so small a model (CONFIG runs with the workers it names); `async` has one
+core per process. What is compared, and how: benchmarks/paired.py.
 """
 
 from __future__ import annotations
 
 from benchmarks.paired import Comparison
+from controller.wiring import num_cores
+
+
+def main() -> None:
+    a_core_each = (f"rollout.num_workers={num_cores()}", "rollout.threads=1")
+    Comparison("modes", "mode", ("sync", "one_step_off", "async"), {"sync": a_core_each}).main(__doc__)
+
 
 if __name__ == "__main__":
-    Comparison("modes", "mode", ("sync", "one_step_off", "async")).main(__doc__)
+    main()

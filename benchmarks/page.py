@@ -4,7 +4,7 @@
     python -m benchmarks.page RESULT.json ...         these
 
 Owns: the page (one HTML file beside the result, nothing loaded from anywhere). Refuses: tables (benchmarks/tables),
-plots (plots.py and the benchmarks that draw their own).
+plots (panels.py and the benchmarks that draw their own).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from markdown_it import MarkdownIt
 
 from benchmarks import plots
+from benchmarks.panels import panels_of
 from benchmarks.runs import REPOSITORY, RESULTS
 from benchmarks.tables import markdown
 
@@ -72,7 +73,8 @@ def _draw(name: str, result: dict[str, Any], source: Path, picture: Path) -> Pat
     if name in OWN:
         drawn: Path | None = importlib.import_module(f"benchmarks.{name}").plot(source, picture)
     else:
-        drawn = plots.draw(name, result, source, picture)
+        panels = panels_of(name, result)
+        drawn = plots.draw(name, panels, source, picture) if panels else None
     if drawn is None:
         picture.unlink(missing_ok=True)
     return drawn

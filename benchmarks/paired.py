@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.measured import INTEGERS, Measured, add_job, add_options, parse_job
@@ -35,6 +35,8 @@ class Comparison:
     name: str
     setting: str
     values: tuple[str, ...]
+    own: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By value: what it runs best with, where the published job is compared; a CONFIG of one's own runs as it is."""
 
     def main(self, description: str | None) -> None:
         """Read the command line, run, print and write."""
@@ -51,7 +53,8 @@ class Comparison:
         rows: list[Row] = []
         for seed in seeds:
             for value in self.values:
-                given = [f"seed={seed}", f"{self.setting}={value}", *overrides]
+                best = () if options.config else self.own.get(value, ())
+                given = [f"seed={seed}", f"{self.setting}={value}", *best, *overrides]
                 summary = measured.job(config, given, options.runs_dir)
                 rows.append({"seed": seed, "side": value, **{key: summary[key] for key in (*KEYS, "measured")}})
                 print("  ".join(f"{key} {rows[-1][key]}" for key in ("seed", "side", *TOLD)), flush=True)

@@ -5,8 +5,8 @@
     python -m benchmarks.peer_trl --quick          one seed, no tuning: about 12 minutes; writes nothing
 
 Same tiny model (the quickstart's warm start, one per seed), prompts, reward, group size, batch, token limit and cores.
-Ours is `mode: async` as shipped. TRL runs in an environment of its own, with both cores for every phase; its clock
-stands still while it evaluates, ours runs on. TRL is first tried for speed: several micro-batches, and continuous
+Ours is `mode: async`, set as told below. TRL runs in an environment of its own, with both cores for every phase; its
+clock stands still while it evaluates, ours runs on. TRL is first tried for speed: several micro-batches, and continuous
 batching (set up as in benchmarks/engine.py) instead of `generate`. Then both are tuned on a seed that is not counted:
 over the same learning rates, and at the best of them with two updates a batch instead of one (TRL also with two-sided
 clipping then); ours, which is ordinary PPO as TRL's, but with dual clip, also with the decoupled loss, with a staleness

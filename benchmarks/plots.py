@@ -1,21 +1,18 @@
-"""What is drawn of each result file: bars over named cases, or lines over a number.
+"""Panels as pictures: bars over named cases, or lines over a number.
 
-Owns: the choice of what to show, one function a benchmark (those with a plot of their own draw it beside their
-question). Refuses: the look and the file (pictures.py), numbers that are not in the result.
+Owns: how a panel is laid out and named. Refuses: which panels a result has (panels.py), look and file (pictures.py).
 """
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import pictures
-
-Result = dict[str, Any]
 
 BAR_IN = 0.19
 """Height of one bar, inches."""
@@ -58,11 +55,8 @@ class Panel:
         return bool(self.places) and not isinstance(self.places[0], str)
 
 
-def draw(name: str, result: Result, source: Path, picture: Path) -> Path | None:
-    """The picture of a result file; None where a benchmark has nothing to draw here."""
-    panels = PLOTS[name](result) if name in PLOTS else []
-    if not panels:
-        return None
+def draw(name: str, panels: Sequence[Panel], source: Path, picture: Path) -> Path:
+    """One picture of all panels of a result file, one below the other."""
     made, axes = pictures.figure(len(panels), heights_in=[_height_in(panel) for panel in panels])
     left_in = max(_labels_in(panel) for panel in panels)  # their axes are aligned
     for axis, panel in zip(axes, panels, strict=True):
@@ -154,263 +148,3 @@ def _described(panel: Panel) -> str:
         if (value := series.values[index]) is not None
     ]
     return f"{panel.title}: {', '.join(told)}"
-
-
-# ---------------------------------------------------------------- one function a benchmark
-
-
-def _spread(told: Result, middle: str = "median") -> tuple[float, tuple[float, float]]:
-    return told[middle], (told["low"], told["high"])
-
-
-def _from_spreads(name: str, told: Iterable[Result], middle: str = "median") -> Series:
-    pairs = [_spread(one, middle) for one in told]
-    return Series(name, [value for value, _ in pairs], [spread for _, spread in pairs])
-
-
-def _from_intervals(name: str, pairs: Iterable[Sequence[float]]) -> Series:
-    """Means and half widths; an infinite half width (one seed) is not drawn."""
-    told = [(mean, half if half is not None and half < float("inf") else None) for mean, half in pairs]
-    spreads = [None if half is None else (mean - half, mean + half) for mean, half in told]
-    return Series(name, [mean for mean, _ in told], spreads)
-
-
-def _quickstart(result: Result) -> list[Panel]:
-    rows = result["rows"]
-    places = [f"{row['kind'].replace('_', ' ')}, seed {row['seed']}" for row in rows]
-    series = [
-        Series(name, [row[key] for row in rows])
-        for name, key in (("before", "accuracy_before"), ("after", "accuracy_after"))
-    ]
-    return [Panel("greedy accuracy on held-out prompts", places, series, mark=0.9)]
-
-
-def _paired(result: Result) -> list[Panel]:
-    told = result["sides"]
-    return [
-        Panel(title, list(told), [_from_intervals(title, (values[key] for values in told.values()))])
-        for title, key in (("accuracy, 95 % interval", "accuracy_after"), ("samples/s, 95 % interval", "samples_per_s"))
-    ]
-
-
-def _engine(result: Result) -> list[Panel]:
-    told = {
-        f"{case['workload']}, {case['slots']} slots: {side}": ratio
-        for case in result["cases"]
-        for side, ratio in case["ratio"].items()
-    }
-    return [Panel("embedded engine over others, tokens/s", list(told), [_from_spreads("", told.values())], mark=1)]
-
-
-def _soak(result: Result) -> list[Panel]:
-    rows = [row for row in result["processes"] if row["minute_3_mb"] is not None]
-    series = [
-        Series(name, [row[key] for row in rows])
-        for name, key in (("minute 3", "minute_3_mb"), (f"minute {result['minutes']:g}", "end_mb"))
-    ]
-    return [Panel("resident memory, MB", [row["process"] for row in rows], series)]
-
-
-def _reward(result: Result) -> list[Panel]:
-    speed, cost = result["throughput"], result["overhead_ms"]
-    return [
-        Panel("verdicts/s", list(speed), [_from_spreads("", speed.values())], is_logarithmic=True),
-        Panel("one program on one core, ms", [name.replace("_", " ") for name in cost],
-              [_from_spreads("", cost.values())]),
-    ]  # fmt: skip
-
-
-def _reward_rates(result: Result) -> list[Panel]:
-    told = {name: one for name, one in result.items() if isinstance(one, dict) and "as_they_must_be" in one}
-    shares = [one["as_they_must_be"] / one["rows"] for one in told.values()]
-    return [Panel("verdicts that are as they must be", list(told), [Series("", shares)])]
-
-
-def _telemetry(result: Result) -> list[Panel]:
-    arms = [arm for arm in ("watched", "sinks") if arm in result]
-    series = []
-    for name, key in (("processor time", "cpu_lost"), ("wall time", "wall_lost")):
-        told = [result[arm][key] for arm in arms]
-        halves = [100 * (math.inf if one["half_width_95"] is None else one["half_width_95"]) for one in told]
-        series.append(_from_intervals(name, zip([100 * one["mean"] for one in told], halves, strict=True)))
-    return [Panel("throughput lost, %, 95 % interval", arms, series, mark=100 * result["limit"])]
-
-
-def _weight_transfer(result: Result) -> list[Panel]:
-    panels = []
-    for size in sorted({row["mb"] for row in result["rows"]}):
-        rows = [row for row in result["rows"] if row["mb"] == size]
-        series = [
-            Series(name, [row[key] for row in rows])
-            for name, key in (("seen", "seen_ms"), ("allowed", "allowed_ms"))
-            if key in rows[0]
-        ]
-        panels.append(Panel(f"pause of generation, ms, {size:.0f} MB", [row["way"] for row in rows], series,
-                            is_logarithmic=True))  # fmt: skip
-    return panels
-
-
-def _delta(result: Result) -> list[Panel]:
-    rates = sorted({row["lr"] for row in result["rows"]})
-    series = []
-    for dtype in dict.fromkeys(row["dtype"] for row in result["rows"]):
-        rows = [row for row in result["rows"] if row["dtype"] == dtype]
-        shares = {row["lr"]: 100 * sum(row["sizes"]) / len(row["sizes"]) / row["full_bytes"] for row in rows}
-        series.append(Series(dtype, [shares.get(rate) for rate in rates]))
-    return [Panel("bytes of a version, mean, % of a whole one", rates, series, axis="learning rate")]
-
-
-def _packing(result: Result) -> list[Panel]:
-    places = [row["set"].replace("_", " ") for row in result["rows"]]
-    series = []
-    for form, name in (("padded", "in the order they came"), ("sorted", "longest first")):
-        ratios = [sorted(row["padding"][form]["ratio"]) for row in result["rows"]]
-        series.append(Series(name, [one[len(one) // 2] for one in ratios], [(one[0], one[-1]) for one in ratios]))
-    return [Panel("packed over padded, tokens/s", places, series, mark=1)]
-
-
-def _checkpoint(result: Result) -> list[Panel]:
-    cost, idle = result["cost"], result["idle"]
-    places = ["training stands still", "a step takes longer", "idle between steps"]
-    more = (100 * (cost["more_mean"] - cost["more_95"]), 100 * (cost["more_mean"] + cost["more_95"]))
-    values = [100 * value for value in (cost["stall_share"], cost["more_mean"], idle["idle_share"])]
-    return [Panel("cost of one checkpoint a step, %", places, [Series("", values, [None, more, None])], mark=2)]
-
-
-def _controller(result: Result) -> list[Panel]:
-    kinds = list(dict.fromkeys(row["kind"] for row in result["rows"]))
-    counts = sorted({row["workers"] for row in result["rows"]})
-    panels = []
-    for title, key in (("trajectories of 2,000 tokens a second", "trajectories_per_s"),
-                       ("processor time of each, ms", "cpu_ms_per_trajectory")):  # fmt: skip
-        series = []
-        for kind in kinds:
-            found = [
-                sorted(row[key] for row in result["rows"] if (row["kind"], row["workers"]) == (kind, count))
-                for count in counts
-            ]
-            series.append(Series(kind, [one[len(one) // 2] if one else None for one in found],
-                                 [(one[0], one[-1]) if one else None for one in found]))  # fmt: skip
-        panels.append(Panel(title, [float(count) for count in counts], series, axis="workers"))
-    return panels
-
-
-def _interruption(result: Result) -> list[Panel]:
-    lines = [line for part in result["parts"].values() for line in part["lines"]]
-    ways = list(dict.fromkeys(line["way"] for line in lines))
-    places = list(dict.fromkeys(line["place"] for line in lines))
-    found = {(line["place"], line["way"]): (line["ratio"], line["ratio_half_width_95"]) for line in lines}
-    series = [_from_intervals(way, (found[place, way] for place in places)) for way in ways]
-    narrow = [place.replace(", floor", ",\nfloor") for place in places]
-    return [Panel("tokens/s over drain, 95 % interval", narrow, series, mark=1)]
-
-
-def _logprob_memory(result: Result) -> list[Panel]:
-    rows = result["rows"]
-    cases = list(dict.fromkeys((row["predictions"], row["vocabulary"]) for row in rows))
-    chunks = list(dict.fromkeys(row["chunk"] for row in rows))
-    found = {(row["predictions"], row["vocabulary"], row["chunk"]): row["peak_mb"] for row in rows}
-    series = [
-        Series(f"chunk {chunk}" if chunk else "whole logits", [found.get((*case, chunk)) for case in cases])
-        for chunk in chunks
-    ]
-    places = [f"{num:,} x {vocabulary:,}" for num, vocabulary in cases]
-    return [Panel("peak memory, MB", places, series, is_logarithmic=True)]
-
-
-def _divergence(result: Result) -> list[Panel]:
-    rows = [row for row in result["rows"] if row["is_driven_too_hard"]]
-    told = [Series(name, [row[key] for row in rows]) for name, key in (("warned", "warned"), ("fallen", "fell"))]
-    return [
-        Panel("step of the first warning, and of the fall", [f"{row['loss']}, {row['seed']}" for row in rows], told)
-    ]
-
-
-def _sweep(result: Result) -> list[Panel]:
-    lines = result["lines"]
-    places = [line["value"] for line in lines]
-    told = (("accuracy_after", "final accuracy"), ("samples_per_s", "samples/s"))
-    return [
-        Panel(f"{title} by {lines[0]['key']}", places, [_from_spreads("", [line[key] for line in lines], "mean")])
-        for key, title in told
-        if None not in [line[key] for line in lines]
-    ]
-
-
-def _peer_trl(result: Result) -> list[Panel]:
-    sides = list(dict.fromkeys(row["side"] for row in result["rows"]))
-    seeds = sorted({row["seed"] for row in result["rows"]})
-    found = {(row["side"], row["seed"]): row for row in result["rows"]}
-    panels = []
-    for title, key in ((f"seconds to {result['accuracy']:.0%} accuracy", "time_to_s"), ("samples/s", "samples_per_s")):
-        series = [
-            Series(side, [found[side, seed][key] if (side, seed) in found else None for seed in seeds])
-            for side in sides
-        ]
-        panels.append(Panel(title, [f"seed {seed}" for seed in seeds], series))
-    return panels
-
-
-def _routing(result: Result) -> list[Panel]:
-    panels = []
-    policies = [
-        name for name in dict.fromkeys(entry["policy"] for entry in result["emulated"]) if name != "round_robin"
-    ]
-    for device in dict.fromkeys(entry["device"] for entry in result["emulated"]):
-        own = [entry for entry in result["emulated"] if entry["device"] == device]
-        pools = list(dict.fromkeys(entry["pool"] for entry in own))
-        found = {(entry["pool"], entry["policy"]): entry["speedup"] for entry in own}
-        series = [_from_intervals(policy, (found[pool, policy] for pool in pools)) for policy in policies]
-        panels.append(Panel(f"over dealing in turn, emulated: {device}", pools, series, mark=1))
-    if "real" in result:
-        own = [entry for entry in result["real"] if entry["policy"] != "round_robin"]
-        series = [_from_intervals("", (entry["speedup"] for entry in own))]
-        panels.append(
-            Panel("over dealing in turn, two real workers", [entry["policy"] for entry in own], series, mark=1)
-        )
-    return panels
-
-
-def _reward_service(result: Result) -> list[Panel]:
-    kinds = [name for name, told in result.items() if isinstance(told, dict) and "recovery_s" in told]
-    worst = Series("", [max(result[kind]["recovery_s"]) for kind in kinds])
-    return [Panel("seconds until the service is whole again, at most", kinds, [worst])]
-
-
-def _gpu_suite(result: Result) -> list[Panel]:
-    """Tokens or samples a second of every case that has them, a panel a table."""
-    rows = [row for part in result["parts"].values() for row in part["rows"]]
-    panels = []
-    for table in dict.fromkeys(row["table"] for row in rows):
-        for key in ("samples_per_s", "tokens_per_s"):
-            own = [row for row in rows if row["table"] == table and row.get(key) is not None]
-            if own:
-                told = Series("", [row[key] for row in own])
-                panels.append(Panel(f"{table}: {key.replace('_per_', '/')}", [row["case"] for row in own], [told]))
-                break
-    return panels
-
-
-PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
-    "checkpoint": _checkpoint,
-    "controller": _controller,
-    "delta": _delta,
-    "divergence": _divergence,
-    "engine": _engine,
-    "engines": _paired,
-    "gpu_suite": _gpu_suite,
-    "interruption": _interruption,
-    "logprob_memory": _logprob_memory,
-    "modes": _paired,
-    "packing": _packing,
-    "peer_trl": _peer_trl,
-    "quickstart": _quickstart,
-    "reward": _reward,
-    "reward_rates": _reward_rates,
-    "reward_service": _reward_service,
-    "routing": _routing,
-    "soak": _soak,
-    "sweep": _sweep,
-    "telemetry": _telemetry,
-    "weight_transfer": _weight_transfer,
-}

@@ -47,7 +47,7 @@ SUM_TESTS = [{"input": "1 2\n", "output": "3\n"}, {"input": "10 20\n", "output":
 SUM, WRONG_SUM = "print(sum(map(int, input().split())))\n", "print(7)\n"
 FILES = ("gsm8k/train.jsonl", "gsm8k/test.jsonl", "math/math_train.jsonl.gz", "math/math_test.jsonl.gz",
          "code/humaneval.jsonl", "code/mbpp_nontest.jsonl")  # fmt: skip
-DATA = Path(os.environ.get("AREAL_LIKE_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+DATA = Path(os.environ.get("AREAL_LIKE_TEST_DATA", "."))
 TARGETS = {"maths, GSM8K": 200.0, "code, asserts": 25.0, "code, inputs": 25.0, "code, published": 25.0}
 """Verdicts a second that are asked for on two cores."""
 TARGET_OVERHEAD_MS = 40.0

@@ -31,6 +31,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.delta,
         parts.packing,
         parts.logprob_memory,
+        parts.prompt_sharing,
         parts.reward,
         parts.reward_rates,
         parts.reward_service,

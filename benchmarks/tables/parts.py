@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks.fit_box import BOX, at_bound
+from benchmarks.fit_box import BOX
 from benchmarks.tables.form import Result, interval, ranged, table
 
 
@@ -123,7 +123,7 @@ def _simulated_rows(found: Result) -> str:
         f"{reached['bandwidth']:.0%} of the memory bandwidth, {reached['step_overhead_s']:.0f} s a step besides; the "
         f"four synchronous rows are met within {found['fit_error']:.0%} (root mean square)."
     )
-    for name in found["at_bound"] if "at_bound" in found else at_bound(reached):
+    for name in found["at_bound"]:
         low, high = BOX[name]
         words += f" `{name}` lies at a bound of the box it was looked for in ({low:g} to {high:g}): no finding."
     head = ("Table 1", "sync, h", "reported", "error", "async, h", "reported", "error", "ratio", "reported", "error")
@@ -196,6 +196,16 @@ def delta(result: Result) -> str:
         for row in result["rows"]
     ]
     return table(head, rows)
+
+
+def prompt_sharing(result: Result) -> str:
+    """Caches rebuilt, a group's prompt computed for each answer and once."""
+    rows = [
+        (f"{row['slots']} answers in groups of {row['group']}, {row['prompts']} prompts", f"{row['tokens_alone']:,}",
+         f"{row['tokens_shared']:,}", ranged(row["alone_ms"], 1), ranged(row["shared_ms"], 1), ranged(row["ratio"], 2))
+        for row in result["rows"]
+    ]  # fmt: skip
+    return table(("", "tokens, each alone", "once a group", "ms, each alone", "once a group", "ratio"), rows)
 
 
 def packing(result: Result) -> str:

@@ -11,7 +11,8 @@ import numpy as np
 
 from controller.report.data import RunData, number, series
 from controller.report.finding import Finding, Rated, Weight, figure, percent
-from controller.report.learning import MIN_TREND_STEPS, trend, window
+from controller.report.learning import MIN_TREND_STEPS
+from controller.report.signs import trend, window
 
 CUT_NOTABLE = 0.5
 CUT_BAD = 0.95

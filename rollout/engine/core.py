@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -125,30 +125,35 @@ class GenerationCore:
                 answer.admitted_s, answer.paused_before_s = now_s, self.paused_s
                 self.slots.place(answer, row, self.version)
         self._plan = None
-        fresh: list[Answer] = []
+        self._fill(answers)
+
+    def _fill(self, answers: list[Answer]) -> None:
+        """Bring rows up to all tokens but the newest; a prompt that a row holds under these weights is copied."""
+        alone: list[Answer] = []
         shared: list[tuple[Answer, Answer]] = []
         for answer in answers:
-            can_share = self.decoder.can_share and not len(answer.request.prefix)
-            lender = self.scheduler.lender(answer) if can_share else None
+            lender = self.scheduler.lender(answer) if self.decoder.can_share else None
             if lender is None:
-                fresh.append(answer)
+                alone.append(answer)
                 self.scheduler.lend(answer)
             else:
                 shared.append((lender, answer))
-        self._prefill(fresh)
-        if shared:
-            lengths = [len(answer.request.prompt_P) - 1 for _, answer in shared]
-            if max(lengths):
-                sources, targets = [lender.row for lender, _ in shared], [answer.row for _, answer in shared]
-                self.decoder.share_rows(sources, targets, max(lengths))
-            self.counts["shared_prefill_tokens"] += sum(lengths)
-            for _, answer in shared:
-                self.scheduler.lend(answer)
+        self._prefill(alone, [0] * len(alone))
+        if not shared:
+            return
+        lenders, borrowers = zip(*shared, strict=True)
+        lengths = [len(answer.request.prompt_P) - 1 for answer in borrowers]
+        self.decoder.share_rows([one.row for one in lenders], [one.row for one in borrowers], max(lengths))
+        self.counts["shared_prefill_tokens"] += sum(lengths)
+        self._prefill(borrowers, lengths)
+        for answer in borrowers:
+            self.scheduler.lend(answer)
 
-    def _prefill(self, answers: list[Answer]) -> None:
+    def _prefill(self, answers: Sequence[Answer], starts: Sequence[int]) -> None:
+        """From the position on from which a row holds nothing yet."""
         contexts = [self.slots.context(answer) for answer in answers]
-        self.decoder.prefill([answer.row for answer in answers], contexts)
-        self.counts["prefill_tokens"] += sum(map(len, contexts))
+        self.decoder.prefill([answer.row for answer in answers], contexts, starts)
+        self.counts["prefill_tokens"] += sum(map(len, contexts)) - sum(starts)
 
     def step(self) -> None:
         """Sample one token for every active row."""
@@ -247,7 +252,6 @@ class GenerationCore:
         self.counts["swaps"] += 1
         with self._lock:
             self.slots.begin_version(version)
-        if interruption == "keep_kv":
-            self.scheduler.recall_all()
-        else:
-            self._prefill(self.slots.running())
+        self.scheduler.recall_all()
+        if interruption != "keep_kv":
+            self._fill(self.slots.running())

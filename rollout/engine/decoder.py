@@ -28,6 +28,8 @@ from rollout.engine.shape import ModelShape
 
 PREFILL_TOKENS, CPU_PREFILL_TOKENS = 8192, 1024
 """Padded tokens of one prefill pass. A CPU's caches hold few: small passes are faster there, and take less memory."""
+SEEN_PER_TOKEN = 4
+"""Padded keys that a prefill pass may read, for each padded token that it may compute."""
 ROTARY_CLASSES = {"llama": "LlamaRotaryEmbedding", "qwen2": "Qwen2RotaryEmbedding", "qwen3": "Qwen3RotaryEmbedding"}
 
 Norm = Callable[[Tensor, Tensor], Tensor]
@@ -53,8 +55,11 @@ class Decoder(Protocol):
         """Compute with the staged weights from now on."""
         ...
 
-    def prefill(self, rows: Sequence[int], contexts: Sequence[np.ndarray]) -> None:
-        """Compute keys and values of `contexts` (token ids from position 0), replacing what the rows held."""
+    def prefill(self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int]) -> None:
+        """Compute keys and values of `contexts` (token ids from position 0), replacing what the rows held.
+
+        starts: of each, how many first tokens stay as the row has them; 0 where `can_share` is false.
+        """
         ...
 
     def step(self, tokens_B: np.ndarray, positions_B: np.ndarray) -> Tensor:
@@ -189,30 +194,37 @@ class LeanDecoder:
             x = self._finish_layer(x, attended, layer)
         return self._norm(x, weights.norm) @ weights.head
 
-    def prefill(self, rows: Sequence[int], contexts: Sequence[np.ndarray]) -> None:
-        used = [index for index, context in enumerate(contexts) if len(context)]
-        for chosen in plan_passes([len(contexts[index]) for index in used], self._pass_tokens):
+    def prefill(self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int]) -> None:
+        used = [index for index, context in enumerate(contexts) if len(context) > starts[index]]
+        # A pass also copies the keys that its prompts see: not many times the tokens that it computes.
+        rooms = [max(len(contexts[i]) - starts[i], -(-len(contexts[i]) // SEEN_PER_TOKEN)) for i in used]
+        for chosen in plan_passes(rooms, self._pass_tokens):
             members = [used[index] for index in chosen]
-            self._prefill_pass([rows[index] for index in members], [contexts[index] for index in members])
+            parts = [contexts[index] for index in members]
+            self._prefill_pass([rows[index] for index in members], parts, [starts[index] for index in members])
 
-    def _prefill_pass(self, rows: Sequence[int], contexts: Sequence[np.ndarray]) -> None:
+    def _prefill_pass(self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int]) -> None:
         """One batch, packed: products run over the M tokens there are, only attention sees prompts side by side [N, T].
 
         There padding comes after a prompt's tokens, so causal attention never sees it from them.
         """
         shape, group = self.shape, self.shape.num_queries_per_key
-        lengths = np.array([len(context) for context in contexts])
+        stops = np.array([len(context) for context in contexts])
+        lengths = stops - np.asarray(starts)
         num_prompts, longest = len(contexts), int(lengths.max())
         prompts_M = np.repeat(np.arange(num_prompts), lengths)
-        positions_M = np.concatenate([np.arange(length) for length in lengths])
-        spots = self._on_device(prompts_M * longest + positions_M)
+        columns_M = np.concatenate([np.arange(length) for length in lengths])
+        positions_M = columns_M + np.repeat(starts, lengths)
+        spots = self._on_device(prompts_M * longest + columns_M)
         positions = self._on_device(positions_M)
         targets = self._on_device(np.asarray(rows, np.int64))
         places = self.cache.places(targets[self._on_device(prompts_M)], positions)
         cos, sin = self._rotary.index_select(0, positions).split(1, 1)
-        x = self._weights.embedding.index_select(0, self._on_device(np.concatenate(contexts).astype(np.int64)))
-        # CUDA's only float32 kernel takes no grouped heads: torch would fall back to T x T scores.
-        repeats = group if x.is_cuda and x.dtype == torch.float32 else 1
+        tokens_M = np.concatenate([context[start:] for context, start in zip(contexts, starts, strict=True)])
+        x = self._weights.embedding.index_select(0, self._on_device(tokens_M.astype(np.int64)))
+        seen = self._seen(starts, longest, int(stops.max())) if any(starts) else None
+        # CUDA's kernels for float32 and for masks take no grouped heads: torch would fall back to T x T scores.
+        repeats = group if x.is_cuda and (x.dtype == torch.float32 or seen is not None) else 1
         spread = x.new_zeros(num_prompts * longest, shape.num_key_heads, group, shape.head_size)
         for index, layer in enumerate(self._weights.layers):
             heads, value = self._project(x, layer, cos, sin)
@@ -221,12 +233,19 @@ class LeanDecoder:
                 break  # nothing after the last layer's keys and values is needed
             spread.index_copy_(0, spots, heads[:, :, :group])
             query = spread.view(num_prompts, longest, shape.num_heads, shape.head_size).transpose(1, 2)
-            keys, values = self.cache.read(index, targets, longest)
+            keys, values = self.cache.read(index, targets, int(stops.max()))
             if repeats > 1:
                 keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
-            attended = F.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=group > repeats)
+            attended = F.scaled_dot_product_attention(
+                query, keys, values, attn_mask=seen, is_causal=seen is None, enable_gqa=group > repeats
+            )
             attended = attended.transpose(1, 2).reshape(num_prompts * longest, -1).index_select(0, spots)
             x = self._finish_layer(x, attended, layer)
+
+    def _seen(self, starts: Sequence[int], num_queries: int, num_keys: int) -> Tensor:
+        """Bool [N, 1, num_queries, num_keys]: query i of a prompt stands at its start + i and sees keys up to there."""
+        places = self._on_device(np.asarray(starts)[:, None] + np.arange(num_queries))
+        return (torch.arange(num_keys, device=self.device) <= places[:, :, None])[:, None]
 
     # ------------------------------------------------------------------ rows
 

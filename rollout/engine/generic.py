@@ -62,7 +62,8 @@ class GenericDecoder:
     def swap(self) -> None:
         self._active, self._spare = self._spare, self._active
 
-    def prefill(self, rows: Sequence[int], contexts: Sequence[np.ndarray]) -> None:
+    def prefill(self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int]) -> None:
+        assert not any(starts), "rows of the generic decoder are not shared"
         for row, context in zip(rows, contexts, strict=True):
             self._caches[row] = None
             if len(context):

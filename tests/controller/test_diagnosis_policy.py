@@ -71,9 +71,19 @@ def test_a_gradient_that_was_large_once_is_no_growth():
     once = np.where(np.arange(40) == 39, 6.0, 0.3)
     assert verdict(steps=step_rows(grad_norm_max=once)).severity == "good"
     lasting = np.where(np.arange(40) >= 38, 6.0, 0.3)
-    assert verdict(steps=step_rows(grad_norm_max=lasting)).title == (
+    assert verdict(steps=step_rows(grad_norm_max=lasting, reward_mean=0.3)).title == (
         "Updates are unstable: gradient norm grew from 0.3 to 6"
     )
+
+
+def test_a_gradient_that_grew_while_the_policy_learns_is_told_beside_other_signs_alone():
+    grown = np.where(np.arange(40) >= 30, 6.0, 0.3)
+    assert verdict(steps=step_rows(grad_norm_max=grown)).severity == "good"
+    away = verdict(steps=step_rows(grad_norm_max=grown, ess=np.linspace(0.99, 0.2, 40)))
+    assert away.title.startswith("Updates are unstable: effective sample size")
+    assert "gradient norm grew from 0.3 to 6" in away.detail
+    hundredfold = verdict(steps=step_rows(grad_norm_max=np.where(np.arange(40) >= 30, 60.0, 0.3)))
+    assert hundredfold.title == "Updates are unstable: gradient norm grew from 0.3 to 60"
 
 
 def test_what_needs_no_trend_is_told_before_there_is_one():

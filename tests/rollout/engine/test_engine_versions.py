@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from areal_like.errors import WeightError
+from areal_like.trajectory import Segment
 
 TOLERANCE = 1e-4
 
@@ -69,6 +70,81 @@ def test_every_logprob_is_its_stamped_versions_when_swaps_come_in_mid_generation
     ]
     assert len(spanning) >= 6
     assert all(spanning)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+def test_a_swap_computes_the_prompt_of_a_group_once(kit: Any, family: str) -> None:
+    """Answers of a group stand at different lengths; groups have prompts of one, seven and thirty tokens."""
+    bench = kit.bench(family)
+    for version in (1, 2):
+        bench.add_other(version)
+    lengths = (1, 7, 30)
+    prompts = [np.random.default_rng(length).integers(0, kit.VOCAB, length).astype(np.int32) for length in lengths]
+    requests = [
+        kit.ask(i, prompt_P=prompts[i // 4], share_key=i // 4, max_new_tokens=12 + 5 * (i % 4), seed=i)
+        for i in range(12)
+    ]
+
+    async def body() -> Any:
+        async with bench.engine(num_slots=10) as engine:  # two come later, and borrow
+            outcomes = await generate_with_loads(kit, bench, engine, requests, [1, 2], "recompute")
+            return outcomes, engine.counters()
+
+    outcomes, counters = kit.run(body())
+    for request, outcome in zip(requests, outcomes, strict=True):
+        assert len(outcome.segment) == request.sampling.max_new_tokens
+        assert bench.worst_error(request, outcome.segment) < TOLERANCE
+    # At each of two swaps ten answers run, of 4, 4 and 2 with these prompts, of which one computes all but its last.
+    borrowed_at_swaps = 2 * (3 * 0 + 3 * 6 + 1 * 29)
+    borrowed_at_first = 3 * 0 + 3 * 6 + 3 * 29
+    assert counters["shared_prefill_tokens"] == borrowed_at_first + borrowed_at_swaps
+    computed_at_swaps = [10 * tokens + sum(4 * [0] + 4 * [6] + 2 * [29]) - borrowed_at_swaps // 2 for tokens in (5, 10)]
+    assert counters["prefill_tokens"] == 0 + 6 + 29 + sum(computed_at_swaps)
+
+
+def test_an_answer_that_goes_on_borrows_its_groups_prompt(kit: Any) -> None:
+    bench = kit.bench("qwen3")
+    prompt = np.arange(1, 10, dtype=np.int32)
+    prefix = Segment(np.array([4, 5, 6], np.int32), np.full(3, -1.0, np.float32), np.zeros(3, np.int32))
+    requests = [
+        kit.ask(i, prompt_P=prompt, share_key=3, max_new_tokens=15, **({"prefix": prefix} if i else {}))
+        for i in range(3)
+    ]
+
+    async def body() -> Any:
+        async with bench.engine() as engine:
+            return await kit.generate_all(engine, requests), engine.counters()
+
+    outcomes, counters = kit.run(body())
+    assert (counters["prefill_tokens"], counters["shared_prefill_tokens"]) == (8 + 2 * 3, 2 * 8)
+    for request, outcome in zip(requests, outcomes, strict=True):
+        assert bench.worst_error(request, outcome.segment) < TOLERANCE
+
+
+def test_keys_read_by_a_prefill_stay_within_a_few_times_its_tokens(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else many short answers behind a long prompt would copy the keys of all rows at once."""
+    monkeypatch.setattr("rollout.engine.decoder.CPU_PREFILL_TOKENS", 64)
+    bench = kit.bench("qwen3")
+    bench.add_other(1)
+    prompt = np.random.default_rng(0).integers(0, kit.VOCAB, 60).astype(np.int32)
+    requests = [kit.ask(i, prompt_P=prompt, share_key=3, max_new_tokens=20) for i in range(16)]
+    read: list[int] = []
+
+    async def body() -> Any:
+        async with bench.engine(num_slots=16) as engine:
+            cache = engine._core.decoder.cache  # type: ignore[union-attr]
+            honest = cache.read
+
+            def counted(layer: int, rows_N: torch.Tensor, num_tokens: int) -> Any:
+                read.append(len(rows_N) * num_tokens)
+                return honest(layer, rows_N, num_tokens)
+
+            cache.read = counted  # type: ignore[method-assign]
+            return await generate_with_loads(kit, bench, engine, requests, [1], "recompute")
+
+    for request, outcome in zip(requests, kit.run(body()), strict=True):
+        assert bench.worst_error(request, outcome.segment) < TOLERANCE
+    assert 64 < max(read) <= 4 * 64 + 4 * 16
 
 
 def test_swaps_while_generation_runs_freely_keep_every_logprob_exact(kit: Any) -> None:

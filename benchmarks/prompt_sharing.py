@@ -1,0 +1,176 @@
+"""What does computing a group's prompt once gain when caches are rebuilt under new weights?
+
+    python -m benchmarks.prompt_sharing                a minute
+    python -m benchmarks.prompt_sharing --quick        fewer rounds; writes nothing
+    python -m benchmarks.prompt_sharing CONFIG         the model, slots and group size of your own config
+
+Two cores of the embedded engine hold the same answers under way; in one the members of a group say that they have one
+prompt, in the other they do not. Both go over to the same new weights again and again, in turns, and rebuild all keys
+and values (`rollout.interruption: recompute`). Processor time of the one computing thread; in brackets the lowest and
+the highest round. Prompts of the quickstart's task, and random ones of 200 tokens; answers under way have between one
+token and twice their mean. CONFIG must make its model (`model.init`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from areal_like.errors import UserError
+from areal_like.messages import Sampling
+from areal_like.running_sum import CHARACTERS, rows
+from areal_like.trajectory import Segment
+from benchmarks.publishing import add_replace, result_path
+from benchmarks.runs import command_of, write
+from controller.overrides import load_config
+from rollout.engine.core import GenerationCore
+from rollout.engine.decoder import LeanDecoder
+from rollout.engine.port import GenerationRequest
+from rollout.engine.slots import Answer
+
+NUM_SPECIAL = 3  # padding, beginning, end: the first ids of the quickstart's tokenizer
+LONG_PROMPT = 200
+ANSWER_MEAN = {"short": 14, "long": 60}
+"""Tokens that answers under way have, on average."""
+CONTEXT = 384
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Answers under way."""
+
+    slots: int
+    group: int
+    prompts: str
+    """`short`: the quickstart's, `long`: random ones of LONG_PROMPT tokens."""
+
+
+CASES = (Case(32, 8, "short"), Case(128, 8, "short"), Case(64, 16, "long"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="its model.init, slots and group size")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--quick", action="store_true")
+    add_replace(parser)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    try:
+        told = load_config(options.config or "configs/quickstart.yaml").config
+    except UserError as error:
+        raise SystemExit(str(error)) from error
+    if not told.model.init:
+        raise SystemExit(f"{options.config}: this benchmark makes its model; give it a config with model.init")
+    init = {"vocab_size": NUM_SPECIAL + len(CHARACTERS), **told.model.init, "max_position_embeddings": CONTEXT}
+    config = AutoConfig.for_model(init.pop("model_type"), **init)
+    slots = told.rollout.engine.num_slots
+    own = [Case(slots, min(told.group_size, slots), prompts) for prompts in ("short", "long")]
+    cases = own if options.config else CASES
+    found = []
+    print(f"{'answers':>8}{'group':>7}  {'prompts':8}{'each alone, ms':>24}{'once a group, ms':>24}{'ratio':>22}")
+    for case in cases:
+        found.append(measure(config, case, 5 if options.quick else options.rounds))
+        row = found[-1]
+        cells = [_cell(row[key], digits) for key, digits in (("alone_ms", 1), ("shared_ms", 1), ("ratio", 2))]
+        print(f"{case.slots:8}{case.group:7}  {case.prompts:8}{cells[0]:>24}{cells[1]:>24}{cells[2]:>22}", flush=True)
+    if not options.quick:
+        path = result_path("prompt_sharing", options)
+        print(f"written to {write('prompt_sharing', command_of('prompt_sharing'), {'rows': found}, path)}")
+
+
+@torch.no_grad()
+def measure(config: PreTrainedConfig, case: Case, rounds: int) -> Row:
+    """Both sides in turns, after one round that does not count."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    alone, shared = (core_with(answers(case, is_shared=is_shared), config, case.slots) for is_shared in (False, True))
+    for core in (alone, shared):
+        core.decoder.stage(dict(model.named_parameters()), 0)  # a swap leaves the others in their place
+        core.swap(0, "recompute")
+        core.decoder.stage(dict(model.named_parameters()), 1)
+        core.refill()
+    times: dict[str, list[float]] = {"alone_ms": [], "shared_ms": []}
+    tokens = [core.counts["prefill_tokens"] for core in (alone, shared)]
+    for number in range(rounds + 1):
+        for name, core in (("alone_ms", alone), ("shared_ms", shared)):
+            began_s = time.thread_time()
+            core.swap(number + 1, "recompute")
+            if number:
+                times[name].append(1e3 * (time.thread_time() - began_s))
+    ratios = [one / other for one, other in zip(times["alone_ms"], times["shared_ms"], strict=True)]
+    computed = [
+        (core.counts["prefill_tokens"] - before) // (rounds + 1)
+        for core, before in zip((alone, shared), tokens, strict=True)
+    ]
+    return {
+        "slots": case.slots, "group": case.group, "prompts": case.prompts,
+        **{name: _spread(values) for name, values in times.items()}, "ratio": _spread(ratios),
+        "tokens_alone": computed[0], "tokens_shared": computed[1],
+    }  # fmt: skip
+
+
+def core_with(waiting: Sequence[Answer], config: PreTrainedConfig, slots: int) -> GenerationCore:
+    """An engine's core into which these answers go as soon as it has weights."""
+    device = torch.device("cpu")
+
+    def decoder() -> LeanDecoder:
+        return LeanDecoder(config, slots, CONTEXT, torch.float32, device)
+
+    core = GenerationCore(decoder, config.vocab_size, slots, CONTEXT, device)
+    for answer in waiting:
+        core.submit(answer)
+    return core
+
+
+def answers(case: Case, *, is_shared: bool) -> list[Answer]:
+    """Under way: with a prefix, as they are when a worker goes on with them."""
+    rng = np.random.default_rng(0)
+    mean = ANSWER_MEAN[case.prompts]
+    made = []
+    for number, prompt in enumerate(prompts(case)):
+        length = int(rng.integers(1, 2 * mean))
+        tokens = rng.integers(NUM_SPECIAL, NUM_SPECIAL + len(CHARACTERS), length).astype(np.int32)
+        request = GenerationRequest(
+            request_id=number, prompt_P=prompt, seed=number, share_key=number // case.group if is_shared else -1,
+            prefix=Segment(tokens, np.full(length, -1.0, np.float32), np.zeros(length, np.int32)),
+            sampling=Sampling(max_new_tokens=CONTEXT),
+        )  # fmt: skip
+        made.append(Answer(number, request, np.array([-1]), 0.0))
+    return made
+
+
+def prompts(case: Case) -> list[np.ndarray]:
+    """One an answer, the same within a group."""
+    num_groups = -(-case.slots // case.group)
+    if case.prompts == "long":
+        rng = np.random.default_rng(1)
+        size = (num_groups, LONG_PROMPT)
+        known = list(rng.integers(NUM_SPECIAL, NUM_SPECIAL + len(CHARACTERS), size).astype(np.int32))
+    else:
+        ids = {character: NUM_SPECIAL + index for index, character in enumerate(CHARACTERS)}
+        texts = [row["prompt"] for row in islice(rows(1, "train"), num_groups)]
+        known = [np.array([ids[character] for character in text], np.int32) for text in texts]
+    return [known[number // case.group] for number in range(case.slots)]
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def _cell(spread: dict[str, float], digits: int) -> str:
+    return f"{spread['median']:.{digits}f} ({spread['low']:.{digits}f} to {spread['high']:.{digits}f})"
+
+
+if __name__ == "__main__":
+    main()
