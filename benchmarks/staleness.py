@@ -108,7 +108,7 @@ def main() -> None:
     tuned = {loss: jobs.tune(loss, rates, bounds) for loss in losses}
     rows = jobs.measure(bounds, seeds, tuned)
     result = {"mini_batches": MINI_BATCHES, "bounds": bounds, "seeds": seeds, "losses": losses, "tuned": tuned,
-              "rows": rows, **compare(rows, bounds)}  # fmt: skip
+              "tried": jobs.tried, "rows": rows, **compare(rows, bounds)}  # fmt: skip
     print_table(result)
     if not options.quick:
         print(f"written to {write('staleness', command_of('staleness'), result, result_path('staleness', options))}")
@@ -129,6 +129,8 @@ class Jobs:
 
     def __init__(self, config: str, overrides: Sequence[str], runs_dir: Path, measured: Measured) -> None:
         self._config, self._overrides, self._runs_dir, self._measured = config, overrides, runs_dir, measured
+        self.tried: dict[str, dict[str, float]] = {}
+        """Accuracy by loss and learning rate."""
 
     def tune(self, loss: str, rates: Sequence[str], bounds: Sequence[str]) -> list[str]:
         """Overrides of the best learning rate for a loss (of equals the highest), none where nothing is tuned. One run
@@ -137,7 +139,7 @@ class Jobs:
         if not rates:
             return []
         bound = bounds[max(0, len(bounds) - 2)]
-        found = {}
+        found = self.tried[loss] = {}
         for rate in rates:
             row = self._run(TUNING_SEED, bound, loss, [f"trainer.optimizer.lr={rate}"])
             found[rate] = row["accuracy_after"]

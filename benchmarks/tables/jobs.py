@@ -106,9 +106,16 @@ def interruption(result: Result) -> str:
     return "\n\n".join(parts)
 
 
+def _warned(result: Result, bound: str, loss: str) -> int:
+    """Runs of which the report spoke."""
+    found = [row for row in result["rows"] if (row["max_staleness"], row["loss"]) == (bound, loss)]
+    return sum(row["warned"] is not None for row in found)
+
+
 def staleness(result: Result) -> str:
     """One line per bound and loss; brackets hold the lowest and highest seed."""
     rows = []
+    is_watched = all("warned" in row for row in result["rows"])
     for bound in result["bounds"]:
         for loss, points in result["points"].items():
             point, gain = points[bound], result["throughput_against_first_bound"][loss][bound]
@@ -116,9 +123,11 @@ def staleness(result: Result) -> str:
                 f"{bound}, {loss}", ranged(point["accuracy_after"], 3, "mean"),
                 ranged(point["samples_per_s"], 0, "mean"), f"{gain['mean']:.2f}",
                 f"{point['staleness_mean']['mean']:.2f}", f"{point['ess']['mean']:.3f}",
+                *([str(_warned(result, bound, loss))] if is_watched else []),
             ))  # fmt: skip
     first = result["bounds"][0]
-    head = ("max_staleness, loss", "final accuracy", "samples/s", f"over bound {first}", "mean staleness", "`ess`")
+    head = ("max_staleness, loss", "final accuracy", "samples/s", f"over bound {first}", "mean staleness", "`ess`",
+            *(["warned of"] if is_watched else []))  # fmt: skip
     seeds = ", ".join(str(seed) for seed in result["seeds"])
     against = [
         (f"{loss} minus naive", *(
