@@ -181,7 +181,7 @@ def _logprob_memory(result: Result) -> list[Panel]:
 
 def _prompt_sharing(result: Result) -> list[Panel]:
     rows = result["rows"]
-    places = [f"{row['slots']} answers, groups of {row['group']}, {row['prompts']} prompts" for row in rows]
+    places = [f"{row['slots']} x {row['answer_mean']} tokens, {row['prompts']} prompts" for row in rows]
     series = [_from_spreads("", [row["ratio"] for row in rows])]
     return [Panel("time to rebuild caches, each prompt alone over once a group", places, series, mark=1)]
 

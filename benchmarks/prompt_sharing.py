@@ -8,7 +8,8 @@ Two cores of the embedded engine hold the same answers under way; in one the mem
 prompt, in the other they do not. Both go over to the same new weights again and again, in turns, and rebuild all keys
 and values (`rollout.interruption: recompute`). Processor time of the one computing thread; in brackets the lowest and
 the highest round. Prompts of the quickstart's task, and random ones of 200 tokens; answers under way have between one
-token and twice their mean. CONFIG must make its model (`model.init`).
+token and twice their mean. An answer that is much longer than its prompt borrows nothing, since attention from a
+prompt's end on costs more than it spares then. CONFIG must make its model (`model.init`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -39,8 +40,6 @@ from rollout.engine.slots import Answer
 
 NUM_SPECIAL = 3  # padding, beginning, end: the first ids of the quickstart's tokenizer
 LONG_PROMPT = 200
-ANSWER_MEAN = {"short": 14, "long": 60}
-"""Tokens that answers under way have, on average."""
 CONTEXT = 384
 Row = dict[str, Any]
 
@@ -53,9 +52,11 @@ class Case:
     group: int
     prompts: str
     """`short`: the quickstart's, `long`: random ones of LONG_PROMPT tokens."""
+    answer_mean: int
+    """Tokens that answers under way have, on average."""
 
 
-CASES = (Case(32, 8, "short"), Case(128, 8, "short"), Case(64, 16, "long"))
+CASES = (Case(32, 8, "short", 14), Case(128, 8, "short", 14), Case(64, 16, "long", 60), Case(32, 8, "short", 150))
 
 
 def main() -> None:
@@ -75,15 +76,16 @@ def main() -> None:
     init = {"vocab_size": NUM_SPECIAL + len(CHARACTERS), **told.model.init, "max_position_embeddings": CONTEXT}
     config = AutoConfig.for_model(init.pop("model_type"), **init)
     slots = told.rollout.engine.num_slots
-    own = [Case(slots, min(told.group_size, slots), prompts) for prompts in ("short", "long")]
+    own = [Case(slots, min(told.group_size, slots), prompts, 60) for prompts in ("short", "long")]
     cases = own if options.config else CASES
     found = []
-    print(f"{'answers':>8}{'group':>7}  {'prompts':8}{'each alone, ms':>24}{'once a group, ms':>24}{'ratio':>22}")
+    print(f"{'answers':>8}{'tokens':>8}{'group':>7}  {'prompts':8}{'alone, ms':>24}{'shared, ms':>24}{'ratio':>22}")
     for case in cases:
         found.append(measure(config, case, 5 if options.quick else options.rounds))
         row = found[-1]
         cells = [_cell(row[key], digits) for key, digits in (("alone_ms", 1), ("shared_ms", 1), ("ratio", 2))]
-        print(f"{case.slots:8}{case.group:7}  {case.prompts:8}{cells[0]:>24}{cells[1]:>24}{cells[2]:>22}", flush=True)
+        told = f"{case.slots:8}{case.answer_mean:8}{case.group:7}  {case.prompts:8}"
+        print(f"{told}{cells[0]:>24}{cells[1]:>24}{cells[2]:>22}", flush=True)
     if not options.quick:
         path = result_path("prompt_sharing", options)
         print(f"written to {write('prompt_sharing', command_of('prompt_sharing'), {'rows': found}, path)}")
@@ -103,7 +105,8 @@ def measure(config: PreTrainedConfig, case: Case, rounds: int) -> Row:
     times: dict[str, list[float]] = {"alone_ms": [], "shared_ms": []}
     tokens = [core.counts["prefill_tokens"] for core in (alone, shared)]
     for number in range(rounds + 1):
-        for name, core in (("alone_ms", alone), ("shared_ms", shared)):
+        sides = (("alone_ms", alone), ("shared_ms", shared))
+        for name, core in sides[:: 1 if number % 2 else -1]:
             began_s = time.thread_time()
             core.swap(number + 1, "recompute")
             if number:
@@ -114,7 +117,7 @@ def measure(config: PreTrainedConfig, case: Case, rounds: int) -> Row:
         for core, before in zip((alone, shared), tokens, strict=True)
     ]
     return {
-        "slots": case.slots, "group": case.group, "prompts": case.prompts,
+        **asdict(case),
         **{name: _spread(values) for name, values in times.items()}, "ratio": _spread(ratios),
         "tokens_alone": computed[0], "tokens_shared": computed[1],
     }  # fmt: skip
@@ -136,10 +139,9 @@ def core_with(waiting: Sequence[Answer], config: PreTrainedConfig, slots: int) -
 def answers(case: Case, *, is_shared: bool) -> list[Answer]:
     """Under way: with a prefix, as they are when a worker goes on with them."""
     rng = np.random.default_rng(0)
-    mean = ANSWER_MEAN[case.prompts]
     made = []
     for number, prompt in enumerate(prompts(case)):
-        length = int(rng.integers(1, 2 * mean))
+        length = int(rng.integers(1, 2 * case.answer_mean))
         tokens = rng.integers(NUM_SPECIAL, NUM_SPECIAL + len(CHARACTERS), length).astype(np.int32)
         request = GenerationRequest(
             request_id=number, prompt_P=prompt, seed=number, share_key=number // case.group if is_shared else -1,

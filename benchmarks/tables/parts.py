@@ -201,11 +201,12 @@ def delta(result: Result) -> str:
 def prompt_sharing(result: Result) -> str:
     """Caches rebuilt, a group's prompt computed for each answer and once."""
     rows = [
-        (f"{row['slots']} answers in groups of {row['group']}, {row['prompts']} prompts", f"{row['tokens_alone']:,}",
-         f"{row['tokens_shared']:,}", ranged(row["alone_ms"], 1), ranged(row["shared_ms"], 1), ranged(row["ratio"], 2))
+        (f"{row['slots']} of {row['answer_mean']} tokens, groups of {row['group']}, {row['prompts']} prompts",
+         f"{row['tokens_alone']:,}", f"{row['tokens_shared']:,}", ranged(row["alone_ms"], 1),
+         ranged(row["shared_ms"], 1), ranged(row["ratio"], 2))
         for row in result["rows"]
     ]  # fmt: skip
-    return table(("", "tokens, each alone", "once a group", "ms, each alone", "once a group", "ratio"), rows)
+    return table(("answers", "computed, each alone", "once a group", "ms, each alone", "once a group", "ratio"), rows)
 
 
 def packing(result: Result) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from controller.report import learning, teaching, upkeep, waits
+from controller.report import learning, signs, teaching, upkeep, waits
 from controller.report.data import RunData, number
 from controller.report.finding import Finding as Finding
 from controller.report.finding import Rated, Weight, figure, percent, plural, sentences
@@ -127,7 +127,7 @@ def _healthy(data: RunData, shares: Shares) -> Finding:
     accuracies = [number(row, "accuracy") for row in data.evals]
     if len(accuracies) >= 2:
         facts.append(f"accuracy {accuracies[0]:.3f} to {accuracies[-1]:.3f}")
-    reward = learning.trend(data, "reward_mean")
+    reward = signs.trend(data, "reward_mean")
     if len(data.steps) >= learning.MIN_TREND_STEPS and math.isfinite(reward.early):
         facts.append(f"reward {figure(reward.early)} to {figure(reward.late)}")
     if math.isfinite(shares.trainer_wait):
@@ -137,7 +137,7 @@ def _healthy(data: RunData, shares: Shares) -> Finding:
         facts.append(f"rollout workers idled {percent(shares.rollout_idle)}{part}")
     if shares.cores_used and math.isfinite(shares.cores):
         facts.append(f"{sum(shares.cores_used.values()):.1f} of {shares.cores:g} cores at work")
-    stale = learning.trend(data, "staleness_mean")
+    stale = signs.trend(data, "staleness_mean")
     bound = data.setting("staleness.max_staleness")
     if math.isfinite(stale.late) and bound is not None:
         facts.append(f"staleness {figure(stale.late)} of at most {bound}")

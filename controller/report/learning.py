@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from controller.report.data import RunData, number, series
 from controller.report.finding import Finding, Rated, Severity, Weight, capital, figure, percent, sentences
-from controller.report.signs import Sign, early_signs_of, is_naive_ppo, signs_of, trend, window
+from controller.report.signs import Sign, early_signs_of, is_naive_ppo, signs_of, window
 
 MIN_TREND_STEPS = 6
 """Below this an early and a late mean of two steps each overlap almost: only what needs no trend is told before."""
@@ -59,14 +60,10 @@ def find(data: RunData) -> list[Rated]:
 
 def reward_fall(data: RunData) -> Fall | None:
     """How far the mean reward fell from its best; None where too little is known."""
-    rows = [row for row in data.steps if math.isfinite(number(row, "reward_mean"))]
-    k = window(len(rows))
+    rows, k = _rewarded(data)
     if len(rows) < MIN_TREND_STEPS:
         return None
-    smooth = np.convolve(series(rows, "reward_mean"), np.full(k, 1 / k), mode="valid")
-    # Groups are the independent draws; their samples share a prompt.
-    errors = series(rows, "reward_std") / np.sqrt(np.maximum(1.0, np.nan_to_num(series(rows, "groups"), nan=1.0)) * k)
-    squares = np.convolve(np.nan_to_num(errors) ** 2, np.full(k, 1 / k), mode="valid")
+    smooth, squares = _rewards(rows, k)
     best = int(np.argmax(smooth))
     fall = float(smooth[best] - smooth[-1])
     half = smooth[best] - fall / 2
@@ -80,6 +77,30 @@ def reward_fall(data: RunData) -> Fall | None:
         share=fall / abs(float(smooth[best])) if smooth[best] else 0.0,
         is_certain=fall > SIGMAS * math.sqrt(float(squares[best] + squares[-1])) and fall > 0,
     )
+
+
+def is_learning(data: RunData) -> bool:
+    """The reward has risen by more than chance, and has not fallen since by more than that."""
+    rows, k = _rewarded(data)
+    fall = reward_fall(data)
+    if fall is None or fall.is_certain:
+        return False
+    smooth, squares = _rewards(rows, k)
+    return float(smooth[-1] - smooth[0]) > SIGMAS * math.sqrt(float(squares[0] + squares[-1]))
+
+
+def _rewarded(data: RunData) -> tuple[list[dict[str, Any]], int]:
+    """Steps with a reward, and how many of them make a mean."""
+    rows = [row for row in data.steps if math.isfinite(number(row, "reward_mean"))]
+    return rows, window(len(rows))
+
+
+def _rewards(rows: Sequence[dict[str, Any]], k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means of the reward over k steps, and the squares of their standard errors."""
+    smooth = np.convolve(series(rows, "reward_mean"), np.full(k, 1 / k), mode="valid")
+    # Groups are the independent draws; their samples share a prompt.
+    errors = series(rows, "reward_std") / np.sqrt(np.maximum(1.0, np.nan_to_num(series(rows, "groups"), nan=1.0)) * k)
+    return smooth, np.convolve(np.nan_to_num(errors) ** 2, np.full(k, 1 / k), mode="valid")
 
 
 def accuracy_fall(data: RunData) -> Fall | None:
@@ -133,11 +154,10 @@ def _collapse(data: RunData, signs: Sequence[Sign]) -> list[Rated]:
 
 def _unstable(data: RunData, signs: Sequence[Sign]) -> list[Rated]:
     """The reward has not fallen (yet), but updates look as they do before it does."""
-    rise = trend(data, "reward_mean")
-    is_rising = rise.late > rise.early
-    serious = [sign for sign in signs if sign.cause != "entropy" or not is_rising]
-    if not serious or (is_rising and all(sign.is_usual for sign in serious)):
+    is_sound = is_learning(data)
+    if not signs or (is_sound and all(sign.is_usual for sign in signs)):
         return []
+    serious = [sign for sign in signs if sign.cause != "entropy" or not (is_sound and sign.is_usual)]
     severity: Severity = "bad" if len({sign.words.split()[0] for sign in serious}) >= 3 else "warning"
     title = f"Updates are unstable: {serious[0].words}"
     finding = Finding(severity, title, _sign_words(serious[1:]), _cure(data, serious, serious[0].step))

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -85,7 +84,7 @@ class Sign:
     cause: str
     """`lr`, `stale`, `ratio`, `entropy`, `length`: what to turn."""
     is_usual: bool = False
-    """Sound runs have it too: told where the reward does not rise, or beside another sign."""
+    """Sound runs have it too: told where the reward does not rise, or beside a sign that they do not have."""
 
 
 def trend(data: RunData, key: str) -> Trend:
@@ -164,8 +163,6 @@ def _lasting(
     words: str,
     is_over: Callable[[float], bool],
     cause: str = "stale",
-    *,
-    is_usual: bool = False,
 ) -> list[Sign]:
     """The median of so many steps is past a threshold, now or in a fifth of the run."""
     if len(values) < num_steps:
@@ -176,7 +173,7 @@ def _lasting(
         return []
     first = int(data.steps[int(np.argmax(over)) + num_steps - 1]["step"])
     worst = medians[over].min() if is_over(-math.inf) else medians[over].max()
-    return [Sign(f"{words} {figure(float(worst))}", first, cause, is_usual)]
+    return [Sign(f"{words} {figure(float(worst))}", first, cause)]
 
 
 def _beyond(data: RunData, values: np.ndarray, words: str, is_over: Callable[[float], bool], cause: str) -> list[Sign]:
@@ -192,7 +189,8 @@ def _entropy(data: RunData) -> list[Sign]:
     found = trend(data, "entropy")
     words = f"from {figure(found.early)} to {figure(found.late)}"
     if found.ratio <= ENTROPY_COLLAPSED:
-        return [Sign(f"entropy collapsed {words}", _first_step(data, found.values <= found.early / 4), "entropy")]
+        since = _first_step(data, found.values <= found.early / 4)
+        return [Sign(f"entropy collapsed {words}", since, "entropy", is_usual=True)]
     if found.ratio >= ENTROPY_EXPLODED:
         return [Sign(f"entropy exploded {words}", _first_step(data, found.values >= found.early * 2), "lr")]
     return []
@@ -201,22 +199,23 @@ def _entropy(data: RunData) -> list[Sign]:
 def _gradients(data: RunData) -> list[Sign]:
     values = series(data.steps, "grad_norm_max")
     early = float(np.median(_known(values[:GRAD_STEPS]) or [math.nan]))
-    words = f"gradient norm grew from {figure(early)} to"
-    for growth in (GRAD_SPIKE, GRAD_GROWTH):
-        is_over, is_usual = partial(_has_grown, early=early, growth=growth), growth < GRAD_SPIKE
-        if grown := _lasting(data, values, GRAD_STEPS, words, is_over, "lr", is_usual=is_usual):
-            return grown
+
+    def growth(times: float) -> list[Sign]:
+        words = f"gradient norm grew from {figure(early)} to"
+        return _lasting(data, values, GRAD_STEPS, words, lambda v: v >= times * early > 0, "lr")
+
+    alone = growth(GRAD_SPIKE) or _spike(data, values)
+    return [replace(sign, is_usual=not alone) for sign in growth(GRAD_GROWTH)] or alone
+
+
+def _spike(data: RunData, values: np.ndarray) -> list[Sign]:
     positive = values[values > 0]
     median = float(np.median(positive)) if len(positive) else math.nan
     over = values >= GRAD_SPIKE * median
-    if over.any():
-        words = f"gradient norm reached {figure(float(np.nanmax(values)))}, where {figure(median)} is usual"
-        return [Sign(words, _first_step(data, over), "lr")]
-    return []
-
-
-def _has_grown(value: float, early: float, growth: float) -> bool:
-    return value >= growth * early > 0
+    if not over.any():
+        return []
+    words = f"gradient norm reached {figure(float(np.nanmax(values)))}, where {figure(median)} is usual"
+    return [Sign(words, _first_step(data, over), "lr")]
 
 
 def _lengths(data: RunData) -> list[Sign]:

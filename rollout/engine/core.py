@@ -4,7 +4,8 @@ Owns: the order of things at a token boundary, and what an ended answer's outcom
 (embedded.py), the forward pass (the decoder's).
 
 Invariant between calls: for each running answer the cache holds every token but the newest, which the next step feeds.
-So a fresh prompt, a continued answer and a re-prefill after a swap are one thing: prefill all tokens but the last.
+So a fresh prompt, a continued answer and a re-prefill after a swap are one thing: prefill all tokens but the last, less
+what a row of the same group can lend.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from rollout.engine.sampler import DrawPlan, draw
 from rollout.engine.scheduler import Scheduler
 from rollout.engine.slots import Answer, Slots
 
+REST_PER_PROMPT = 2
+"""Tokens behind a prompt, for each of its own, up to which an answer that goes on borrows it."""
+LONGEST_REST = 1024
+"""Behind any prompt: what a token sees is a mask [tokens, tokens and prompt]."""
 Ended = tuple[int, GenerationOutcome | EngineError]
 """(ticket, how it ended)."""
 
@@ -131,8 +136,8 @@ class GenerationCore:
         """Bring rows up to all tokens but the newest; a prompt that a row holds under these weights is copied."""
         alone: list[Answer] = []
         shared: list[tuple[Answer, Answer]] = []
-        for answer in answers:
-            lender = self.scheduler.lender(answer) if self.decoder.can_share else None
+        for answer in sorted(answers, key=self.slots.length, reverse=True):  # the longest lend: they gain least
+            lender = self.scheduler.lender(answer) if self.decoder.can_share and self._pays(answer) else None
             if lender is None:
                 alone.append(answer)
                 self.scheduler.lend(answer)
@@ -143,11 +148,16 @@ class GenerationCore:
             return
         lenders, borrowers = zip(*shared, strict=True)
         lengths = [len(answer.request.prompt_P) - 1 for answer in borrowers]
-        self.decoder.share_rows([one.row for one in lenders], [one.row for one in borrowers], max(lengths))
+        self.decoder.share_rows([one.row for one in lenders], [one.row for one in borrowers], lengths)
         self.counts["shared_prefill_tokens"] += sum(lengths)
         self._prefill(borrowers, lengths)
         for answer in borrowers:
             self.scheduler.lend(answer)
+
+    def _pays(self, answer: Answer) -> bool:
+        """Whether to borrow a prompt: attention from its end on sees every key, where a whole pass skips half."""
+        prompt, rest = len(answer.request.prompt_P) - 1, self.slots.length(answer) - len(answer.request.prompt_P)
+        return rest <= min(REST_PER_PROMPT * prompt, LONGEST_REST)
 
     def _prefill(self, answers: Sequence[Answer], starts: Sequence[int]) -> None:
         """From the position on from which a row holds nothing yet."""

@@ -56,9 +56,9 @@ class Decoder(Protocol):
         ...
 
     def prefill(self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int]) -> None:
-        """Compute keys and values of `contexts` (token ids from position 0), replacing what the rows held.
+        """Compute keys and values of `contexts` (token ids from position 0) from position `starts` on.
 
-        starts: of each, how many first tokens stay as the row has them; 0 where `can_share` is false.
+        What the rows hold before that stays (0 where `can_share` is false), what they held behind it is replaced.
         """
         ...
 
@@ -70,8 +70,8 @@ class Decoder(Protocol):
         """Row sources[i] (up to num_tokens long) becomes row targets[i]; the sources are free afterwards."""
         ...
 
-    def share_rows(self, sources: Sequence[int], targets: Sequence[int], num_tokens: int) -> None:
-        """Rows `targets` begin with the first `num_tokens` tokens of rows `sources`."""
+    def share_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
+        """Rows `targets` begin with as many first tokens of rows `sources`; no row is both."""
         ...
 
     def clear_rows(self, rows: Sequence[int]) -> None:
@@ -250,13 +250,14 @@ class LeanDecoder:
     # ------------------------------------------------------------------ rows
 
     def move_rows(self, sources: Sequence[int], targets: Sequence[int], num_tokens: int) -> None:
-        self.share_rows(sources, targets, num_tokens)
+        self.share_rows(sources, targets, [num_tokens] * len(sources))
 
-    def share_rows(self, sources: Sequence[int], targets: Sequence[int], num_tokens: int) -> None:
-        if not num_tokens:
-            return
-        source_rows, target_rows = (self._on_device(np.asarray(rows, np.int64)) for rows in (sources, targets))
-        self.cache.copy_rows(source_rows, target_rows, num_tokens)
+    def share_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
+        used = [index for index, length in enumerate(lengths) if length]
+        for chosen in plan_passes([lengths[index] for index in used], self.cache.tokens_per_copy):
+            pairs = [(sources[used[place]], targets[used[place]]) for place in chosen]
+            rows = self._on_device(np.array(pairs, np.int64))
+            self.cache.copy_rows(rows[:, 0], rows[:, 1], max(lengths[used[place]] for place in chosen))
 
     def clear_rows(self, rows: Sequence[int]) -> None:
         self.cache.clear_rows(self._on_device(np.asarray(rows, np.int64)))

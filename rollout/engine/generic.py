@@ -82,7 +82,7 @@ class GenericDecoder:
         for source, target in zip(sources, targets, strict=True):
             self._caches[target], self._caches[source] = self._caches[source], None
 
-    def share_rows(self, sources: Sequence[int], targets: Sequence[int], num_tokens: int) -> None:
+    def share_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
         raise AssertionError("rows of the generic decoder are not shared")
 
     def clear_rows(self, rows: Sequence[int]) -> None:

@@ -21,6 +21,7 @@ from rollout.engine.shape import ModelShape
 
 SPAN_TOKENS = 16
 """Attention covers the longest active row, rounded up to a multiple of this."""
+COPY_BYTES = 256 << 20
 
 
 class StepPlan(NamedTuple):
@@ -51,6 +52,11 @@ class KVCache:
         self._head_starts = (heads * max_context).view(num_slots, self.num_heads)
         self._open = torch.zeros((), dtype=dtype, device=device)
         self._shut = torch.full((), -math.inf, dtype=dtype, device=device)
+
+    @property
+    def tokens_per_copy(self) -> int:
+        """Padded tokens that `copy_rows` may take at once: it holds the keys of all layers, then the values."""
+        return max(1, COPY_BYTES // (self._keys[:, 0, :, 0].numel() * self._keys.element_size()))
 
     @property
     def num_bytes(self) -> int:

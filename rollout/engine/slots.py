@@ -153,6 +153,10 @@ class Slots:
             versions,
         )
 
+    def length(self, answer: Answer) -> int:
+        """Tokens of a running answer, prompt and newest included."""
+        return int(self._position[answer.row]) + 1
+
     def context(self, answer: Answer) -> np.ndarray:
         """int32: what the cache must hold of a running answer before its next step (all tokens but the newest)."""
         return self._tokens[answer.slot, : int(self._position[answer.row])].copy()

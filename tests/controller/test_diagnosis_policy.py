@@ -82,6 +82,16 @@ def test_a_gradient_that_grew_while_the_policy_learns_is_told_beside_other_signs
     away = verdict(steps=step_rows(grad_norm_max=grown, ess=np.linspace(0.99, 0.2, 40)))
     assert away.title.startswith("Updates are unstable: effective sample size")
     assert "gradient norm grew from 0.3 to 6" in away.detail
+    fell = np.concatenate((np.linspace(0.2, 0.8, 30), np.full(10, 0.6)))
+    assert "gradient norm grew" in verdict(steps=step_rows(grad_norm_max=grown, reward_mean=fell)).title
+    flat = 0.3 + 0.001 * (np.arange(40) >= 20)
+    assert "gradient norm grew" in verdict(steps=step_rows(grad_norm_max=grown, reward_mean=flat)).title
+    spiked = np.where(np.arange(40) == 38, 600.0, np.where(np.arange(40) >= 32, 6.0, 0.3))
+    assert "gradient norm grew" in verdict(steps=step_rows(grad_norm_max=spiked)).title
+    later = np.where(np.arange(40) >= 37, 60.0, np.where(np.arange(40) >= 11, 4.0, 0.3))
+    told = verdict(steps=step_rows(grad_norm_max=later))
+    assert "the first sign" not in told.title
+    assert "up to step 13" in told.advice, "where it began to grow, not where it was a hundredfold"
     hundredfold = verdict(steps=step_rows(grad_norm_max=np.where(np.arange(40) >= 30, 60.0, 0.3)))
     assert hundredfold.title == "Updates are unstable: gradient norm grew from 0.3 to 60"
 
