@@ -30,6 +30,8 @@ MAX_LATE_SHARE = 0.05
 """An emulated run distorted by more than this is not published."""
 FEWEST_STEPS = 3
 """One to begin at, and two that are counted."""
+FEWEST_PULSES = 3
+"""A share of time is told between the first and the last; a run tells one a second."""
 Row = dict[str, Any]
 
 
@@ -54,7 +56,7 @@ def figures(folder: Path, window: tuple[int, int] | None = None) -> Row:
     tokens = sum(step["num_sampled_tokens"] for step in counted)
     emulation = config.emulation
     speedup, scale = (emulation.speedup, emulation.token_scale) if emulation else (1.0, 1)
-    pulses = [pulse for pulse in data.pulses if begin["wall_s"] <= pulse["wall_s"] <= counted[-1]["wall_s"]]
+    pulses = pulses_of(data.pulses, begin["wall_s"], counted[-1]["wall_s"])
     row: Row = {
         "steps_counted": len(counted),
         "samples_per_s": samples / wall_s / speedup,
@@ -69,6 +71,16 @@ def figures(folder: Path, window: tuple[int, int] | None = None) -> Row:
     if emulation is not None:
         row |= _emulated(config, data, counted, wall_s, tokens)
     return row
+
+
+def pulses_of(pulses: Sequence[Row], begin_s: float, end_s: float) -> list[Row]:
+    """Those within a window, and one more on either side where they are too few to tell a share of time."""
+    inside = [index for index, pulse in enumerate(pulses) if begin_s <= pulse["wall_s"] <= end_s]
+    if len(inside) >= FEWEST_PULSES:
+        return [pulses[index] for index in inside]
+    before = [index for index, pulse in enumerate(pulses) if pulse["wall_s"] < begin_s]
+    after = [index for index, pulse in enumerate(pulses) if pulse["wall_s"] > end_s]
+    return [pulses[index] for index in [*before[-1:], *inside, *after[:1]]]
 
 
 def window_of(num_steps: int, ahead: int) -> tuple[int, int]:

@@ -60,6 +60,14 @@ def test_neither_the_start_of_a_run_counts_nor_the_end_with_nothing_left_to_gene
     assert steady.figures(tmp_path)["steps_counted"] == 8
 
 
+def test_a_window_of_few_pulses_takes_those_around_it() -> None:
+    pulses = [{"wall_s": float(second)} for second in range(1, 8)]
+    told = [[pulse["wall_s"] for pulse in steady.pulses_of(pulses, *window)] for window in ((2.0, 5.0), (3.2, 4.5))]
+    assert told == [[2, 3, 4, 5], [3, 4, 5]]
+    assert [pulse["wall_s"] for pulse in steady.pulses_of(pulses, 3.2, 3.4)] == [3, 4]
+    assert steady.pulses_of(pulses[:1], 3.2, 3.4) == pulses[:1], "as many as there are"
+
+
 def test_all_contenders_count_the_same_steps(tmp_path, monkeypatch):
     """Those of the one that runs furthest ahead, whatever its own number of steps is."""
     asked = []
