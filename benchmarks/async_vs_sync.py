@@ -305,7 +305,7 @@ def plot(source: Path, picture: Path) -> Path:
     """Draw a result file: throughput over the tuned synchronous baseline, a panel per kind of device and model."""
     kinds: dict[str, dict[str, list[Row]]] = {}
     for part, found in json.loads(source.read_text())["parts"].items():
-        kind, _, setting = part.rpartition(", ")
+        kind, _, setting = part.partition(", ") if "real cores" in part else part.rpartition(", ")
         kinds.setdefault(kind, {})[setting] = found["lines"]
     made, panels = pictures.figure(len(kinds))
     told = []
@@ -320,7 +320,7 @@ def plot(source: Path, picture: Path) -> Path:
             told.append(f"{kind}, {setting}: " + ", ".join(f"{line['name']} {line['ratio']:.2f}" for line in own))
         panel.axhline(1.0, color=pictures.FAINT, linewidth=1)
         panel.set_xticks(range(len(names)), names)
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.1 * max(line["ratio"] for own in settings.values() for line in own))
         panel.set_title(f"throughput over tuned sync: {kind}")
         panel.legend(loc="best")
     title = "Throughput over the tuned synchronous baseline"

@@ -1,6 +1,6 @@
 """How many trajectories can one controller take in? The real hub, coordinator, ledger and server; simulated peers.
 
-    python -m benchmarks.controller                 1 to 512 workers, trajectories of 2,000 tokens: some minutes
+    python -m benchmarks.controller                 1 to 512 workers, trajectories of 2,000 tokens: a minute or two
     python -m benchmarks.controller --quick         two sizes, few steps; writes nothing
 
 Rollout workers and trainer are simulated by a second process that generates nothing: each lease is answered at once
@@ -118,6 +118,10 @@ class NoProcesses:
         return {}
 
     def processes(self) -> dict[str, ProcessNow]:
+        """Nothing to show."""
+        return {}
+
+    def cpu_seconds(self) -> dict[str, float]:
         """Nothing to show."""
         return {}
 

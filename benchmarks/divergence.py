@@ -8,8 +8,8 @@ The staleness benchmark's small quickstart without a bound on staleness, at five
 every other step. Each run is read again step by step, as `areal-like report` would have found it there, but without
 its evaluations: `warned` is the first step at which the numbers of the steps alone make it speak of the policy, `fell`
 the first evaluation that lies a fifth, and more than chance, below the best one so far. Beside each a run at a sound
-learning rate and bound, of which nothing must be said. Rules and thresholds were chosen on seeds 1 to 16, and that a
-gradient has to last after seeds 17 to 19 were seen: seeds from 20 on are fresh for all of them.
+learning rate and bound, of which nothing must be said. Rules and thresholds were chosen on seeds 1 to 19; 20 to 24, the
+default, were fresh for all of them when they were published. Whoever changes a rule takes later ones.
 
 Every other version is evaluated, so a fall that an evaluation shows may have come one version earlier. A fall need not
 last: `last` beside `best` says what became of the run.

@@ -1,6 +1,6 @@
 """Does the simulator predict? The paper's published runs, runs of one's own, and how long it takes.
 
-    python -m benchmarks.simulator                     the paper: fit three numbers, predict the rest; some minutes
+    python -m benchmarks.simulator                     the paper: fit three numbers, predict the rest; five minutes
     python -m benchmarks.simulator --parts batching            of the paper, what micro-batches packed by tokens gain
     python -m benchmarks.simulator --parts paper,batching,speed        also 1,000 steps of 512 GPUs, and 100,000 GPUs
     python -m benchmarks.simulator --parts runs        jobs of this machine, started and predicted: twenty minutes

@@ -190,8 +190,8 @@ def test_a_fit_on_the_edge_says_so_in_the_result_and_on_the_terminal(
     assert "bandwidth 0.4, step_overhead_s 1 (at a bound of the fit's box)" in capsys.readouterr().out
 
 
-def test_the_table_says_it_of_a_result_that_does_not() -> None:
-    paper_part = {**result(), "efficiencies": {"decode_floor_s": 0.01, "bandwidth": 0.4, "step_overhead_s": 1.0}}
+def test_the_table_says_which_fitted_numbers_are_the_boxes_limits() -> None:
+    paper_part = {**result(), "at_bound": ["step_overhead_s"]}
     words = "`step_overhead_s` lies at a bound of the box it was looked for in (1 to 300)"
     assert words in TABLES["simulator"]({"parts": {"paper": paper_part}})
     published = json.loads(RESULTS.joinpath("simulator.json").read_text())
@@ -209,7 +209,7 @@ def result() -> dict[str, Any]:
     hours = {"predicted_sync_h": 40.0, "sync_h": 41.0, "sync_error": -0.02, "predicted_async_h": 15.0, "async_h": 14.8,
              "async_error": 0.01, "predicted_ratio": 2.67, "reported_ratio": 2.77, "ratio_error": -0.04}  # fmt: skip
     part = {"efficiencies": {"decode_floor_s": 0.01, "bandwidth": 0.4, "step_overhead_s": 30.0}, "fit_error": 0.1,
-            "table_1": [{"model": "1.5b", **hours}, {"model": "7b", **hours}]}  # fmt: skip
+            "at_bound": [], "table_1": [{"model": "1.5b", **hours}, {"model": "7b", **hours}]}  # fmt: skip
     gains = {"predicted": 100.0, "reported": 90.0, "predicted_gain": 2.0, "reported_gain": 1.9, "error": 0.05}
     to_sync = {"predicted_to_sync": 2.0, "reported_to_sync": 2.1}
     return {
