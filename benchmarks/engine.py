@@ -21,13 +21,11 @@ import argparse
 import asyncio
 import logging
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +39,19 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from areal_like.errors import UserError
 from areal_like.messages import Sampling
-from areal_like.running_sum import CHARACTERS, rows, solve
+from areal_like.running_sum import solve
 from areal_like.trajectory import Segment
 from areal_like.weights import TensorBytes, WeightStore
 from benchmarks.measured import INTEGERS
 from benchmarks.publishing import add_replace, result_path
-from benchmarks.runs import command_of, write
+from benchmarks.runs import command_of, median_spread, write
+from benchmarks.sums import VOCABULARY, encoded, random_tokens, texts
+from benchmarks.tables.form import ranged
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
 from rollout.engine.port import Engine, GenerationRequest
 from rollout.engine.sglang.engine import SGLangEngine, Whereabouts
 
-NUM_SPECIAL = 3  # padding, beginning, end: the first ids of the quickstart's tokenizer
 EQUAL_PROMPT, EQUAL_ANSWER = 12, 100
 PAGE_TOKENS = 32
 
@@ -82,16 +81,13 @@ def equal(num_requests: int) -> Workload:
     """Random prompts and answers of one length each."""
     rng = np.random.default_rng(0)
     size = (num_requests, EQUAL_PROMPT)
-    prompts = rng.integers(NUM_SPECIAL, NUM_SPECIAL + len(CHARACTERS), size).astype(np.int32)
-    return Workload("equal", list(prompts), [EQUAL_ANSWER] * num_requests)
+    return Workload("equal", list(random_tokens(rng, size)), [EQUAL_ANSWER] * num_requests)
 
 
 def long_tail(num_requests: int) -> Workload:
     """Prompts of the quickstart's task and the lengths of their right answers, end of sequence included."""
-    ids = {character: NUM_SPECIAL + index for index, character in enumerate(CHARACTERS)}
-    texts = [row["prompt"] for row in islice(rows(1, "train"), num_requests)]
-    prompts = [np.array([ids[character] for character in text], np.int32) for text in texts]
-    return Workload("long tail", prompts, [len(solve(text)) + 1 for text in texts])
+    asked = texts(num_requests)
+    return Workload("long tail", [encoded(text) for text in asked], [len(solve(text)) + 1 for text in asked])
 
 
 class _EndAt(StoppingCriteria):
@@ -241,18 +237,9 @@ async def _compare(
     return {
         "workload": workload.name, "slots": num_slots, "requests": len(workload.prompts), "tokens": workload.num_tokens,
         "longest_answer": max(workload.answer_lengths),
-        "tokens_per_s": {name: _spread(values) for name, values in speeds.items()},
-        "ratio": {name: _spread(values) for name, values in ratios.items() if name != "embedded"},
+        "tokens_per_s": {name: median_spread(values) for name, values in speeds.items()},
+        "ratio": {name: median_spread(values) for name, values in ratios.items() if name != "embedded"},
     }  # fmt: skip
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
-
-
-def _cell(spread: dict[str, float], digits: int) -> str:
-    median, low, high = (f"{spread[key]:,.{digits}f}" for key in ("median", "low", "high"))
-    return f"{median} ({low} to {high})"
 
 
 def print_table(cases: list[dict[str, Any]]) -> None:
@@ -261,8 +248,8 @@ def print_table(cases: list[dict[str, Any]]) -> None:
     for case in cases:
         speeds = case["tokens_per_s"]
         for name, ratio in case["ratio"].items():
-            ours, theirs = _cell(speeds["embedded"], 0), _cell(speeds[name], 0)
-            print(f"{case['workload']:<10} {case['slots']:>5}  {ours:<28} {name:<18}{theirs:<28} {_cell(ratio, 2)}")
+            ours, theirs = ranged(speeds["embedded"], 0), ranged(speeds[name], 0)
+            print(f"{case['workload']:<10} {case['slots']:>5}  {ours:<28} {name:<18}{theirs:<28} {ranged(ratio, 2)}")
 
 
 def main() -> None:
@@ -276,7 +263,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     init = dict(yaml.safe_load(Path(options.config or "configs/quickstart.yaml").read_text())["model"]["init"])
-    init = {"vocab_size": NUM_SPECIAL + len(CHARACTERS), **init}
+    init = {"vocab_size": VOCABULARY, **init}
     config = AutoConfig.for_model(init.pop("model_type"), **init)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()

@@ -15,11 +15,9 @@ prompt's end on costs more than it spares then. CONFIG must make its model (`mod
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -28,17 +26,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from areal_like.errors import UserError
 from areal_like.messages import Sampling
-from areal_like.running_sum import CHARACTERS, rows
 from areal_like.trajectory import Segment
 from benchmarks.publishing import add_replace, result_path
-from benchmarks.runs import command_of, write
+from benchmarks.runs import command_of, median_spread, write
+from benchmarks.sums import VOCABULARY, encoded, random_tokens, texts
+from benchmarks.tables.form import ranged
 from controller.overrides import load_config
 from rollout.engine.core import GenerationCore
 from rollout.engine.decoder import LeanDecoder
 from rollout.engine.port import GenerationRequest
 from rollout.engine.slots import Answer
 
-NUM_SPECIAL = 3  # padding, beginning, end: the first ids of the quickstart's tokenizer
 LONG_PROMPT = 200
 CONTEXT = 384
 Row = dict[str, Any]
@@ -73,7 +71,7 @@ def main() -> None:
         raise SystemExit(str(error)) from error
     if not told.model.init:
         raise SystemExit(f"{options.config}: this benchmark makes its model; give it a config with model.init")
-    init = {"vocab_size": NUM_SPECIAL + len(CHARACTERS), **told.model.init, "max_position_embeddings": CONTEXT}
+    init = {"vocab_size": VOCABULARY, **told.model.init, "max_position_embeddings": CONTEXT}
     config = AutoConfig.for_model(init.pop("model_type"), **init)
     slots = told.rollout.engine.num_slots
     own = [Case(slots, min(told.group_size, slots), prompts, 60) for prompts in ("short", "long")]
@@ -83,7 +81,7 @@ def main() -> None:
     for case in cases:
         found.append(measure(config, case, 5 if options.quick else options.rounds))
         row = found[-1]
-        cells = [_cell(row[key], digits) for key, digits in (("alone_ms", 1), ("shared_ms", 1), ("ratio", 2))]
+        cells = [ranged(row[key], digits) for key, digits in (("alone_ms", 1), ("shared_ms", 1), ("ratio", 2))]
         told = f"{case.slots:8}{case.answer_mean:8}{case.group:7}  {case.prompts:8}"
         print(f"{told}{cells[0]:>24}{cells[1]:>24}{cells[2]:>22}", flush=True)
     if not options.quick:
@@ -118,7 +116,7 @@ def measure(config: PreTrainedConfig, case: Case, rounds: int) -> Row:
     ]
     return {
         **asdict(case),
-        **{name: _spread(values) for name, values in times.items()}, "ratio": _spread(ratios),
+        **{name: median_spread(values) for name, values in times.items()}, "ratio": median_spread(ratios),
         "tokens_alone": computed[0], "tokens_shared": computed[1],
     }  # fmt: skip
 
@@ -142,7 +140,7 @@ def answers(case: Case, *, is_shared: bool) -> list[Answer]:
     made = []
     for number, prompt in enumerate(prompts(case)):
         length = int(rng.integers(1, 2 * case.answer_mean))
-        tokens = rng.integers(NUM_SPECIAL, NUM_SPECIAL + len(CHARACTERS), length).astype(np.int32)
+        tokens = random_tokens(rng, length)
         request = GenerationRequest(
             request_id=number, prompt_P=prompt, seed=number, share_key=number // case.group if is_shared else -1,
             prefix=Segment(tokens, np.full(length, -1.0, np.float32), np.zeros(length, np.int32)),
@@ -156,22 +154,10 @@ def prompts(case: Case) -> list[np.ndarray]:
     """One an answer, the same within a group."""
     num_groups = -(-case.slots // case.group)
     if case.prompts == "long":
-        rng = np.random.default_rng(1)
-        size = (num_groups, LONG_PROMPT)
-        known = list(rng.integers(NUM_SPECIAL, NUM_SPECIAL + len(CHARACTERS), size).astype(np.int32))
+        known = list(random_tokens(np.random.default_rng(1), (num_groups, LONG_PROMPT)))
     else:
-        ids = {character: NUM_SPECIAL + index for index, character in enumerate(CHARACTERS)}
-        texts = [row["prompt"] for row in islice(rows(1, "train"), num_groups)]
-        known = [np.array([ids[character] for character in text], np.int32) for text in texts]
+        known = [encoded(text) for text in texts(num_groups)]
     return [known[number // case.group] for number in range(case.slots)]
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
-
-
-def _cell(spread: dict[str, float], digits: int) -> str:
-    return f"{spread['median']:.{digits}f} ({spread['low']:.{digits}f} to {spread['high']:.{digits}f})"
 
 
 if __name__ == "__main__":

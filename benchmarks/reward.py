@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.publishing import add_replace, result_path
-from benchmarks.runs import command_of, write
+from benchmarks.runs import command_of, median_spread, write
 from services.config import CodeOptions, RewardSettings
 from services.reward.job import Job, Outcome, frame
 from services.reward.pool import Pool
@@ -132,7 +132,7 @@ async def verdicts_per_s(kind: str, work: Work, num_workers: int, window_s: floa
     for end in ends[num_before:]:
         counts[min(int((end - began_s) / window_s), NUM_WINDOWS - 1)] += 1
     return {
-        **spread([count / window_s for count in counts]),
+        **median_spread([count / window_s for count in counts]),
         "verdicts": len(ends) - num_before,
         "different_answers": len(work),
         "not_scored": sum(kind != "scored" for kind in kinds),
@@ -143,11 +143,6 @@ def _jobs(work: Work) -> Iterator[tuple[int, bytes]]:
     for job_id, (row, response) in zip(itertools.count(1), cycle(work), strict=False):
         job = Job(job_id=job_id, scorer="", row=row, response=response, finish_reason="stop", num_tokens=1)
         yield job_id, frame(job)
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, lowest, highest."""
-    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
 def overhead(num_turns: int) -> dict[str, dict[str, float]]:

@@ -115,6 +115,11 @@ def spread_of(values: Sequence[float]) -> dict[str, float]:
     return {"mean": statistics.fmean(values), "low": min(values), "high": max(values)}
 
 
+def median_spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, lowest and highest."""
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
 def machine() -> dict[str, Any]:
     """What it was measured on."""
     model = platform.processor()

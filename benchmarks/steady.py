@@ -75,12 +75,12 @@ def figures(folder: Path, window: tuple[int, int] | None = None) -> Row:
 
 def pulses_of(pulses: Sequence[Row], begin_s: float, end_s: float) -> list[Row]:
     """Those within a window, and one more on either side where they are too few to tell a share of time."""
-    inside = [index for index, pulse in enumerate(pulses) if begin_s <= pulse["wall_s"] <= end_s]
+    inside = [pulse for pulse in pulses if begin_s <= pulse["wall_s"] <= end_s]
     if len(inside) >= FEWEST_PULSES:
-        return [pulses[index] for index in inside]
-    before = [index for index, pulse in enumerate(pulses) if pulse["wall_s"] < begin_s]
-    after = [index for index, pulse in enumerate(pulses) if pulse["wall_s"] > end_s]
-    return [pulses[index] for index in [*before[-1:], *inside, *after[:1]]]
+        return inside
+    before = [pulse for pulse in pulses if pulse["wall_s"] < begin_s]
+    after = [pulse for pulse in pulses if pulse["wall_s"] > end_s]
+    return [*before[-1:], *inside, *after[:1]]
 
 
 def window_of(num_steps: int, ahead: int) -> tuple[int, int]:

@@ -157,7 +157,7 @@ def _unstable(data: RunData, signs: Sequence[Sign]) -> list[Rated]:
     is_sound = is_learning(data)
     if not signs or (is_sound and all(sign.is_usual for sign in signs)):
         return []
-    serious = [sign for sign in signs if sign.cause != "entropy" or not (is_sound and sign.is_usual)]
+    serious = [sign for sign in signs if not (is_sound and sign.cause == "entropy")]
     severity: Severity = "bad" if len({sign.words.split()[0] for sign in serious}) >= 3 else "warning"
     title = f"Updates are unstable: {serious[0].words}"
     finding = Finding(severity, title, _sign_words(serious[1:]), _cure(data, serious, serious[0].step))

@@ -211,7 +211,7 @@ class LeanDecoder:
         shape, group = self.shape, self.shape.num_queries_per_key
         stops = np.array([len(context) for context in contexts])
         lengths = stops - np.asarray(starts)
-        num_prompts, longest = len(contexts), int(lengths.max())
+        num_prompts, longest, num_seen = len(contexts), int(lengths.max()), int(stops.max())
         prompts_M = np.repeat(np.arange(num_prompts), lengths)
         columns_M = np.concatenate([np.arange(length) for length in lengths])
         positions_M = columns_M + np.repeat(starts, lengths)
@@ -222,7 +222,7 @@ class LeanDecoder:
         cos, sin = self._rotary.index_select(0, positions).split(1, 1)
         tokens_M = np.concatenate([context[start:] for context, start in zip(contexts, starts, strict=True)])
         x = self._weights.embedding.index_select(0, self._on_device(tokens_M.astype(np.int64)))
-        seen = self._seen(starts, longest, int(stops.max())) if any(starts) else None
+        seen = self._seen(starts, longest, num_seen) if any(starts) else None
         # CUDA's kernels for float32 and for masks take no grouped heads: torch would fall back to T x T scores.
         repeats = group if x.is_cuda and (x.dtype == torch.float32 or seen is not None) else 1
         spread = x.new_zeros(num_prompts * longest, shape.num_key_heads, group, shape.head_size)
@@ -233,7 +233,7 @@ class LeanDecoder:
                 break  # nothing after the last layer's keys and values is needed
             spread.index_copy_(0, spots, heads[:, :, :group])
             query = spread.view(num_prompts, longest, shape.num_heads, shape.head_size).transpose(1, 2)
-            keys, values = self.cache.read(index, targets, int(stops.max()))
+            keys, values = self.cache.read(index, targets, num_seen)
             if repeats > 1:
                 keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
             attended = F.scaled_dot_product_attention(
@@ -250,14 +250,17 @@ class LeanDecoder:
     # ------------------------------------------------------------------ rows
 
     def move_rows(self, sources: Sequence[int], targets: Sequence[int], num_tokens: int) -> None:
-        self.share_rows(sources, targets, [num_tokens] * len(sources))
+        if not num_tokens:
+            return
+        source_rows, target_rows = (self._on_device(np.asarray(rows, np.int64)) for rows in (sources, targets))
+        self.cache.copy_rows(source_rows, target_rows, num_tokens)
 
     def share_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
         used = [index for index, length in enumerate(lengths) if length]
         for chosen in plan_passes([lengths[index] for index in used], self.cache.tokens_per_copy):
-            pairs = [(sources[used[place]], targets[used[place]]) for place in chosen]
-            rows = self._on_device(np.array(pairs, np.int64))
-            self.cache.copy_rows(rows[:, 0], rows[:, 1], max(lengths[used[place]] for place in chosen))
+            members = [used[place] for place in chosen]
+            from_rows, to_rows = ([rows[index] for index in members] for rows in (sources, targets))
+            self.move_rows(from_rows, to_rows, max(lengths[index] for index in members))
 
     def clear_rows(self, rows: Sequence[int]) -> None:
         self.cache.clear_rows(self._on_device(np.asarray(rows, np.int64)))

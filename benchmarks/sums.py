@@ -1,0 +1,30 @@
+"""Prompts of the quickstart's task as token ids, for benchmarks that drive an engine without a job around it.
+
+Owns: ids as the quickstart's tokenizer gives them. Refuses: answers, engines.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+
+from areal_like.running_sum import CHARACTERS, rows
+
+NUM_SPECIAL = 3  # padding, beginning, end: the first ids of the quickstart's tokenizer
+VOCABULARY = NUM_SPECIAL + len(CHARACTERS)
+
+
+def random_tokens(rng: np.random.Generator, size: int | tuple[int, ...]) -> np.ndarray:
+    """int32: ids of characters, none of the special ones."""
+    return rng.integers(NUM_SPECIAL, VOCABULARY, size).astype(np.int32)
+
+
+def texts(num: int) -> list[str]:
+    """The first prompts of the training rows."""
+    return [row["prompt"] for row in islice(rows(1, "train"), num)]
+
+
+def encoded(text: str) -> np.ndarray:
+    """int32: the ids of a text's characters."""
+    return np.array([NUM_SPECIAL + CHARACTERS.index(character) for character in text], np.int32)
