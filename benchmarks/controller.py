@@ -1,6 +1,6 @@
 """How many trajectories can one controller take in? The real hub, coordinator, ledger and server; simulated peers.
 
-    python -m benchmarks.controller                 1 to 512 workers, trajectories of 2,000 tokens: a minute or two
+    python -m benchmarks.controller                 1 to 512 workers, trajectories of 2,000 tokens: about six minutes
     python -m benchmarks.controller --quick         two sizes, few steps; writes nothing
 
 Rollout workers and trainer are simulated by a second process that generates nothing: each lease is answered at once
@@ -10,7 +10,9 @@ is checked, written to the ledger, acknowledged, and sent to the trainer in a ba
 Counted from step FIRST_STEP on: trajectories a second of wall clock, messages a second in and out, and processor
 milliseconds of the controller's process for each trajectory. `durable`: kill -9 loses nothing that was acknowledged
 (the default). `fsync`: nor does power loss (group commit: one fsync for each burst of messages). `bare`: a ZeroMQ
-ROUTER that receives the same frames and answers each with an empty one, the limit of the sockets.
+ROUTER that receives the same frames and answers each with an empty one, the limit of the sockets. A step has 1,024
+trajectories, or 8,192 (512 prompts of 16 answers, as in AReaL's runs, arXiv 2505.24298): each worker's news of a
+version and its answer are two messages a step, however large a step is.
 """
 
 from __future__ import annotations
@@ -62,7 +64,10 @@ from controller.translate import ACCEPTED
 
 GROUPS, GROUP_SIZE, BOUND = 64, 16, 2
 """A step has 1,024 trajectories."""
+PAPER_GROUPS = 512
 FIRST_STEP = 1
+IN_FLIGHT = 64
+"""Messages that the bare sender has under way."""
 RUN = "benchmark"
 PROMPT_TOKENS = 200
 WORKER_ACCEPTS = frozenset({m.Lease, m.SampleAck, m.CancelLeases, m.AnnounceVersion})
@@ -159,11 +164,16 @@ class Marks:
             self.messages.append(self.hub.counters["sent"] + self.hub.counters["received"])
 
 
-async def serve(folder: Path, *, workers: int, steps: int, tokens: int, fsync: bool) -> dict[str, float]:
+async def serve(
+    folder: Path, *, workers: int, steps: int, tokens: int, fsync: bool = False, groups: int = GROUPS
+) -> dict[str, float]:
     """Run one job and return its figures."""
     marks = Marks()
-    async with _server(folder, workers=workers, steps=steps, fsync=fsync, marks=marks) as (server, address):
-        peers = multiprocessing.get_context("spawn").Process(target=simulate, args=(address, workers, tokens))
+    async with _server(folder, workers=workers, steps=steps, fsync=fsync, groups=groups, marks=marks) as (
+        server,
+        address,
+    ):
+        peers = multiprocessing.get_context("spawn").Process(target=simulate, args=(address, workers, tokens, groups))
         peers.start()
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -176,10 +186,11 @@ async def serve(folder: Path, *, workers: int, steps: int, tokens: int, fsync: b
     assert outcome.status == "completed", outcome
     report = audit(folder)
     assert report.is_clean, report.lines()
-    count, before = (steps - FIRST_STEP) * GROUPS * GROUP_SIZE, FIRST_STEP - 1
+    count, before = (steps - FIRST_STEP) * groups * GROUP_SIZE, FIRST_STEP - 1
     wall_s = marks.wall_s[-1] - marks.wall_s[before]
     return {
         "workers": workers,
+        "trajectories_per_step": groups * GROUP_SIZE,
         "trajectories_per_s": count / wall_s,
         "messages_per_s": (marks.messages[-1] - marks.messages[before]) / wall_s,
         "cpu_ms_per_trajectory": 1e3 * (marks.cpu_s[-1] - marks.cpu_s[before]) / count,
@@ -188,11 +199,11 @@ async def serve(folder: Path, *, workers: int, steps: int, tokens: int, fsync: b
 
 @contextlib.asynccontextmanager
 async def _server(
-    folder: Path, *, workers: int, steps: int, fsync: bool, marks: Marks
+    folder: Path, *, workers: int, steps: int, fsync: bool, groups: int, marks: Marks
 ) -> AsyncIterator[tuple[Server, str]]:
     ledger = Ledger(folder, run_id=RUN, fsync=fsync)
     settings = CoordinatorSettings(
-        groups_per_step=GROUPS, group_size=GROUP_SIZE, num_steps=steps, max_staleness=BOUND, num_workers=workers
+        groups_per_step=groups, group_size=GROUP_SIZE, num_steps=steps, max_staleness=BOUND, num_workers=workers
     )
     coordinator = Coordinator.restore(settings, ledger.load())
     hub = Hub(run_id=RUN, role="controller", bind="tcp://127.0.0.1:0", curve_dir=None, accept=ACCEPTED)
@@ -226,13 +237,13 @@ async def _server(
 # ------------------------------------------------------------ the peers, in a process of their own
 
 
-def simulate(address: str, workers: int, tokens: int) -> None:
+def simulate(address: str, workers: int, tokens: int, groups: int) -> None:
     """All rollout workers and the trainer, until they are told to end."""
-    asyncio.run(_simulate(address, workers, tokens))
+    asyncio.run(_simulate(address, workers, tokens, groups))
 
 
-async def _simulate(address: str, workers: int, tokens: int) -> None:
-    capacity = max(GROUP_SIZE, 2 * GROUPS * GROUP_SIZE // workers)
+async def _simulate(address: str, workers: int, tokens: int, groups: int) -> None:
+    capacity = max(GROUP_SIZE, 2 * groups * GROUP_SIZE // workers)
     async with asyncio.TaskGroup() as group:
         group.create_task(_trainer(address))
         for index in range(workers):
@@ -341,7 +352,7 @@ def _send_bare(port: int, tokens: int, count: int) -> None:
         for _ in range(count):
             dealer.send_multipart(frames, copy=False)
             in_flight += 1
-            while in_flight >= GROUPS or (in_flight and dealer.poll(0)):
+            while in_flight >= IN_FLIGHT or (in_flight and dealer.poll(0)):
                 dealer.recv_multipart()
                 in_flight -= 1
         while in_flight:
@@ -354,6 +365,7 @@ def main() -> None:
     parser.add_argument("--workers", type=INTEGERS, default="1,8,64,512")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--paper-steps", type=int, default=5, help="steps where they have 8,192 trajectories")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true")
     add_replace(parser)
@@ -361,27 +373,31 @@ def main() -> None:
     sizes = [1, 8] if options.quick else options.workers
     steps, repeats = (3, 1) if options.quick else (options.steps, options.repeats)
     rows: list[dict[str, Any]] = []
-    print(f"{'':10} {'workers':>8} {'trajectories/s':>15} {'messages/s':>12} {'CPU ms each':>12}")
+    print(f"{'':24} {'workers':>8} {'trajectories/s':>15} {'messages/s':>12} {'CPU ms each':>12}")
     for _ in range(repeats):
-        cases = [("durable", size) for size in sizes] + [("fsync", sizes[len(sizes) // 2])]
-        for kind, workers in cases:
+        cases = [("durable", size, GROUPS, steps) for size in sizes]
+        cases += [("fsync", sizes[len(sizes) // 2], GROUPS, steps)]
+        if not options.quick:
+            cases += [("durable", size, PAPER_GROUPS, options.paper_steps) for size in sizes]
+        for kind, workers, groups, num_steps in cases:
+            told = {"workers": workers, "steps": num_steps, "tokens": options.tokens, "groups": groups}
             with tempfile.TemporaryDirectory(prefix="areal-controller-") as folder:
-                job = serve(Path(folder), workers=workers, steps=steps, tokens=options.tokens, fsync=kind == "fsync")
-                rows.append({"kind": kind, **asyncio.run(job)})
+                row = asyncio.run(serve(Path(folder), fsync=kind == "fsync", **told))
+            rows.append({"kind": kind if groups == GROUPS else f"{kind}, steps of {groups * GROUP_SIZE:,}", **row})
             _print(rows[-1])
         rows.append({"kind": "bare", "workers": 1, **bare(options.tokens, 1000 if options.quick else 20_000)})
         _print(rows[-1])
     if options.quick:
         print("too short to mean anything: it ran")
         return
-    facts = {"tokens": options.tokens, "steps": steps, "trajectories_per_step": GROUPS * GROUP_SIZE}
+    facts = {"tokens": options.tokens, "steps": steps, "paper_steps": options.paper_steps}
     path = result_path("controller", options)
     print(f"written to {write('controller', command_of('controller'), {**facts, 'rows': rows}, path)}")
 
 
 def _print(row: dict[str, Any]) -> None:
     print(
-        f"{row['kind']:10} {row['workers']:8} {row['trajectories_per_s']:15,.0f} {row['messages_per_s']:12,.0f} "
+        f"{row['kind']:24} {row['workers']:8} {row['trajectories_per_s']:15,.0f} {row['messages_per_s']:12,.0f} "
         f"{row['cpu_ms_per_trajectory']:12.3f}",
         flush=True,
     )

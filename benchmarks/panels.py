@@ -186,6 +186,13 @@ def _prompt_sharing(result: Result) -> list[Panel]:
     return [Panel("time to rebuild caches, each prompt alone over once a group", places, series, mark=1)]
 
 
+def _row_order(result: Result) -> list[Panel]:
+    rows = result["rows"]
+    places = [f"{row['slots']} slots, {row['lengths']}" for row in rows]
+    series = [_from_spreads("", [row["ratio"] for row in rows])]
+    return [Panel("processor time a token, one block of rows over several", places, series, mark=1)]
+
+
 def _divergence(result: Result) -> list[Panel]:
     rows = [row for row in result["rows"] if row["is_driven_too_hard"]]
     told = [Series(name, [row[key] for row in rows]) for name, key in (("warned", "warned"), ("fallen", "fell"))]
@@ -273,6 +280,7 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "packing": _packing,
     "peer_trl": _peer_trl,
     "prompt_sharing": _prompt_sharing,
+    "row_order": _row_order,
     "quickstart": _quickstart,
     "reward": _reward,
     "reward_rates": _reward_rates,

@@ -14,26 +14,20 @@ prompt's end on costs more than it spares then. CONFIG must make its model (`mod
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from areal_like.errors import UserError
 from areal_like.messages import Sampling
 from areal_like.trajectory import Segment
-from benchmarks.publishing import add_replace, result_path
-from benchmarks.runs import command_of, median_spread, write
-from benchmarks.sums import VOCABULARY, encoded, random_tokens, texts
+from benchmarks.engine_cores import core_with, job_and_model, parse, publish
+from benchmarks.runs import median_spread
+from benchmarks.sums import encoded, random_tokens, texts
 from benchmarks.tables.form import ranged
-from controller.overrides import load_config
-from rollout.engine.core import GenerationCore
-from rollout.engine.decoder import LeanDecoder
 from rollout.engine.port import GenerationRequest
 from rollout.engine.slots import Answer
 
@@ -58,21 +52,8 @@ CASES = (Case(32, 8, "short", 14), Case(128, 8, "short", 14), Case(64, 16, "long
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", nargs="?", metavar="CONFIG", help="its model.init, slots and group size")
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--quick", action="store_true")
-    add_replace(parser)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    try:
-        told = load_config(options.config or "configs/quickstart.yaml").config
-    except UserError as error:
-        raise SystemExit(str(error)) from error
-    if not told.model.init:
-        raise SystemExit(f"{options.config}: this benchmark makes its model; give it a config with model.init")
-    init = {"vocab_size": VOCABULARY, **told.model.init, "max_position_embeddings": CONTEXT}
-    config = AutoConfig.for_model(init.pop("model_type"), **init)
+    options = parse(__doc__, rounds=100)
+    told, config = job_and_model(options.config, CONTEXT)
     slots = told.rollout.engine.num_slots
     own = [Case(slots, min(told.group_size, slots), prompts, 60) for prompts in ("short", "long")]
     cases = own if options.config else CASES
@@ -84,9 +65,7 @@ def main() -> None:
         cells = [ranged(row[key], digits) for key, digits in (("alone_ms", 1), ("shared_ms", 1), ("ratio", 2))]
         told = f"{case.slots:8}{case.answer_mean:8}{case.group:7}  {case.prompts:8}"
         print(f"{told}{cells[0]:>24}{cells[1]:>24}{cells[2]:>22}", flush=True)
-    if not options.quick:
-        path = result_path("prompt_sharing", options)
-        print(f"written to {write('prompt_sharing', command_of('prompt_sharing'), {'rows': found}, path)}")
+    publish("prompt_sharing", found, options)
 
 
 @torch.no_grad()
@@ -94,7 +73,9 @@ def measure(config: PreTrainedConfig, case: Case, rounds: int) -> Row:
     """Both sides in turns, after one round that does not count."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
-    alone, shared = (core_with(answers(case, is_shared=is_shared), config, case.slots) for is_shared in (False, True))
+    alone, shared = (
+        core_with(answers(case, is_shared=is_shared), config, case.slots, CONTEXT) for is_shared in (False, True)
+    )
     for core in (alone, shared):
         core.decoder.stage(dict(model.named_parameters()), 0)  # a swap leaves the others in their place
         core.swap(0, "recompute")
@@ -119,19 +100,6 @@ def measure(config: PreTrainedConfig, case: Case, rounds: int) -> Row:
         **{name: median_spread(values) for name, values in times.items()}, "ratio": median_spread(ratios),
         "tokens_alone": computed[0], "tokens_shared": computed[1],
     }  # fmt: skip
-
-
-def core_with(waiting: Sequence[Answer], config: PreTrainedConfig, slots: int) -> GenerationCore:
-    """An engine's core into which these answers go as soon as it has weights."""
-    device = torch.device("cpu")
-
-    def decoder() -> LeanDecoder:
-        return LeanDecoder(config, slots, CONTEXT, torch.float32, device)
-
-    core = GenerationCore(decoder, config.vocab_size, slots, CONTEXT, device)
-    for answer in waiting:
-        core.submit(answer)
-    return core
 
 
 def answers(case: Case, *, is_shared: bool) -> list[Answer]:

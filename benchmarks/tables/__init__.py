@@ -32,6 +32,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.packing,
         parts.logprob_memory,
         parts.prompt_sharing,
+        parts.row_order,
         parts.reward,
         parts.reward_rates,
         parts.reward_service,

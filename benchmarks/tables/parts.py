@@ -209,6 +209,17 @@ def prompt_sharing(result: Result) -> str:
     return table(("answers", "computed, each alone", "once a group", "ms, each alone", "once a group", "ratio"), rows)
 
 
+def row_order(result: Result) -> str:
+    """Tokens decoded with one block of rows and with several."""
+    rows = [
+        (f"{row['slots']}", row["lengths"], f"{row['tokens']:,}", f"{row['moved_rows'] / row['steps']:.1f}",
+         ranged(row["one_us"], 1), ranged(row["blocks_us"], 1), ranged(row["ratio"], 2))
+        for row in result["rows"]
+    ]  # fmt: skip
+    head = ("slots", "lengths", "tokens", "rows moved a step", "us a token, one block", "blocks", "ratio")
+    return table(head, rows)
+
+
 def packing(result: Result) -> str:
     """Packed against padded, the ways to fill micro-batches, and how even ranks are."""
     rows: list[Sequence[str]] = [

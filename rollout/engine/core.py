@@ -23,6 +23,7 @@ from areal_like.trajectory import Segment
 from rollout.engine.decoder import Decoder
 from rollout.engine.device import give_back
 from rollout.engine.port import EndReason, GenerationOutcome, Interruption
+from rollout.engine.row_order import LOOK_EVERY, moves_that_pay
 from rollout.engine.sampler import DrawPlan, draw
 from rollout.engine.scheduler import Scheduler
 from rollout.engine.slots import Answer, Slots
@@ -59,7 +60,8 @@ class GenerationCore:
         self.is_admitting = True
         self.paused_s = 0.0
         """How long generation has stood still, all in all; its owner adds to it."""
-        self.counts = {"tokens": 0, "prefill_tokens": 0, "shared_prefill_tokens": 0, "steps": 0, "swaps": 0}
+        names = ("tokens", "prefill_tokens", "shared_prefill_tokens", "steps", "swaps", "moved_rows")
+        self.counts = dict.fromkeys(names, 0)
         self._ended: list[Ended] = []
         self._plan: DrawPlan | None = None
         self._lock = threading.Lock()
@@ -100,7 +102,7 @@ class GenerationCore:
     # ------------------------------------------------------------------ a token boundary
 
     def refill(self) -> None:
-        """Admit waiting answers into free rows, then make the active rows a prefix."""
+        """Admit waiting answers into free rows, make the active rows a prefix, and bring them into order."""
         slots = self.slots
         if self.version >= 0 and self.is_admitting and len(self.scheduler):
             chosen = self.scheduler.take(slots.num_slots - slots.num_running)
@@ -108,10 +110,27 @@ class GenerationCore:
                 self._admit([answer for answer in chosen if not self._is_ahead(answer)])
         if slots.num_running < slots.count:
             with self._lock:
-                sources, targets = slots.compaction()
-            if sources:
-                self.decoder.move_rows(sources, targets, int(slots.positions_B[targets].max()))
-            self._plan = None
+                moves = slots.compaction()
+            self._move(*moves)
+        if slots.count and not self.counts["steps"] % LOOK_EVERY:
+            self._order()
+
+    def _order(self) -> None:
+        """Bring rows into an order in which steps read less padding, where that pays."""
+        decoder, slots = self.decoder, self.slots
+        lengths_B = slots.positions_B + 1
+        moves = moves_that_pay(lengths_B, decoder.blocks, slots.max_context, decoder.max_moved_tokens)
+        if moves is not None:
+            with self._lock:
+                slots.move(*moves)
+            self._move(*moves)
+
+    def _move(self, sources: list[int], targets: list[int]) -> None:
+        """Keys and values follow their records."""
+        if sources:
+            self.decoder.move_rows(sources, targets, self.slots.positions_B[targets].tolist())
+            self.counts["moved_rows"] += len(sources)
+        self._plan = None
 
     def _is_ahead(self, answer: Answer) -> bool:
         """Law 5: an answer whose prefix is newer than these weights must not go on under them."""

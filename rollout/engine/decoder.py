@@ -13,7 +13,7 @@ G = H / K, D head size, C context, V vocabulary.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +24,7 @@ from transformers import PreTrainedConfig
 
 from rollout.engine.kv_cache import KVCache
 from rollout.engine.loading import FusedWeights, LayerWeights
+from rollout.engine.row_order import Block
 from rollout.engine.shape import ModelShape
 
 PREFILL_TOKENS, CPU_PREFILL_TOKENS = 8192, 1024
@@ -47,6 +48,11 @@ class Decoder(Protocol):
         """Memory of both sets of weights and of the cache."""
         ...
 
+    @property
+    def max_moved_tokens(self) -> int:
+        """Of rows that are brought into order at once."""
+        ...
+
     def stage(self, tensors: Mapping[str, Tensor], version: int) -> None:
         """Load into the spare weights, in any thread, while steps go on. Raises WeightError."""
         ...
@@ -66,8 +72,15 @@ class Decoder(Protocol):
         """Take one token (int64) of each of the rows 0..B-1 at its position; returns next-token logits [B, V]."""
         ...
 
-    def move_rows(self, sources: Sequence[int], targets: Sequence[int], num_tokens: int) -> None:
-        """Row sources[i] (up to num_tokens long) becomes row targets[i]; the sources are free afterwards."""
+    def blocks(self, lengths_B: np.ndarray) -> list[Block]:
+        """How a step would attend rows of these lengths in this order."""
+        ...
+
+    def move_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
+        """Row sources[i] (so many tokens long) becomes row targets[i], all at once: a row may be both.
+
+        Sources that are no targets are free afterwards.
+        """
         ...
 
     def share_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
@@ -184,7 +197,7 @@ class LeanDecoder:
     def step(self, tokens_B: np.ndarray, positions_B: np.ndarray) -> Tensor:
         weights, group = self._weights, self.shape.num_queries_per_key
         tokens, positions = self._on_device(tokens_B), self._on_device(positions_B)
-        plan = self.cache.plan(positions, int(positions_B.max()) + 1)
+        plan = self.cache.plan(positions, positions_B + 1)
         cos, sin = self._rotary.index_select(0, positions).split(1, 1)
         x = weights.embedding.index_select(0, tokens)
         for index, layer in enumerate(weights.layers):
@@ -249,18 +262,34 @@ class LeanDecoder:
 
     # ------------------------------------------------------------------ rows
 
-    def move_rows(self, sources: Sequence[int], targets: Sequence[int], num_tokens: int) -> None:
-        if not num_tokens:
-            return
-        source_rows, target_rows = (self._on_device(np.asarray(rows, np.int64)) for rows in (sources, targets))
-        self.cache.copy_rows(source_rows, target_rows, num_tokens)
+    @property
+    def max_moved_tokens(self) -> int:
+        return self.cache.tokens_per_copy
+
+    def blocks(self, lengths_B: np.ndarray) -> list[Block]:
+        return self.cache.blocks(lengths_B)
+
+    def move_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
+        taken = [
+            (to_rows, self.cache.take(from_rows, longest))
+            for from_rows, to_rows, longest in self._copies(sources, targets, lengths)
+        ]
+        for to_rows, part in taken:
+            self.cache.put(to_rows, part)
 
     def share_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
+        for from_rows, to_rows, longest in self._copies(sources, targets, lengths):
+            self.cache.put(to_rows, self.cache.take(from_rows, longest))
+
+    def _copies(
+        self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]
+    ) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """(rows, their targets, tokens) of rows of like lengths, at most `tokens_per_copy` together."""
         used = [index for index, length in enumerate(lengths) if length]
         for chosen in plan_passes([lengths[index] for index in used], self.cache.tokens_per_copy):
             members = [used[place] for place in chosen]
-            from_rows, to_rows = ([rows[index] for index in members] for rows in (sources, targets))
-            self.move_rows(from_rows, to_rows, max(lengths[index] for index in members))
+            from_rows, to_rows = (np.array([rows[i] for i in members], np.int64) for rows in (sources, targets))
+            yield self._on_device(from_rows), self._on_device(to_rows), max(lengths[index] for index in members)
 
     def clear_rows(self, rows: Sequence[int]) -> None:
         self.cache.clear_rows(self._on_device(np.asarray(rows, np.int64)))

@@ -19,6 +19,7 @@ from transformers.initialization import no_init_weights
 
 from areal_like.errors import UserError
 from rollout.engine.loading import Place, fill
+from rollout.engine.row_order import Block
 
 
 class _Copy:
@@ -56,6 +57,10 @@ class GenericDecoder:
         """Of both copies of the model; caches come and go with their rows."""
         return sum(tensor.nbytes for one in (self._active, self._spare) for tensor in one.model.state_dict().values())
 
+    @property
+    def max_moved_tokens(self) -> int:
+        return 0
+
     def stage(self, tensors: Mapping[str, Tensor], version: int) -> None:
         fill(self._spare.places, tensors, self._spare.optional, version)
 
@@ -78,9 +83,15 @@ class GenericDecoder:
         self._caches[row] = result.past_key_values
         return result.logits[:, -1]
 
-    def move_rows(self, sources: Sequence[int], targets: Sequence[int], num_tokens: int) -> None:
-        for source, target in zip(sources, targets, strict=True):
-            self._caches[target], self._caches[source] = self._caches[source], None
+    def blocks(self, lengths_B: np.ndarray) -> list[Block]:
+        return [Block(0, len(lengths_B), 0)]  # row by row: in any order
+
+    def move_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
+        moved = [self._caches[source] for source in sources]
+        for source in sources:
+            self._caches[source] = None
+        for target, cache in zip(targets, moved, strict=True):
+            self._caches[target] = cache
 
     def share_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
         raise AssertionError("rows of the generic decoder are not shared")

@@ -1,6 +1,7 @@
 """Keys and values of all slots, preallocated, and attention of one new token per row over them.
 
-Owns: the buffers, writing, copying rows, decode attention. Refuses: knowing which request sits in which row.
+Owns: the buffers, writing, copying rows, decode attention. Refuses: knowing which request sits in which row, the order
+of rows (row_order.py).
 
 Rows 0..B-1 take part in a step: the scheduler keeps the active rows a prefix, so nothing is gathered here.
 
@@ -13,24 +14,27 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rollout.engine.row_order import Block, blocks_of
 from rollout.engine.shape import ModelShape
 
-SPAN_TOKENS = 16
-"""Attention covers the longest active row, rounded up to a multiple of this."""
 COPY_BYTES = 256 << 20
+CALL_BYTES, CPU_CALL_BYTES = 32 << 20, 256 << 10
+"""Keys and values that a device reads in about the time of one more call: an accelerator, a CPU's core."""
 
 
 class StepPlan(NamedTuple):
     """What all layers of one decode step share: where the new token goes and what may be attended."""
 
     num_rows: int
-    span_T: int
+    blocks: list[Block]
     places: Tensor
     bias: Tensor
+    """[B, 1, 1, T] for the longest row."""
 
 
 class KVCache:
@@ -52,10 +56,13 @@ class KVCache:
         self._head_starts = (heads * max_context).view(num_slots, self.num_heads)
         self._open = torch.zeros((), dtype=dtype, device=device)
         self._shut = torch.full((), -math.inf, dtype=dtype, device=device)
+        bytes_per_token = 2 * self.num_heads * self.head_size * self._keys.element_size()
+        self.call_tokens = (CPU_CALL_BYTES if device.type == "cpu" else CALL_BYTES) // bytes_per_token
+        """Padding that costs as much as one more call."""
 
     @property
     def tokens_per_copy(self) -> int:
-        """Padded tokens that `copy_rows` may take at once: it holds the keys of all layers, then the values."""
+        """Padded tokens that `take` may copy at once: it holds the keys of all layers, then the values."""
         return max(1, COPY_BYTES // (self._keys[:, 0, :, 0].numel() * self._keys.element_size()))
 
     @property
@@ -67,17 +74,21 @@ class KVCache:
         """Where `write` puts M tokens, at these positions of these rows."""
         return (self._head_starts.index_select(0, rows_M) + positions_M[:, None]).view(-1)
 
-    def plan(self, positions_B: Tensor, longest: int) -> StepPlan:
+    def blocks(self, lengths_B: np.ndarray) -> list[Block]:
+        """How rows of these lengths are attended, in this order."""
+        return blocks_of(lengths_B, self.max_context, self.call_tokens)
+
+    def plan(self, positions_B: Tensor, lengths_B: np.ndarray) -> StepPlan:
         """Prepare a step that writes at `positions_B` and attends positions 0..position of each row.
 
-        longest: 1 + the largest of them.
+        lengths_B: 1 + those, on the host.
         """
-        num_rows = len(positions_B)
-        span_T = min(self.max_context, -(-longest // SPAN_TOKENS) * SPAN_TOKENS)
+        num_rows, blocks = len(positions_B), self.blocks(lengths_B)
+        span_T = max(block.span for block in blocks)
         places = (self._head_starts[:num_rows] + positions_B[:, None]).view(-1)
         beyond = self._positions_C[:span_T] > positions_B[:, None]
         bias = torch.where(beyond, self._shut, self._open).view(num_rows, 1, 1, span_T)
-        return StepPlan(num_rows, span_T, places, bias)
+        return StepPlan(num_rows, blocks, places, bias)
 
     def write(self, layer: int, places: Tensor, key_MKD: Tensor, value_MKD: Tensor) -> None:
         """Write the keys and values of M tokens."""
@@ -96,14 +107,27 @@ class KVCache:
         The G query heads of a key head stand in as G query positions: grouped attention without repeating keys.
         """
         keys, values = self._layers[layer]
-        keys, values = keys[: plan.num_rows, :, : plan.span_T], values[: plan.num_rows, :, : plan.span_T]
-        return F.scaled_dot_product_attention(query_BKGD, keys, values, attn_mask=plan.bias).reshape(plan.num_rows, -1)
+        parts = [
+            F.scaled_dot_product_attention(
+                query_BKGD[start:stop], keys[start:stop, :, :span], values[start:stop, :, :span],
+                attn_mask=plan.bias[start:stop, :, :, :span],
+            )
+            for start, stop, span in plan.blocks
+        ]  # fmt: skip
+        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return attended.reshape(plan.num_rows, -1)
 
-    def copy_rows(self, sources: Tensor, targets: Tensor, num_tokens: int) -> None:
-        """Copy the first `num_tokens` positions of rows `sources` to rows `targets` (disjoint), all layers at once."""
-        for buffer in (self._keys, self._values):
-            used = buffer[:, :, :, :num_tokens]
-            used.index_copy_(1, targets, used.index_select(1, sources))
+    def take(self, rows: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """A copy of keys and values of the first `num_tokens` positions of these rows, all layers.
+
+        Not by index_select, which on a CPU first copies everything that it selects from.
+        """
+        return self._keys[:, :, :, :num_tokens][:, rows], self._values[:, :, :, :num_tokens][:, rows]
+
+    def put(self, rows: Tensor, taken: tuple[Tensor, Tensor]) -> None:
+        """What `take` copied becomes the first tokens of these rows."""
+        for buffer, part in zip((self._keys, self._values), taken, strict=True):
+            buffer[:, :, :, : part.shape[3]][:, rows] = part
 
     def clear_rows(self, rows: Tensor) -> None:
         """Zero whole rows (after numbers that are not finite got in)."""

@@ -13,6 +13,7 @@ Legend: S slots, C context, B active rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -177,12 +178,18 @@ class Slots:
         count = self.count - len(holes)
         sources = [row for row in range(count, self.count) if self.answers[row] is not None]
         targets = [row for row in holes if row < count]
-        for array in (self._slot_of_row, self._next_token, self._position, self._last_position, self._stop_ids):
-            array[targets] = array[sources]
-        for source, target in zip(sources, targets, strict=True):
-            answer = self.answers[source]
-            assert answer is not None
-            answer.row = target
-            self.answers[target], self.answers[source] = answer, None
+        self.move(sources, targets)
         self.count = count
         return sources, targets
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """The records of rows `sources` go to rows `targets`, all at once; sources that are no targets are free."""
+        for array in (self._slot_of_row, self._next_token, self._position, self._last_position, self._stop_ids):
+            array[targets] = array[sources]
+        moved = [self.answers[source] for source in sources]
+        for source in sources:
+            self.answers[source] = None
+        for answer, target in zip(moved, targets, strict=True):
+            assert answer is not None
+            answer.row = target
+            self.answers[target] = answer
