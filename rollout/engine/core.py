@@ -119,7 +119,7 @@ class GenerationCore:
         """Bring rows into an order in which steps read less padding, where that pays."""
         decoder, slots = self.decoder, self.slots
         lengths_B = slots.positions_B + 1
-        moves = moves_that_pay(lengths_B, decoder.blocks, slots.max_context, decoder.max_moved_tokens)
+        moves = moves_that_pay(lengths_B, decoder.cost, slots.max_context, decoder.max_moved_tokens)
         if moves is not None:
             with self._lock:
                 slots.move(*moves)

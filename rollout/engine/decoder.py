@@ -24,7 +24,6 @@ from transformers import PreTrainedConfig
 
 from rollout.engine.kv_cache import KVCache
 from rollout.engine.loading import FusedWeights, LayerWeights
-from rollout.engine.row_order import Block
 from rollout.engine.shape import ModelShape
 
 PREFILL_TOKENS, CPU_PREFILL_TOKENS = 8192, 1024
@@ -50,7 +49,7 @@ class Decoder(Protocol):
 
     @property
     def max_moved_tokens(self) -> int:
-        """Of rows that are brought into order at once."""
+        """How many tokens rows may have, all in all, to change places among themselves at once."""
         ...
 
     def stage(self, tensors: Mapping[str, Tensor], version: int) -> None:
@@ -72,14 +71,15 @@ class Decoder(Protocol):
         """Take one token (int64) of each of the rows 0..B-1 at its position; returns next-token logits [B, V]."""
         ...
 
-    def blocks(self, lengths_B: np.ndarray) -> list[Block]:
-        """How a step would attend rows of these lengths in this order."""
+    def cost(self, lengths_B: np.ndarray) -> int:
+        """What a step spends on attending rows of these lengths in this order, in keys of a layer that are read."""
         ...
 
     def move_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
         """Row sources[i] (so many tokens long) becomes row targets[i], all at once: a row may be both.
 
-        Sources that are no targets are free afterwards.
+        Sources that are no targets are free afterwards. Only rows that change places among themselves are held in
+        memory beside the cache.
         """
         ...
 
@@ -266,10 +266,13 @@ class LeanDecoder:
     def max_moved_tokens(self) -> int:
         return self.cache.tokens_per_copy
 
-    def blocks(self, lengths_B: np.ndarray) -> list[Block]:
-        return self.cache.blocks(lengths_B)
+    def cost(self, lengths_B: np.ndarray) -> int:
+        return self.cache.cost(lengths_B)
 
     def move_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
+        if set(sources).isdisjoint(targets):
+            self.share_rows(sources, targets, lengths)
+            return
         taken = [
             (to_rows, self.cache.take(from_rows, longest))
             for from_rows, to_rows, longest in self._copies(sources, targets, lengths)

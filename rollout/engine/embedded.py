@@ -192,7 +192,9 @@ class EmbeddedEngine:
         await future
 
     def counters(self) -> dict[str, float]:
-        """Monotonic: tokens, prefill_tokens, shared_prefill_tokens, steps, swaps; busy_s, idle_s, paused_s."""
+        """Monotonic: tokens, prefill_tokens, shared_prefill_tokens, steps, swaps, moved_rows; busy_s, idle_s,
+        paused_s.
+        """
         core = self._core
         counts = dict(core.counts) if core else {}
         return {**counts, **self._spent_s, "paused_s": core.paused_s if core else 0.0}

@@ -19,7 +19,6 @@ from transformers.initialization import no_init_weights
 
 from areal_like.errors import UserError
 from rollout.engine.loading import Place, fill
-from rollout.engine.row_order import Block
 
 
 class _Copy:
@@ -83,8 +82,8 @@ class GenericDecoder:
         self._caches[row] = result.past_key_values
         return result.logits[:, -1]
 
-    def blocks(self, lengths_B: np.ndarray) -> list[Block]:
-        return [Block(0, len(lengths_B), 0)]  # row by row: in any order
+    def cost(self, lengths_B: np.ndarray) -> int:
+        return 0  # row by row: the same in any order
 
     def move_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
         moved = [self._caches[source] for source in sources]

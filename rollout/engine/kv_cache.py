@@ -19,12 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rollout.engine.row_order import Block, blocks_of
+from rollout.engine.row_order import ONE_BLOCK, Block, blocks_of, cost_of
 from rollout.engine.shape import ModelShape
 
 COPY_BYTES = 256 << 20
-CALL_BYTES, CPU_CALL_BYTES = 32 << 20, 256 << 10
-"""Keys and values that a device reads in about the time of one more call: an accelerator, a CPU's core."""
+CPU_CALL_BYTES = 256 << 10
+"""Keys and values that a CPU's core reads in about the time of one more call. An accelerator attends all rows in one
+call: what several cost there has not been measured."""
 
 
 class StepPlan(NamedTuple):
@@ -33,8 +34,8 @@ class StepPlan(NamedTuple):
     num_rows: int
     blocks: list[Block]
     places: Tensor
-    bias: Tensor
-    """[B, 1, 1, T] for the longest row."""
+    biases: list[Tensor]
+    """Of each block, [rows, 1, 1, span]."""
 
 
 class KVCache:
@@ -57,13 +58,13 @@ class KVCache:
         self._open = torch.zeros((), dtype=dtype, device=device)
         self._shut = torch.full((), -math.inf, dtype=dtype, device=device)
         bytes_per_token = 2 * self.num_heads * self.head_size * self._keys.element_size()
-        self.call_tokens = (CPU_CALL_BYTES if device.type == "cpu" else CALL_BYTES) // bytes_per_token
+        self.call_tokens = CPU_CALL_BYTES // bytes_per_token if device.type == "cpu" else ONE_BLOCK
         """Padding that costs as much as one more call."""
 
     @property
     def tokens_per_copy(self) -> int:
-        """Padded tokens that `take` may copy at once: it holds the keys of all layers, then the values."""
-        return max(1, COPY_BYTES // (self._keys[:, 0, :, 0].numel() * self._keys.element_size()))
+        """Padded tokens whose keys and values of all layers `take` may hold."""
+        return max(1, COPY_BYTES // (2 * self._keys[:, 0, :, 0].numel() * self._keys.element_size()))
 
     @property
     def num_bytes(self) -> int:
@@ -78,17 +79,22 @@ class KVCache:
         """How rows of these lengths are attended, in this order."""
         return blocks_of(lengths_B, self.max_context, self.call_tokens)
 
+    def cost(self, lengths_B: np.ndarray) -> int:
+        """Of that, in keys of a layer that are read."""
+        return cost_of(self.blocks(lengths_B), self.call_tokens)
+
     def plan(self, positions_B: Tensor, lengths_B: np.ndarray) -> StepPlan:
         """Prepare a step that writes at `positions_B` and attends positions 0..position of each row.
 
         lengths_B: 1 + those, on the host.
         """
         num_rows, blocks = len(positions_B), self.blocks(lengths_B)
-        span_T = max(block.span for block in blocks)
+        span_T = blocks[0].span
         places = (self._head_starts[:num_rows] + positions_B[:, None]).view(-1)
         beyond = self._positions_C[:span_T] > positions_B[:, None]
         bias = torch.where(beyond, self._shut, self._open).view(num_rows, 1, 1, span_T)
-        return StepPlan(num_rows, blocks, places, bias)
+        biases = [bias[start:stop, :, :, :span] for start, stop, span in blocks]
+        return StepPlan(num_rows, blocks, places, biases)
 
     def write(self, layer: int, places: Tensor, key_MKD: Tensor, value_MKD: Tensor) -> None:
         """Write the keys and values of M tokens."""
@@ -109,11 +115,10 @@ class KVCache:
         keys, values = self._layers[layer]
         parts = [
             F.scaled_dot_product_attention(
-                query_BKGD[start:stop], keys[start:stop, :, :span], values[start:stop, :, :span],
-                attn_mask=plan.bias[start:stop, :, :, :span],
+                query_BKGD[start:stop], keys[start:stop, :, :span], values[start:stop, :, :span], attn_mask=bias
             )
-            for start, stop, span in plan.blocks
-        ]  # fmt: skip
+            for (start, stop, span), bias in zip(plan.blocks, plan.biases, strict=True)
+        ]
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
         return attended.reshape(plan.num_rows, -1)
 

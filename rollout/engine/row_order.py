@@ -22,6 +22,10 @@ SPAN_TOKENS = 16
 """A span is a multiple of this."""
 LOOK_EVERY = 8
 """Decode steps from one look at the order to the next, and over which moves must pay."""
+COPY_COST = 2
+"""Keys that are read in the time in which one is copied away and back."""
+ONE_BLOCK = 1 << 62
+"""For `call_tokens`: no padding costs as much as a call."""
 
 
 class Block(NamedTuple):
@@ -40,48 +44,54 @@ def spans_of(lengths_B: np.ndarray, max_context: int) -> np.ndarray:
 def blocks_of(lengths_B: np.ndarray, max_context: int, call_tokens: int) -> list[Block]:
     """Blocks that cover rows of these lengths in this order; a row that lies before longer ones is attended like them.
 
-    call_tokens: padding that costs as much as one more block. Merges from the shortest on, where a cut spares less.
+    call_tokens: padding that costs as much as one more block. From the last row on, rows join a block until the padding
+    that it holds would be more than that.
     """
     spans_B = np.maximum.accumulate(spans_of(lengths_B, max_context)[::-1])[::-1]  # of each and all behind it
     starts = [0, *(np.flatnonzero(spans_B[1:] != spans_B[:-1]) + 1).tolist()]
+    spans = spans_B[starts].tolist()
     blocks: list[Block] = []
-    start, stop = starts[-1], len(spans_B)
-    for before in reversed(starts[:-1]):
-        if (stop - start) * int(spans_B[before] - spans_B[start]) >= call_tokens:
-            blocks.append(Block(start, stop, int(spans_B[start])))
-            stop = start
-        start = before
-    return [Block(start, stop, int(spans_B[start])), *reversed(blocks)]
+    stop, padding = len(spans_B), 0
+    for place in range(len(starts) - 1, 0, -1):
+        start, span, next_span = starts[place], spans[place], spans[place - 1]
+        padding += (stop - start) * (next_span - span)
+        if padding >= call_tokens:
+            blocks.append(Block(start, stop, span))
+            stop, padding = start, 0
+    return [Block(0, stop, spans[0]), *reversed(blocks)]
 
 
-def tokens_read(blocks: list[Block]) -> int:
-    """Keys that a step reads, padding included."""
-    return sum((block.stop - block.start) * block.span for block in blocks)
+def cost_of(blocks: list[Block], call_tokens: int) -> int:
+    """Of attending them, in keys that are read, padding included."""
+    return sum((block.stop - block.start) * block.span for block in blocks) + (len(blocks) - 1) * call_tokens
 
 
 def order_of(lengths_B: np.ndarray, max_context: int, max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, the rows they go to): a permutation after which the longest lie first, as far as spans tell.
+    """(rows, the rows they go to): a permutation that brings the longest to the front, as far as spans tell.
 
-    Of rows that lie where another span belongs, in order of rows, as many as have `max_tokens` tokens.
+    Where all that lie in a wrong place have more than `max_tokens` tokens: the longest of them and those in whose
+    places they belong, as many as have no more, but two at least; calls after one another come to the whole order.
     """
     spans_B = spans_of(lengths_B, max_context)
-    targets = np.flatnonzero(spans_B != np.sort(spans_B)[::-1])
-    targets = targets[: np.searchsorted(np.cumsum(lengths_B[targets]), max_tokens, side="right")]
-    sources = targets[np.argsort(-lengths_B[targets], kind="stable")]
-    is_moved = sources != targets
-    return sources[is_moved], targets[is_moved]
+    wrong = np.flatnonzero(spans_B != np.sort(spans_B)[::-1])
+    sources = wrong[np.argsort(-lengths_B[wrong], kind="stable")]
+    if lengths_B[wrong].sum() > max_tokens:
+        most = np.searchsorted(np.cumsum(lengths_B[wrong] + lengths_B[sources]), max_tokens, side="right")
+        wrong = np.union1d(wrong[: max(1, most)], sources[: max(1, most)])
+        sources = wrong[np.argsort(-lengths_B[wrong], kind="stable")]
+    is_moved = sources != wrong
+    return sources[is_moved], wrong[is_moved]
 
 
 def moves_that_pay(
-    lengths_B: np.ndarray, blocks: Callable[[np.ndarray], list[Block]], max_context: int, max_tokens: int
+    lengths_B: np.ndarray, cost: Callable[[np.ndarray], int], max_context: int, max_tokens: int
 ) -> tuple[list[int], list[int]] | None:
-    """`order_of`, if until the next look it spares reading more tokens than it copies; blocks: those of an order."""
-    read = tokens_read(blocks(lengths_B))
-    if read - int(lengths_B.sum()) <= len(lengths_B) * SPAN_TOKENS:  # rounding alone costs half of it
-        return None
+    """`order_of`, if it spares more until the next look than it costs. cost: of a step with rows of these lengths."""
     sources, targets = order_of(lengths_B, max_context, max_tokens)
+    if not len(sources):
+        return None
     ordered_B = lengths_B.copy()
     ordered_B[targets] = lengths_B[sources]
-    spared = read - tokens_read(blocks(ordered_B))
-    pays = LOOK_EVERY * spared > int(lengths_B[sources].sum())
+    spared = cost(lengths_B) - cost(ordered_B)
+    pays = LOOK_EVERY * spared > COPY_COST * int(lengths_B[sources].sum())
     return (sources.tolist(), targets.tolist()) if pays else None

@@ -4,9 +4,9 @@ Owns: which answer sits in which row, recording a step, finding finished rows, h
 queue, weights.
 
 A *row* is a place in the decoder's cache; active rows are always 0..count-1 after `compaction`, so rows change when
-others end. A *slot* is where an answer's own record lies; it stays for the answer's whole life, so moving a row copies
-no record. Everything about a token is stored at its absolute position (prompt first), which is also its place in the
-cache.
+others end or are brought into order. A *slot* is where an answer's own record lies; it stays for the answer's whole
+life, so moving a row copies no record. Everything about a token is stored at its absolute position (prompt first),
+which is also its place in the cache.
 
 Legend: S slots, C context, B active rows.
 """

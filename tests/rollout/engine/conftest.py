@@ -189,6 +189,13 @@ class Kit:
         return asyncio.run(bounded())
 
 
+@pytest.fixture(autouse=True)
+def many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are attended in as many blocks as they have spans, and brought into order at every step."""
+    monkeypatch.setattr("rollout.engine.kv_cache.CPU_CALL_BYTES", 1)
+    monkeypatch.setattr("rollout.engine.core.LOOK_EVERY", 1)
+
+
 @pytest.fixture
 def kit(tmp_path: Path) -> Iterator[Kit]:
     """Helpers over a fresh folder; one compute thread."""
