@@ -313,8 +313,7 @@ def plot(source: Path, picture: Path) -> Path:
         fullest_first = sorted(settings.values(), key=len, reverse=True)
         names = list(dict.fromkeys(_short(line["name"]) for lines in fullest_first for line in lines))
         for index, (setting, own) in enumerate(settings.items()):
-            colour, marker = (of[index % len(of)] for of in (pictures.SERIES, pictures.MARKERS))
-            style = {"color": colour, "marker": marker, "markersize": 5, "linewidth": 1.4}
+            style = pictures.line_style(index) | {"markersize": 5, "linewidth": 1.4}
             places = [names.index(_short(line["name"])) for line in own]
             panel.plot(places, [line["ratio"] for line in own], label=setting, **style)
             told.append(f"{kind}, {setting}: " + ", ".join(f"{line['name']} {line['ratio']:.2f}" for line in own))

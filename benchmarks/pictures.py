@@ -29,6 +29,14 @@ _STYLE = (
 )
 
 
+def line_style(number: int) -> dict[str, Any]:
+    """Colour, marker and dashes of a panel's series, told apart up to four times as many as there are colours."""
+    again = number // len(SERIES)
+    dashes = ("-", "--", ":", "-.")[again % 4]
+    marker = MARKERS[(number + again) % len(MARKERS)]
+    return {"color": SERIES[number % len(SERIES)], "marker": marker, "linestyle": dashes}
+
+
 def figure(num_panels: int, *, heights_in: Sequence[float] | None = None) -> tuple[Any, list[Any]]:
     """An empty figure with panels one below the other, PANEL_IN high or as told."""
     heights = list(heights_in) if heights_in is not None else [PANEL_IN] * num_panels

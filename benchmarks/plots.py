@@ -112,13 +112,13 @@ def _bars(axis: Any, panel: Panel) -> None:
 def _lines(axis: Any, panel: Panel) -> None:
     places = [float(place) for place in panel.places]
     for number, series in enumerate(panel.series):
-        colour, marker = (kind[number % len(kind)] for kind in (pictures.SERIES, pictures.MARKERS))
+        style = pictures.line_style(number)
         known = [index for index, value in enumerate(series.values) if value is not None]
-        axis.plot([places[index] for index in known], [series.values[index] for index in known], color=colour,
-                  marker=marker, markersize=5, linewidth=1.4, label=series.name)  # fmt: skip
+        axis.plot([places[index] for index in known], [series.values[index] for index in known], markersize=5,
+                  linewidth=1.4, label=series.name, **style)  # fmt: skip
         for index in known:
             if (spread := series.spread(index)) is not None:
-                axis.plot([places[index]] * 2, spread, color=colour, linewidth=1)
+                axis.plot([places[index]] * 2, spread, color=style["color"], linewidth=1)
     if max(places) >= 16 * min(place for place in places if place > 0):
         axis.set_xscale("log")
         axis.set_xticks(places, [f"{place:g}" for place in places])
