@@ -26,6 +26,9 @@ FEWEST_PULSES = 5
 FEWEST_STEPS = 5
 NEEDED = {"tokens", "step_s", "num_sampled_tokens", "num_samples"}
 WORK = ("steps", "tokens", "prefill_tokens")
+BORROWED = "shared_prefill_tokens"
+"""Of prompts that another answer of the group had computed. Simulated engines compute each prompt, so the cost of a
+prefilled token is that of one of either kind."""
 SPREAD = 2.0
 """Of batches' tokens the highest tenth over the lowest, from which on a step's fixed part can be told from its tokens'
 part; one odd batch does not count. Where they are more alike, a line through them ends anywhere: from nine runs of
@@ -89,7 +92,8 @@ def _rollout(data: RunData) -> tuple[np.ndarray, np.ndarray]:
                 continue
             key = name, process["incarnation"]
             if (before := last.get(key)) is not None and counters["busy_s"] > before["busy_s"]:
-                rows.append([counters[k] - before[k] for k in WORK])
+                grown = {key: counters[key] - before.get(key, 0.0) for key in counters}
+                rows.append([grown["steps"], grown["tokens"], grown["prefill_tokens"] + grown.get(BORROWED, 0.0)])
                 busy.append(counters["busy_s"] - before["busy_s"])
             last[key] = counters
     return np.asarray(rows).reshape(-1, 3), np.asarray(busy)

@@ -291,7 +291,9 @@ def test_names_that_are_not_known_are_refused_with_the_nearest():
 # ------------------------------------------------------------ calibration
 
 
-def test_calibration_finds_the_costs_a_run_was_made_with(tmp_path):
+@pytest.mark.parametrize("borrowed", [0.0, 0.875])
+def test_calibration_finds_the_costs_a_run_was_made_with(tmp_path, borrowed):
+    """borrowed: share of prefilled tokens that were copied from another answer of the group."""
     folder = report_run(tmp_path, num_steps=30, step_s=4.0)
     rng = np.random.default_rng(1)
     pulses, total = pulse_rows(40, 4.0, wait=0.2, busy=0.7, workers=1, groups_per_step=3), np.zeros(3)
@@ -299,7 +301,8 @@ def test_calibration_finds_the_costs_a_run_was_made_with(tmp_path):
     for pulse in pulses:
         total += rng.uniform(100, 200, 3) * [1, 50, 10]
         counters = pulse["processes"]["rollout-0"]["counters"]
-        counters |= dict(zip(("steps", "tokens", "prefill_tokens"), total.tolist(), strict=True))
+        prefilled = {"prefill_tokens": total[2] * (1 - borrowed), "shared_prefill_tokens": total[2] * borrowed}
+        counters |= dict(zip(("steps", "tokens"), total.tolist(), strict=False)) | prefilled
         counters["busy_s"] = float(total @ [2e-3, 5e-5, 1e-5])
     for step in range(1, 31):
         tokens = int(rng.integers(5000, 20000))
