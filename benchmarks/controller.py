@@ -66,6 +66,9 @@ GROUPS, GROUP_SIZE, BOUND = 64, 16, 2
 """A step has 1,024 trajectories."""
 PAPER_GROUPS = 512
 FIRST_STEP = 1
+MOST_HELD = 512
+"""Trajectories that a worker answers for: it does not listen while it sends, and their acknowledgements and further
+leases must fit into its queue (areal_like/sockets.py), or the controller would strike it off."""
 IN_FLIGHT = 64
 """Messages that the bare sender has under way."""
 RUN = "benchmark"
@@ -243,7 +246,7 @@ def simulate(address: str, workers: int, tokens: int, groups: int) -> None:
 
 
 async def _simulate(address: str, workers: int, tokens: int, groups: int) -> None:
-    capacity = max(GROUP_SIZE, 2 * groups * GROUP_SIZE // workers)
+    capacity = min(MOST_HELD, max(GROUP_SIZE, 2 * groups * GROUP_SIZE // workers))
     async with asyncio.TaskGroup() as group:
         group.create_task(_trainer(address))
         for index in range(workers):
