@@ -9,6 +9,8 @@ A server that cannot be reached, breaks off or misses a deadline is `ServerGone`
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, Literal
 
@@ -22,6 +24,7 @@ from rollout.engine.sglang.answer import StreamEvent, parse_event
 
 PauseMode = Literal["retract", "in_place", "abort"]
 PROBE_TIMEOUT_S = 10.0
+REST_POLL_S = 0.02
 _DONE = b"[DONE]"
 
 
@@ -102,13 +105,26 @@ class SGLangClient:
         if not answer.get("success", False):
             raise ServerRefused("/update_weights_from_disk", 200, str(answer.get("message", answer)))
 
-    async def flush_cache(self) -> None:
-        """Forget all prefixes. Raises ServerRefused while requests run."""
-        await self._post("/flush_cache", {})
-
     async def release_memory(self, tags: tuple[str, ...]) -> None:
-        """Give GPU memory back (needs the memory saver). `tags` of `weights`, `kv_cache`; all when empty."""
+        """Give GPU memory back (needs the memory saver). `tags` of `weights`, `kv_cache`; all when empty. No answer may
+        be asked for meanwhile. Raises ServerRefused, also where the server does not come to rest.
+        """
+        await self._rest()
         await self._post("/release_memory_occupation", {"tags": list(tags)} if tags else {})
+
+    async def _rest(self) -> None:
+        """Return once the scheduler has nothing left to do. An answer's last token is here before it has put the batch
+        away, and until then it dies of being told to release its memory; a flush it merely refuses.
+        """
+        deadline_s = time.monotonic() + self._control_timeout_s
+        while True:
+            try:
+                await self._post("/flush_cache", {})
+                return
+            except ServerRefused:
+                if time.monotonic() > deadline_s:
+                    raise
+            await asyncio.sleep(REST_POLL_S)
 
     async def resume_memory(self, tags: tuple[str, ...]) -> None:
         """Take it again."""

@@ -81,7 +81,7 @@ class Turns:
         num_bytes = 0
         try:
             num_bytes = 0 if self._is_cpu else await self._held_bytes(live.client)
-            await live.client.pause("abort")  # it asserts to be idle when it releases; this waits until it is
+            await live.client.pause("abort")  # returns once every answer has ended
             await live.client.release_memory(ALL)
             self._epoch = live.epoch
         except (ServerGone, ServerRefused) as error:

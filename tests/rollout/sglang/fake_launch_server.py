@@ -10,11 +10,14 @@ import hashlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 from aiohttp import web
 
 TICK_S = float(os.environ.get("FAKE_TICK_S", "0.002"))
+BUSY_S = 0.05
+"""For how long the scheduler keeps the batch of an answer that has ended."""
 
 
 class Server:
@@ -26,6 +29,7 @@ class Server:
         self.calls = []
         self.requests = {}
         self.asleep = False
+        self.busy_until_s = 0.0
         self.sums = {}
 
     async def generate(self, request):
@@ -41,6 +45,7 @@ class Server:
             await self.stream(body, mine, response)
         finally:
             self.requests.pop(body["rid"], None)
+            self.busy_until_s = time.monotonic() + BUSY_S
         return response
 
     async def stream(self, body, mine, response):
@@ -124,10 +129,19 @@ class Server:
         self.sums = sums_of(Path(self.model_path) / "model.safetensors")
         return web.json_response({"success": True, "message": "done"})
 
+    async def flush(self, request):
+        self.calls.append(["flush"])
+        is_busy = bool(self.requests) or time.monotonic() < self.busy_until_s or "FAKE_STAY_BUSY" in os.environ
+        return web.Response(
+            text="Flush cache failed.\n" if is_busy else "Cache flushed.\n", status=400 if is_busy else 200
+        )
+
     async def release(self, request):
         tags = (await request.json())["tags"]
         self.calls.append(["release", tags])
         assert not self.requests, "memory is given back while somebody generates"
+        if time.monotonic() < self.busy_until_s:
+            os._exit(1)  # the scheduler's assertion ends it, and with it the server
         if "FAKE_KEEP_MEMORY" in os.environ and not self.marked("kept memory"):
             return web.json_response({"error": "busy"}, status=400)
         assert not self.asleep, "the memory was given back before"
@@ -239,7 +253,7 @@ def main():
         web.post("/resume_memory_occupation", server.take_back), web.post("/weights_checker", server.checksums),
         web.post("/init_weights_update_group", server.join), web.post("/destroy_weights_update_group", server.leave),
         web.post("/begin_weight_update", server.begin), web.post("/end_weight_update", server.end),
-        web.post("/update_weights_from_distributed", server.bucket),
+        web.post("/update_weights_from_distributed", server.bucket), web.post("/flush_cache", server.flush),
     ])  # fmt: skip
     web.run_app(app, host=arguments.host, port=arguments.port, print=None)
 
