@@ -159,9 +159,11 @@ def share(listener: socket.socket) -> socket.socket:
 
 
 def _listen(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
+    """`path` appears once it can be connected to."""
+    listener, unready = socket.socket(socket.AF_UNIX), f"{path}.unready"
+    listener.bind(unready)
     listener.listen()
+    os.rename(unready, path)
     return listener
 
 

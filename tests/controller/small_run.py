@@ -47,7 +47,7 @@ from controller.telemetry.status import StatusFile
 from controller.trainer_restart import TrainerRestart
 from controller.translate import ACCEPTED
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 ANSWER_TOKENS = 4
 
 

@@ -168,6 +168,7 @@ def test_runs_may_share_a_server_and_each_ends_alone(tmp_path, monkeypatch):
     async def test():
         async with forking(tmp_path, monkeypatch) as alone:
             path = tmp_path / "socket"
+            launchers = [LocalLauncher(folder_of(tmp_path, at), forked=("forked_child",)) for at in range(2)]
             server = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "areal_like.forkserver", "--starter", str(os.getpid()),
                 "--listen", str(path), "numpy", "preloaded", env=child_environment(1, user_path=tmp_path), cwd=tmp_path,
@@ -175,7 +176,6 @@ def test_runs_may_share_a_server_and_each_ends_alone(tmp_path, monkeypatch):
             try:
                 await until(path.exists)
                 monkeypatch.setenv(SHARED, str(path))
-                launchers = [LocalLauncher(folder_of(tmp_path, at), forked=("forked_child",)) for at in range(2)]
                 for at, launcher in enumerate(launchers):
                     await launcher.open(print)
                     await start(launcher, f"run-{at}", "wait")
@@ -194,6 +194,8 @@ def test_runs_may_share_a_server_and_each_ends_alone(tmp_path, monkeypatch):
                 if server.returncode is None:
                     server.kill()
                 await server.wait()
+                for launcher in launchers:
+                    await launcher.stop_all(0.0)
             assert alone.names == []
 
     bounded(test())
