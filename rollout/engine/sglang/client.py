@@ -171,7 +171,7 @@ class SGLangClient:
 
     async def probe(self) -> None:
         """Returns once the server's front process answers. Raises ServerGone. (Not /health: that takes a second.)"""
-        await self._get("/model_info", timeout_s=min(PROBE_TIMEOUT_S, self._control_timeout_s))
+        await self._get("/model_info", timeout_s=min(PROBE_TIMEOUT_S, self._control_timeout_s / 2))
 
     async def model_info(self) -> dict[str, Any]:
         """Model path, version of the weights, and so on."""

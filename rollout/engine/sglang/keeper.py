@@ -7,7 +7,8 @@ Signs of death, any of which ends the server's whole family:
 
     sign                                                 found by
     one of its processes ended                           a look at them every WATCH_S, and when a stream breaks
-    no answer to a probe for `control_timeout_s`         /model_info every PROBE_S
+    no answer to probes for `control_timeout_s`, two     /model_info every PROBE_S
+    at least: one may have met a halt of this machine
     work, no pause, and no token for `stall_timeout_s`   the engine, asked every WATCH_S
 
 The watch is a task; nobody waits for a server without its answer: `ready` and `settle` return, or raise its last error.
@@ -96,6 +97,7 @@ class ServerKeeper:
         self._changed = asyncio.Condition()
         self._num_checks = 0
         self._probed_s = self._answered_s = 0.0
+        self._num_unanswered = 0
         self._wake = asyncio.Event()
         self._doubt = ""
         self._restarts_s: deque[float] = deque()
@@ -242,9 +244,12 @@ class ServerKeeper:
         if self._doubt or time.monotonic() - self._probed_s >= min(PROBE_S, settings.control_timeout_s / 4):
             self._probed_s = time.monotonic()
             if await self._answers(live):
-                self._answered_s, self._doubt = time.monotonic(), ""
-            elif (silent_s := time.monotonic() - self._answered_s) >= settings.control_timeout_s:
-                return f"the server answered nothing for {silent_s:.0f} s"
+                self._answered_s, self._num_unanswered, self._doubt = time.monotonic(), 0, ""
+            else:
+                self._num_unanswered += 1
+                silent_s = time.monotonic() - self._answered_s
+                if silent_s >= settings.control_timeout_s and self._num_unanswered > 1:
+                    return f"the server answered nothing for {silent_s:.0f} s"
         if (stalled_s := self._stalled_s()) >= settings.stall_timeout_s:
             return f"the server reported no token for {stalled_s:.0f} s"
         return ""
@@ -324,6 +329,7 @@ class ServerKeeper:
         self._epoch += 1
         self._live, self._condemned = Live(client, self._epoch, process, is_incremental), ""
         self._probed_s = self._answered_s = time.monotonic()
+        self._num_unanswered = 0
         await self._tell()
         return self._live
 

@@ -6,10 +6,12 @@ import asyncio
 import os
 import re
 import signal
+import time
 
 import pytest
 
 from areal_like.errors import EngineError, WeightError
+from rollout.engine.sglang.client import ServerGone
 
 SLOW = "0.01"
 
@@ -145,6 +147,33 @@ def test_answers_go_on_after_their_server_died_or_froze(fake_world, number):
             reason = "ended with signal SIGKILL" if number == signal.SIGKILL else r"answered nothing for \d+ s"
             words = rf"SGLang server: .*{reason}; starting another with version 4 \(restart 1 of 9 allowed\)"
             assert re.fullmatch(words, fake_world.reports[0])
+
+    fake_world.run(body())
+
+
+def test_a_halt_of_this_machine_costs_no_server(fake_world):
+    """After one, the deadline of a probe under way has passed whatever the server does."""
+
+    async def body():
+        async with fake_world.engine(control_timeout_s=2.0) as engine:
+            live = await engine._keeper.ready()
+            probe, probes = live.client.probe, []
+
+            async def halted():
+                probes.append("halted")
+                live.client.probe = answered
+                time.sleep(2.1)  # noqa: ASYNC251 - nothing of this process runs meanwhile
+                raise ServerGone("no answer within 1 s")
+
+            async def answered():
+                probes.append("answered")
+                await probe()
+
+            live.client.probe = halted
+            await fake_world.until(lambda: len(probes) >= 3)
+            assert probes[:3] == ["halted", "answered", "answered"]
+            assert await engine._keeper.ready() is live
+            assert engine.counters()["server_restarts"] == len(fake_world.reports) == 0
 
     fake_world.run(body())
 
