@@ -4,16 +4,18 @@
 #   TORCH_INDEX  package index to take torch from, e.g. https://download.pytorch.org/whl/cpu on a machine without a GPU
 #   ARGS         overrides for the quickstart, e.g. ARGS="seed=2 num_steps=40"
 #   PYTEST_ARGS  for the suite, e.g. PYTEST_ARGS="tests/areal_like -n 0"
+#   MUTATION_ARGS  for the mutation runner, e.g. MUTATION_ARGS="--seed 7 --mutants 40 --only 'trainer/*'"
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 TORCH_VERSION ?= 2.13.0
 ARGS ?=
+MUTATION_ARGS ?=
 VENV := .venv
 SGLANG_VENV := .venv-sglang
 BIN := $(VENV)/bin
 
-.PHONY: quickstart sglang-cpu sglang-cpu-if-possible environments test check lint types contracts format reference docs clean
+.PHONY: quickstart sglang-cpu sglang-cpu-if-possible environments test mutation check lint types contracts format reference docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/areal-like train configs/quickstart.yaml $(ARGS)
@@ -33,7 +35,11 @@ environments:
 test: environments
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-check: environments lint types contracts test
+# How strong the unit tests are: random changes of core modules that some test must notice.
+mutation: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.mutation $(MUTATION_ARGS)
+
+check: environments lint types contracts docs test
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

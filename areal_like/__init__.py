@@ -1,3 +1,3 @@
-"""Ground floor of areal_like: contracts, wire format, channels, pure laws. Imports no torch, no ray, no sglang."""
+"""Ground floor of areal_like: contracts, wire format, channels, pure rules. Imports no torch, no ray, no sglang."""
 
 __version__ = "0.1.0"

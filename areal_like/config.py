@@ -1,32 +1,30 @@
 """Base of every settings class, and the few settings that more than one wing must know.
 
 Owns: `Settings`, the shared sections, `StartSpec` and `ProcessSpec` (what a process is started with).
-Refuses: reading YAML, composing sections (controller/config.py), torch.
+Refuses: reading YAML, composing sections (controller/config/run_config.py), torch.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 import yaml
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from areal_like.emulation.roofline import Efficiencies
+from areal_like import limits
+from areal_like.emulation.settings import EmulationSettings
 from areal_like.errors import UserError
+from areal_like.settings import Settings
 
 Mode = Literal["async", "one_step_off", "sync"]
 DType = Literal["float32", "bfloat16"]
 AddBos = Literal["auto", "always", "never"]
+Threads = Annotated[int, Field(gt=0, le=limits.THREADS)] | Literal["auto"]
+"""Compute threads of a process, or `auto`."""
 BUILT_IN_TOKENIZERS = ("characters:running_sum", "bytes")
 """Tokenizers that are made in code; preparing a model saves them beside it."""
-
-
-class Settings(pydantic.BaseModel):
-    """Unknown keys are refused; values are checked when made and never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
 
 
 def number_as_text(value: Any) -> Any:
@@ -54,11 +52,11 @@ class SamplingSettings(Settings):
     """Sampling temperature; the trainer divides logits by the same number."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus cut; training refuses anything below 1 (the sampled support is not recorded)."""
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(0, ge=0, le=limits.TOKENS)
     """Keep the k likeliest tokens; 0 is off; training refuses anything above 0."""
-    max_new_tokens: int = Field(1024, gt=0)
+    max_new_tokens: int = Field(1024, gt=0, le=limits.TOKENS)
     """Longest answer, in tokens."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = ()
     """Ids that end an answer, beside the model's own end-of-sequence ids."""
     forced_lengths: str | None = None
     """For benchmarks: training answers end at lengths drawn from this and nowhere else. `thinking@MEAN`, `MEAN`,
@@ -74,54 +72,19 @@ class SamplingSettings(Settings):
 class StalenessSettings(Settings):
     """How far behind the trained policy a sample may be (arXiv 2505.24298, section 5.1)."""
 
-    max_staleness: int | Literal["unbounded"] = 4
+    max_staleness: Annotated[int, Field(ge=0, le=limits.STEPS)] | Literal["unbounded"] = 4
     """Largest allowed (step - 1) - first version of a group; 0 is synchronous, `unbounded` switches the bound off."""
     on_stale: Literal["wait", "drop", "keep"] = "wait"
-    """`wait`: strict and lossless; `drop`: strict, over-age groups go; `keep`: admission only, as AReaL does."""
-    group_timeout_s: float = Field(1800.0, gt=0)
-    """Wall-clock deadline of a group from its first lease; past it the group is dropped with reason `timeout`."""
+    """`wait`: strict and lossless; `drop`: strict, over-age groups go; `keep`: admission only, as AReaL does. `drop`
+    loses the groups that take longest, so training sees shorter answers than the policy gives (docs/staleness.md)."""
+    group_timeout_s: float = Field(1800.0, gt=0, le=limits.SECONDS)
+    """Wall-clock deadline of a group from its first lease; past it the group is dropped with reason `timeout`. Meant
+    for groups that hang: one that long answers reach shortens what training sees, as `on_stale: drop` does."""
 
     @property
     def bound(self) -> int | None:
-        """max_staleness as the laws take it: None where it is unbounded."""
+        """max_staleness as the rules of staleness take it: None where it is unbounded."""
         return None if self.max_staleness == "unbounded" else self.max_staleness
-
-
-class EmulationSettings(Settings):
-    """Devices that take time instead of computing: what a roofline gives for a GPU, a model, batch and lengths, with
-    everything else real. Nothing is learned, and every figure is of a model (docs/decisions/0030-emulated-devices.md).
-    """
-
-    gpu: str = "h800"
-    """Kind of GPU: h800, h100, h200, h20, a100, l40s, b200."""
-    model: str = "1.5b"
-    """Size of the policy: 1.5b, 7b, 14b, 32b, qwen3-8b, ..., or a folder with config.json. (`model` at the top is the
-    tiny one whose weights really travel.)"""
-    tp: int = Field(1, gt=0)
-    """GPUs of one rollout worker."""
-    trainer_gpus: int = Field(1, gt=0)
-    """GPUs of the trainer."""
-    speedup: float = Field(10.0, gt=0)
-    """Emulated seconds in one real second."""
-    token_scale: int = Field(64, gt=0)
-    """Emulated tokens for one token on the wire, in the ledger and in all other settings."""
-    prompt_tokens: int = Field(200, gt=0)
-    """Emulated tokens of every prompt."""
-    mean_tokens: float | None = Field(None, gt=0)
-    """Scale the emulated answers' lengths, a thinking model's, to this mean; null: as they were measured (7,345)."""
-    decode_floor_s: float = Field(Efficiencies.decode_floor_s, ge=0)
-    """Shortest decode step, emulated seconds."""
-    bandwidth: float = Field(Efficiencies.bandwidth, gt=0, le=1)
-    """Share of the memory bandwidth reached in decoding."""
-    train_mfu: float = Field(Efficiencies.train_mfu, gt=0, le=1)
-    """Share of the FLOP/s reached in training."""
-    prefill_mfu: float = Field(Efficiencies.prefill_mfu, gt=0, le=1)
-    """Share of the FLOP/s reached in prefill."""
-
-    @property
-    def words(self) -> str:
-        """For a summary: what every figure of the run is a model of."""
-        return f"{self.gpu} for {self.model}, {self.speedup:g} times as fast, {self.token_scale} tokens in one"
 
 
 class TraceSettings(Settings):
@@ -146,7 +109,8 @@ class StartSpec(Settings):
     """Compute threads."""
 
     def save(self, path: Path) -> None:
-        """Write as JSON."""
+        """Write as JSON, for the owner alone."""
+        path.touch(mode=0o600)
         path.write_text(self.model_dump_json(indent=1))
 
     @classmethod
@@ -171,21 +135,25 @@ class ProcessSpec(StartSpec):
     are_rewards_shared: bool = False
     """They belong to no run (messages.SHARED_RUN), and have keys of their own."""
     reward_curve_dir: str | None = None
-    """Folder with the client's keys for shared reward services."""
+    """Folder with the client's credentials for shared reward services."""
     reward_scorer: str = ""
     """The scorer to ask shared services for; empty: all of theirs."""
     bind_address: str | None = None
     """For the reward service: where to bind its own ROUTER."""
-    curve_dir: str | None = None
-    """Folder with the run's CURVE key files (owner-only); None: plain, loopback only."""
+    curve_dir: str = ""
+    """Folder with this process's credentials (owner-only): keys of the run and tokens (credentials.py)."""
     heartbeat_s: float = 0.5
     silence_s: float = 15.0
     """A peer not heard of for this long counts as lost."""
+    startup_timeout_s: float = 180.0
+    """Of this process, and of a server that it starts again."""
     mode: Mode = "async"
     is_colocated: bool = False
     """Engines and trainer share devices, and each releases its memory for the other."""
     model: ModelSettings
     sampling: SamplingSettings
+    max_context: int | None = None
+    """Longest sequence, prompt and answer, in tokens; None: whatever the model's positions cover."""
     staleness: StalenessSettings
     groups_per_step: int
     group_size: int
@@ -204,7 +172,7 @@ class ProcessSpec(StartSpec):
     has_own_gpus: bool = False
     """The launcher shows this process its own GPUs only: `cuda` is the first of those, whatever its rank."""
     ranks_address: str = ""
-    """Trainer: where its ranks meet, e.g. tcp://127.0.0.1:20001; rank 0 listens there."""
+    """Trainer: where its ranks meet: file:///path on one machine, tcp://host:port on several (rank 0 listens there)."""
     trace: TraceSettings = TraceSettings()
     """What it writes onto the timeline."""
     emulation: EmulationSettings | None = None

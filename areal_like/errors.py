@@ -7,6 +7,10 @@ Owns: exception types, `first_line`. Refuses: deciding what happens next (that i
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
 MAX_LINE_CHARS = 200
 
 
@@ -36,11 +40,15 @@ class DeadlineExceeded(OperationError):
 
     def __init__(self, wait: str, owner: str, deadline_s: float) -> None:
         self.wait, self.owner, self.deadline_s = wait, owner, deadline_s
-        super().__init__(f"waited {deadline_s:g} s for {wait} (owed by {owner})")
+        super().__init__(f"waited {deadline_s:g} s for {wait} (expected from {owner})")
 
 
 class WeightError(OperationError):
     """A weight payload is missing, incomplete, corrupt or does not fit the model."""
+
+
+class WeightsDamaged(WeightError):
+    """Bytes of a published version are damaged, missing or do not lead to it: written again, it can be had."""
 
 
 class TransferBroken(WeightError):
@@ -77,3 +85,14 @@ class ProcessDied(OperationError):
 def first_line(error: BaseException) -> str:
     """What an error of somebody else's library says, short enough to stand inside a sentence of ours."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:MAX_LINE_CHARS]
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the operating system in the body name this file: those of a write to an open one name none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise

@@ -12,7 +12,7 @@ One server may serve many runs (`--listen`): each connection gets a copy of it t
 
 Over stdin or the connection (a socket), one JSON object a line. To here: {"module", "arguments", "environment",
 "folder", "log", "title"}, answered in order by {"pid"} or {"error"}. From here besides: {"ready": true} when all is
-imported, {"ended": pid, "status": n} when a child has ended (n negative: by that signal).
+imported ("server": our own process id), {"ended": pid, "status": n} when a child has ended (n negative: a signal).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import runpy
 import selectors
 import signal
 import socket
+import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from typing import Any, NoReturn
 
 import setproctitle
 
-from areal_like.process import die_with_starter, report_end
+from areal_like.process import die_with_starter, private_files, report_end
 
 LINE_BYTES = 1 << 20
 """A request is an environment and a few words; what is longer is none."""
@@ -65,7 +66,7 @@ class ForkServer:
     def serve(self) -> Birth:
         """Fork on request and tell who has ended; exits when the starter is gone."""
         self._selector.register(self.starter, selectors.EVENT_READ)
-        self._say(ready=True)
+        self._say(ready=True, server=os.getpid())
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is not self.starter:
@@ -127,7 +128,7 @@ def become(birth: Birth, server_pid: int) -> NoReturn:
     os.setsid()
     die_with_starter(server_pid)
     os.chdir(birth.folder)
-    log = os.open(birth.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    log = os.open(birth.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
@@ -150,6 +151,9 @@ def share(listener: socket.socket) -> socket.socket:
     with listener:
         while True:
             starter, _ = listener.accept()
+            if peer_uid(starter) != os.getuid():  # whoever connects has code run as this user
+                starter.close()
+                continue
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.setsid()
@@ -158,10 +162,17 @@ def share(listener: socket.socket) -> socket.socket:
             starter.close()
 
 
+def peer_uid(stream: socket.socket) -> int:
+    """The user at the other end of a Unix socket, as the kernel knows it (Linux)."""
+    credentials = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
+
+
 def _listen(path: str) -> socket.socket:
-    """`path` appears once it can be connected to."""
+    """`path` appears once it can be connected to, by this user alone."""
     listener, unready = socket.socket(socket.AF_UNIX), f"{path}.unready"
-    listener.bind(unready)
+    with private_files():
+        listener.bind(unready)
     listener.listen()
     os.rename(unready, path)
     return listener

@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from areal_like.errors import naming
+
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
@@ -35,6 +37,7 @@ class JsonlLog:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         was_cut = _ends_within_a_line(path)
         self._file = path.open("ab", buffering=0)
         if was_cut:  # a crash left half a line; the next record must not be glued to it
@@ -42,7 +45,8 @@ class JsonlLog:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """One record as one line and one write."""
-        self._file.write(encode(record) + b"\n")
+        with naming(self._path):
+            self._file.write(encode(record) + b"\n")
 
     def close(self) -> None:
         """Close the file."""

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -29,21 +29,34 @@ import psutil
 
 from areal_like.config import ProcessSpec, StartSpec
 from areal_like.errors import PolicyDiverged, UserError
-from areal_like.shadow import append_user_path, check_not_shadowed
+from areal_like.import_check import append_user_path, check_not_shadowed
+from areal_like.plain_text import LineFormatter, printable
 
 log = logging.getLogger(__name__)
 
 ORDERLY, FAILED, USER_MISTAKE, DIVERGED = 0, 1, 2, 4
+PRIVATE_UMASK = 0o077
 EXIT_GRACE_S = 20.0
 """Leftover threads may delay the end for this long; then the process goes without them."""
 PARENT_POLL_S = 1.0
 PARENT_WATCH = "parent-watch"
 """The thread that every process of ours has, and no other."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PR_SET_PDEATHSIG = 1
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 AnySpec = TypeVar("AnySpec", bound=StartSpec)
 ProcessMain = Callable[[ProcessSpec, asyncio.Event], Awaitable[None]]
+
+
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """What is written meanwhile nobody but this user can read; for whole processes and commands, not for threads."""
+    before = os.umask(PRIVATE_UMASK)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def run_process(main: ProcessMain, argv: Sequence[str] | None = None) -> NoReturn:
@@ -59,6 +72,7 @@ def run_blocking(kind: type[AnySpec], main: Callable[[AnySpec], None], argv: Seq
     parser = argparse.ArgumentParser(description="One process of a run; started by areal-like, not by hand.")
     parser.add_argument("--spec", required=True, type=Path, help="JSON file written by the launcher")
     arguments = parser.parse_args(argv)
+    os.umask(PRIVATE_UMASK)
     try:
         spec = kind.load(arguments.spec)
         die_with_parent(spec.parent_pid)
@@ -124,7 +138,7 @@ def report_end(error: BaseException) -> int:
     is_plain = isinstance(cause, UserError | PolicyDiverged)
     if not is_plain:
         traceback.print_exception(error)
-    text = " ".join(str(cause).split())
+    text = printable(" ".join(str(cause).split()))
     said = text if is_plain else f"{type(cause).__name__}: {text}" if text else type(cause).__name__
     print(f"error: {said}", file=sys.stderr, flush=True)
     return (DIVERGED if isinstance(cause, PolicyDiverged) else USER_MISTAKE) if is_plain else FAILED
@@ -144,12 +158,9 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 def start_logging(name: str) -> None:
     """Everything to stderr, one line per record; the launcher points stderr at the process's log file."""
-    logging.basicConfig(
-        level=os.environ.get("AREAL_LIKE_LOG", "INFO").upper(),
-        format=f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s",
-        stream=sys.stderr,
-        force=True,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter(f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s"))
+    logging.basicConfig(level=os.environ.get("AREAL_LIKE_LOG", "INFO").upper(), handlers=[handler], force=True)
 
 
 def limit_threads(num_threads: int) -> None:
@@ -209,6 +220,31 @@ def is_same_process(pid: int, started_s: float) -> bool:
         return True
 
 
+def process_identity(pid: int) -> str:
+    """Tells this process from every other that has or had its pid; empty where it is gone or a zombie.
+
+    On Linux the boot and the tick it was started at: unlike a wall clock time these never change while it lives.
+    """
+    if sys.platform != "linux":
+        try:
+            return f"{psutil.Process(pid).create_time():.2f}"
+        except psutil.NoSuchProcess:
+            return ""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in ("Z", "X") else f"{boot_id()} {fields[19]}"
+
+
+def boot_id() -> str:
+    """Names this machine's present uptime: a process id means nothing beyond it. Empty where the kernel has none."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
 def _watch_parent(parent: psutil.Process, started_s: float) -> None:
     while is_same_process(parent.pid, started_s):
         time.sleep(PARENT_POLL_S)
@@ -229,7 +265,7 @@ def _leave_within(grace_s: float, error: BaseException | None) -> None:
         time.sleep(grace_s)
         status = ORDERLY
         try:
-            log.warning("leaving behind threads that did not end: %s", [t.name for t in threading.enumerate()])
+            log.warning("exiting with threads that did not end: %s", [t.name for t in threading.enumerate()])
             status = report_end(error) if error is not None else ORDERLY
         finally:
             os._exit(status)
@@ -245,3 +281,11 @@ def describe_status(returncode: int) -> str:
         return f"signal {signal.Signals(-returncode).name}"
     except ValueError:
         return f"signal {-returncode}"
+
+
+def last_error(tail: str) -> str:
+    """The words of the last `error: ...` line of a log, or nothing."""
+    for line in reversed(tail.splitlines()):
+        if line.startswith("error: "):
+            return printable(line.removeprefix("error: "))
+    return ""

@@ -50,7 +50,7 @@ class PromptEncoder:
         else:
             prompt_P = self._encode_text_of(row)
         if not prompt_P:
-            raise UserError("the prompt is empty", remedy="remove the row, or mend data.columns")
+            raise UserError("the prompt is empty", remedy="remove the row, or fix data.columns")
         return prompt_P
 
     def _encode_text_of(self, row: Mapping[str, Any]) -> list[int]:
@@ -61,7 +61,7 @@ class PromptEncoder:
                 remedy="name the columns in data.columns",
             )
         if not text.strip():
-            raise UserError("the prompt is empty", remedy="remove the row, or mend data.columns")
+            raise UserError("the prompt is empty", remedy="remove the row, or fix data.columns")
         if self._template is not None:
             return self._encode(self._template.replace(PLACEHOLDER, text), is_chat=False)
         if self._has_chat_template:
@@ -110,7 +110,7 @@ def encode_text(tokenizer: Any, text: str, *, what: str) -> list[int]:
         ]
         reason = f"it has no token for {', '.join(shown)}" if shown else first_line(error)
         raise UserError(
-            f"the tokenizer cannot express {what}: {reason}", remedy="mend the row, or choose another model.tokenizer"
+            f"the tokenizer cannot express {what}: {reason}", remedy="fix the row, or choose another model.tokenizer"
         ) from error
 
 

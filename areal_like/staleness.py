@@ -1,6 +1,7 @@
-"""The laws of admission, consumption and order as pure arithmetic on versions, steps and counts.
+"""The rules of admission, consumption and order as pure arithmetic on versions, steps and counts.
 
-Owns: laws 1 to 3 of the design (arXiv 2505.24298, section 5.1). Refuses: state, groups as objects, clocks.
+Owns: `bounded-admission`, `bounded-staleness` and `deadline-order` (arXiv 2505.24298, section 5.1). Refuses: state,
+groups as objects, clocks.
 
 Words: step n turns version n-1 into version n. A group of first version f has staleness (n-1) - f in step n and the
 deadline f + bound + 1: the last step that may use it. `bound` is max_staleness, None for unbounded.
@@ -31,7 +32,7 @@ def deadline(first_version: int, bound: int) -> int:
 
 
 def is_overdue(step: int, first_version: int, bound: int | None) -> bool:
-    """True where step `step` must not use a group of this first version (law 2)."""
+    """True where step `step` must not use a group of this first version (`bounded-staleness`)."""
     return bound is not None and step > deadline(first_version, bound)
 
 

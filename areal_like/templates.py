@@ -42,5 +42,5 @@ def fault_of(text: str) -> str:
     try:
         compiled(text)
     except TemplateError as error:
-        return f"is no Jinja template ({error})"
+        return f"is not a valid Jinja template ({error})"
     return ""

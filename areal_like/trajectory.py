@@ -52,7 +52,9 @@ class Segment(msgspec.Struct, frozen=True):
         _check_array("versions_R", self.versions_R, np.int32, length)
         if length:
             if int(self.versions_R[0]) < 0 or _decreases(self.versions_R):
-                raise ValueError("versions_R must be non-negative and never decrease along an answer (law 5)")
+                raise ValueError(
+                    "versions_R must be non-negative and never decrease along an answer (`stamped-versions`)"
+                )
             if not (self.logprobs_R.max() <= 1e-3 and self.logprobs_R.min() > -np.inf):  # a NaN is neither
                 raise ValueError("logprobs_R must be finite and at most 0")
 
@@ -91,11 +93,33 @@ class Segment(msgspec.Struct, frozen=True):
         return Segment(self.tokens_R[start:], self.logprobs_R[start:], self.versions_R[start:])
 
 
+EXPERT_TYPES = (np.uint8, np.uint16)
+"""Types of expert numbers: the smallest that holds them travels and is stored."""
+
+
+def as_experts(experts: np.ndarray) -> np.ndarray:
+    """Expert numbers of any integer type in the smallest of EXPERT_TYPES. Raises ValueError where one does not fit."""
+    if experts.size and (int(experts.min()) < 0 or int(experts.max()) > np.iinfo(np.uint16).max):
+        raise ValueError("routed_experts must be numbers of experts: at least 0, at most 65535")
+    is_small = not experts.size or int(experts.max()) <= np.iinfo(np.uint8).max
+    return np.ascontiguousarray(experts, np.uint8 if is_small else np.uint16)
+
+
+def _check_experts(experts: np.ndarray, length: int) -> None:
+    if not isinstance(experts, np.ndarray) or experts.ndim != 3 or experts.dtype not in EXPERT_TYPES:
+        raise ValueError("routed_experts must be an array of three dimensions, uint8 or uint16")
+    if len(experts) != length - 1:
+        raise ValueError(f"routed_experts has {len(experts)} positions where {length - 1} were expected")
+
+
 class Trajectory(msgspec.Struct, frozen=True):
     """One finished sample, prompt and answer together; all arrays have length T and are checked at birth.
 
     tokens_T int32; loss_mask_T bool, True where the policy sampled; logprobs_T float32, 0.0 where the mask is False;
-    versions_T int32, -1 where the mask is False, never decreasing where it is True (law 5).
+    versions_T int32, -1 where the mask is False, never decreasing where it is True (`stamped-versions`).
+    routed_experts: of a mixture of experts, where the engine reports them: uint8 or uint16 [T - 1, layers, experts per
+    token], the experts each position but the last was sent to. They travel to the trainer's batch and are stored in the
+    ledger; the trainer does not use them yet.
     """
 
     tokens_T: np.ndarray
@@ -103,9 +127,12 @@ class Trajectory(msgspec.Struct, frozen=True):
     logprobs_T: np.ndarray
     versions_T: np.ndarray
     finish_reason: FinishReason
+    routed_experts: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         length = len(self.tokens_T)
+        if self.routed_experts is not None:
+            _check_experts(self.routed_experts, length)
         _check_array("tokens_T", self.tokens_T, np.int32, length)
         _check_array("loss_mask_T", self.loss_mask_T, np.bool_, length)
         _check_array("logprobs_T", self.logprobs_T, np.float32, length)
@@ -115,7 +142,7 @@ class Trajectory(msgspec.Struct, frozen=True):
         if not len(sampled):
             raise ValueError("a trajectory needs at least one sampled token")
         if int(sampled[0]) < 0 or _decreases(sampled):
-            raise ValueError("versions_T must be non-negative and never decrease where sampled (law 5)")
+            raise ValueError("versions_T must be non-negative and never decrease where sampled (`stamped-versions`)")
         if bool((self.versions_T[~mask] != NO_VERSION).any()):
             raise ValueError("versions_T must be -1 where loss_mask_T is False")
         if bool((self.logprobs_T[~mask] != 0.0).any()):
@@ -142,8 +169,14 @@ class Trajectory(msgspec.Struct, frozen=True):
         return int(self.versions_T[self.loss_mask_T][-1])
 
     @staticmethod
-    def from_prompt(prompt_tokens: np.ndarray, answer: Segment, finish_reason: FinishReason) -> Trajectory:
-        """Single-turn sample: `prompt_tokens` [P] int32 followed by `answer`."""
+    def from_prompt(
+        prompt_tokens: np.ndarray,
+        answer: Segment,
+        finish_reason: FinishReason,
+        routed_experts: np.ndarray | None = None,
+    ) -> Trajectory:
+        """Single-turn sample: `prompt_tokens` [P] int32 followed by `answer`, with the answer's experts of any integer
+        type, if they are known."""
         num_prompt = len(prompt_tokens)
         return Trajectory(
             tokens_T=np.concatenate([np.asarray(prompt_tokens, np.int32), answer.tokens_R]),
@@ -151,4 +184,5 @@ class Trajectory(msgspec.Struct, frozen=True):
             logprobs_T=np.concatenate([np.zeros(num_prompt, np.float32), answer.logprobs_R]),
             versions_T=np.concatenate([np.full(num_prompt, NO_VERSION, np.int32), answer.versions_R]),
             finish_reason=finish_reason,
+            routed_experts=None if routed_experts is None else as_experts(routed_experts),
         )

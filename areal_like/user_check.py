@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from areal_like.errors import UserError
-from areal_like.shadow import append_user_path
+from areal_like.import_check import append_user_path
 
 Check = Callable[[str, dict[str, Any]], object]
 """Called with a name (`module:function`) and its options; raises UserError where it cannot be used."""

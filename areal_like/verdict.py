@@ -1,4 +1,4 @@
-"""What a scorer says of one answer. Errors are not zeros (law 8): only `scored` carries a number.
+"""What a scorer says of one answer. Errors are not zeros (`verdicts-not-zeros`): only `scored` carries a number.
 
 Owns: the verdict type and its checks. Refuses: deciding what a non-score does to its group (the coordinator's policy).
 """

@@ -40,9 +40,9 @@ from benchmarks.measured import INTEGERS, NUMBERS, Measured, add_job, add_option
 from benchmarks.publishing import chosen
 from benchmarks.runs import RESULTS, JobFailed, command_of, mean_interval, parts_with, train, write
 from benchmarks.steady import alone, figures, refuse_distorted, time_to, window_of
-from controller.config import RunConfig
-from controller.overrides import load_config
-from controller.wiring import num_cores
+from controller.config.loading import load_config
+from controller.config.run_config import RunConfig
+from controller.wiring.process_specs import num_cores
 
 RESULT = RESULTS / "async_vs_sync.json"
 DEFAULTS = {"emulated": "configs/emulated.yaml", "real": "configs/quickstart.yaml"}
@@ -93,7 +93,7 @@ def main() -> None:
     for place in places:
         is_changed = options.config and kind != "own"
         part = f"{Path(config).stem}: {place.label}" if is_changed else place.label
-        path = RESULT if options.quick else place_of(part, options)
+        path = RESULT if options.quick else publish_location(part, options)
         try:
             rows = runner.compare(place, seeds, options.bounds, is_planning=not options.no_plan)
         except UserError as error:
@@ -286,7 +286,7 @@ def _cell(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def place_of(part: str, options: argparse.Namespace) -> Path:
+def publish_location(part: str, options: argparse.Namespace) -> Path:
     """The published results for a part that the same command has made, or that they lack unless it is one's own; beside
     the runs for any other.
     """

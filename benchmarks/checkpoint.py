@@ -35,13 +35,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; overs
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from areal_like import messages as m
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
+from areal_like.wire import messages as m
 from benchmarks.packing import MODEL, PROMPT, made_samples
 from benchmarks.runs import mean_interval, write
 from trainer.activity import Activity
 from trainer.export import write_model
-from trainer.tokenizers import build_tokenizer
+from trainer.model.tokenizers import build_tokenizer
 from trainer.training import Saved, Training
 from trainer.worker import TrainerWorker
 

@@ -20,9 +20,9 @@ from areal_like.emulation.machines import gpu_named, model_named
 from areal_like.emulation.roofline import Efficiencies
 from areal_like.errors import UserError
 from benchmarks.published import PROMPTS, TABLE_1
-from controller.overrides import load_config
-from controller.pool_sizes import gpus_of_run, gpus_of_worker
-from controller.simulate.lengths import THINKING, parse_lengths
+from controller.config.loading import load_config
+from controller.config.validation.pool_sizes import gpus_of_run, gpus_of_worker
+from controller.data.length_distribution import THINKING, parse_lengths
 from controller.simulate.plan import Setup, simulate
 
 SYNC = ("mode=sync", "trainer.loss.proximal=behaviour", "trainer.loss.weight.mode=off")

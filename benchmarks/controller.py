@@ -28,39 +28,41 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zmq
 from rich.console import Console
 
-from areal_like import messages as m
-from areal_like.channel import Hub, Peer
+from areal_like.process import die_with_starter
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment, Trajectory
+from areal_like.transport.channel import Hub, Peer
+from areal_like.transport.credentials import make_run_credentials
 from areal_like.verdict import Verdict
-from areal_like.wire import encode
+from areal_like.wire import messages as m
+from areal_like.wire.encoding import encode
 from benchmarks.measured import INTEGERS
 from benchmarks.publishing import add_replace, result_path
 from benchmarks.runs import command_of, write
-from controller import protocol as p
-from controller.audit import audit
-from controller.coordinator import Coordinator
-from controller.crew import Crew
-from controller.display import Display
-from controller.ledger import Ledger
-from controller.outgoing import TaskSettings
-from controller.requests import Requests
-from controller.server import Server, ServerSettings
-from controller.settings import CoordinatorSettings
-from controller.summary import Tally
-from controller.supervision import Loss
+from controller.coordinator.coordinator import Coordinator
+from controller.coordinator.events import RunStarted
+from controller.coordinator.settings import CoordinatorSettings
+from controller.ledger.audit import audit
+from controller.ledger.ledger import Ledger
+from controller.runtime.control_requests import Requests
+from controller.runtime.inbound import ACCEPTED
+from controller.runtime.outbound import TaskSettings
+from controller.runtime.server import Server, ServerSettings
+from controller.runtime.supervisor import Loss
+from controller.runtime.trainer_restart import TrainerRestart
+from controller.runtime.worker_admin import WorkerAdmin
+from controller.telemetry.display import Display
 from controller.telemetry.journal import Journal
 from controller.telemetry.pulse import ProcessNow
 from controller.telemetry.sinks import Sinks
 from controller.telemetry.status import StatusFile
-from controller.trainer_restart import TrainerRestart
-from controller.translate import ACCEPTED
+from controller.telemetry.summary import Tally
 
 GROUPS, GROUP_SIZE, BOUND = 64, 16, 2
 """A step has 1,024 trajectories."""
@@ -68,7 +70,7 @@ PAPER_GROUPS = 512
 FIRST_STEP = 1
 MOST_HELD = 512
 """Trajectories that a worker answers for: it does not listen while it sends, and their acknowledgements and further
-leases must fit into its queue (areal_like/sockets.py), or the controller would strike it off."""
+leases must fit into its queue (areal_like/transport/sockets.py), or the controller would strike it off."""
 IN_FLIGHT = 64
 """Messages that the bare sender has under way."""
 RUN = "benchmark"
@@ -76,6 +78,13 @@ PROMPT_TOKENS = 200
 WORKER_ACCEPTS = frozenset({m.Lease, m.SampleAck, m.CancelLeases, m.AnnounceVersion})
 TRAINER_ACCEPTS = frozenset({m.Batch, m.NoMoreBatches, m.SaveCheckpoint})
 DEADLINE_S = 600.0
+
+
+class Meeting(NamedTuple):
+    """Where the simulated processes find the controller, and what they need to join."""
+
+    hub: str
+    keys: Path
 
 
 class NoProcesses:
@@ -180,7 +189,7 @@ async def serve(
         peers.start()
         try:
             async with asyncio.timeout(DEADLINE_S):
-                outcome = await server.run([p.RunStarted(lineage="l0", checkpoint_version=0)])
+                outcome = await server.run([RunStarted(lineage="l0", checkpoint_version=0)])
                 await server.farewell(10.0)
         finally:
             peers.join(20)
@@ -203,20 +212,21 @@ async def serve(
 @contextlib.asynccontextmanager
 async def _server(
     folder: Path, *, workers: int, steps: int, fsync: bool, groups: int, marks: Marks
-) -> AsyncIterator[tuple[Server, str]]:
+) -> AsyncIterator[tuple[Server, Meeting]]:
     ledger = Ledger(folder, run_id=RUN, fsync=fsync)
     settings = CoordinatorSettings(
         groups_per_step=groups, group_size=GROUP_SIZE, num_steps=steps, max_staleness=BOUND, num_workers=workers
     )
     coordinator = Coordinator.restore(settings, ledger.load())
-    hub = Hub(run_id=RUN, role="controller", bind="tcp://127.0.0.1:0", curve_dir=None, accept=ACCEPTED)
+    make_run_credentials(folder / "keys")
+    hub = Hub(run_id=RUN, role="controller", bind="tcp://127.0.0.1:0", curve_dir=folder / "keys", accept=ACCEPTED)
     address = await hub.start()
     marks.hub = hub
     journal, tally = Journal(folder / "metrics.jsonl"), Tally()
     journal.listen(marks)
     tracer = Tracer(folder / "controller.trace.jsonl", "controller")
     display, supervisor = Display("plain", Console(file=StringIO())), NoProcesses()
-    crew = Crew(
+    crew = WorkerAdmin(
         coordinator, supervisor, hub, Requests(folder / "requests"),  # type: ignore[arg-type]
         add_worker=lambda: "", say=display.note,
     )  # fmt: skip
@@ -229,7 +239,7 @@ async def _server(
         sinks=Sinks([]), tracer=tracer, status=StatusFile(folder / "status.json", run=RUN, num_steps=steps),
     )  # fmt: skip
     try:
-        yield server, address
+        yield server, Meeting(address, folder / "keys")
     finally:
         await hub.close()
         ledger.close()
@@ -240,12 +250,13 @@ async def _server(
 # ------------------------------------------------------------ the peers, in a process of their own
 
 
-def simulate(address: str, workers: int, tokens: int, groups: int) -> None:
+def simulate(address: Meeting, workers: int, tokens: int, groups: int) -> None:
     """All rollout workers and the trainer, until they are told to end."""
+    die_with_starter(os.getppid())
     asyncio.run(_simulate(address, workers, tokens, groups))
 
 
-async def _simulate(address: str, workers: int, tokens: int, groups: int) -> None:
+async def _simulate(address: Meeting, workers: int, tokens: int, groups: int) -> None:
     capacity = min(MOST_HELD, max(GROUP_SIZE, 2 * groups * GROUP_SIZE // workers))
     async with asyncio.TaskGroup() as group:
         group.create_task(_trainer(address))
@@ -253,13 +264,13 @@ async def _simulate(address: str, workers: int, tokens: int, groups: int) -> Non
             group.create_task(_worker(address, f"rollout-{index}", capacity, tokens))
 
 
-async def _connect(address: str, name: str, role: m.Role, accept: frozenset[type], capacity: int = 0) -> Peer:
+async def _connect(address: Meeting, name: str, role: m.Role, accept: frozenset[type], capacity: int = 0) -> Peer:
     hello = m.Hello(
         role=role, name=name, pid=os.getpid(), run_id=RUN, incarnation=secrets.token_hex(4), capacity=capacity
     )
     peer = Peer(
-        address=address, hello=hello, curve_dir=None, accept=accept, heartbeat_s=1.0, silence_s=60.0,
-        status=lambda: m.Heartbeat(state="busy"),
+        address=address.hub, hello=hello, curve_dir=address.keys, audience="controller", accept=accept,
+        heartbeat_s=1.0, silence_s=60.0, status=lambda: m.Heartbeat(state="busy"),
     )  # fmt: skip
     await peer.connect(60.0)
     return peer
@@ -282,7 +293,7 @@ def finished(task: m.SampleTask, whole: Trajectory) -> m.SampleFinished:
     )  # fmt: skip
 
 
-async def _worker(address: str, name: str, capacity: int, tokens: int) -> None:
+async def _worker(address: Meeting, name: str, capacity: int, tokens: int) -> None:
     peer = await _connect(address, name, "rollout", WORKER_ACCEPTS, capacity)
     whole, version = trajectory(tokens, 0), 0
     while True:
@@ -300,7 +311,7 @@ async def _worker(address: str, name: str, capacity: int, tokens: int) -> None:
                 return
 
 
-async def _trainer(address: str) -> None:
+async def _trainer(address: Meeting) -> None:
     peer = await _connect(address, "trainer", "trainer", TRAINER_ACCEPTS)
     version, last = 0, None
     await peer.send(m.VersionPublished(version=0, lineage="l0", manifest_path="v0"))
@@ -344,6 +355,7 @@ def bare(tokens: int, count: int) -> dict[str, float]:
 
 
 def _send_bare(port: int, tokens: int, count: int) -> None:
+    die_with_starter(os.getppid())
     task = m.SampleTask(
         lease_id=1, group_id=1, sample_index=1, purpose="train", min_version=0, row={}, sampling=m.Sampling(), seed=1,
         prefix=Segment(*(np.zeros(0, kind) for kind in (np.int32, np.float32, np.int32))),

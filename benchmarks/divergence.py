@@ -30,7 +30,7 @@ from benchmarks.staleness import LOSSES, MINI_BATCHES, OWN_LOSSES, SMALL, limit
 from benchmarks.warning import warning_of
 from controller.report.data import RunData
 from controller.report.learning import accuracy_fall
-from controller.run_folder import RunFolder
+from controller.run_folder.run_folder import RunFolder
 
 CONFIG = "configs/quickstart.yaml"
 HARD, SOUND = "5e-4", "1e-4"

@@ -38,10 +38,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Sto
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from areal_like.errors import UserError
-from areal_like.messages import Sampling
-from areal_like.running_sum import solve
+from areal_like.tasks.running_sum import solve
 from areal_like.trajectory import Segment
-from areal_like.weights import TensorBytes, WeightStore
+from areal_like.weights.weight_store import TensorBytes, WeightStore
+from areal_like.wire.messages import Sampling
 from benchmarks.measured import INTEGERS
 from benchmarks.publishing import add_replace, result_path
 from benchmarks.runs import command_of, median_spread, write

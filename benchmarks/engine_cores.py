@@ -16,8 +16,8 @@ from areal_like.errors import UserError
 from benchmarks.publishing import add_replace, result_path
 from benchmarks.runs import command_of, write
 from benchmarks.sums import VOCABULARY
-from controller.config import RunConfig
-from controller.overrides import load_config
+from controller.config.loading import load_config
+from controller.config.run_config import RunConfig
 from rollout.engine.core import GenerationCore
 from rollout.engine.decoder import LeanDecoder
 from rollout.engine.slots import Answer

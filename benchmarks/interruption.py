@@ -64,7 +64,7 @@ def main() -> None:
             rows += measure(place, config, seed, told, options.runs_dir, measured)
         print_table(compare(rows))
         if not options.quick:
-            print(f"written to {keep(place, rows, place_of(place, options))}")
+            print(f"written to {keep(place, rows, publish_location(place, options))}")
     measured.finish()
 
 
@@ -111,7 +111,7 @@ def _figures(config: str, told: Sequence[str], runs_dir: Path) -> Row:
     return {key: found.get(key) for key in KEPT}
 
 
-def place_of(place: str, options: argparse.Namespace) -> Path:
+def publish_location(place: str, options: argparse.Namespace) -> Path:
     """Where a place's rows go."""
     parts = json.loads(RESULT.read_text())["parts"] if RESULT.is_file() else {}
     made = parts[place]["command"] if place in parts else None

@@ -68,9 +68,9 @@ def case(num: int, vocabulary: int, chunk: int) -> Row:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from trainer.attention import attach, choose, register
-    from trainer.logprobs import hidden_states, token_logprobs
-    from trainer.packed import PackedSequences
+    from trainer.model.attention import attach, choose, register
+    from trainer.model.logprobs import hidden_states, token_logprobs
+    from trainer.model.packed import PackedSequences
 
     torch.set_num_threads(1)
     register()

@@ -12,7 +12,7 @@ core per process. What is compared, and how: benchmarks/paired.py.
 from __future__ import annotations
 
 from benchmarks.paired import Comparison
-from controller.wiring import num_cores
+from controller.wiring.process_specs import num_cores
 
 
 def main() -> None:

@@ -16,10 +16,24 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from controller import protocol as p
-from controller.coordinator import Coordinator
-from controller.settings import CoordinatorSettings
-from controller.speeds import SpeedGauge
+from controller.coordinator.coordinator import Coordinator
+from controller.coordinator.effects import LeaseOrder, SendBatch, SendLeases, SendRecall, SendVersion
+from controller.coordinator.events import (
+    BatchRequested,
+    Event,
+    LeaseReturned,
+    PartialReport,
+    ProgressReported,
+    Published,
+    RunStarted,
+    SampleReported,
+    Tick,
+    WorkerJoined,
+    WorkerSpeed,
+    WorkerVersionLoaded,
+)
+from controller.coordinator.settings import CoordinatorSettings
+from controller.runtime.throughput_gauge import SpeedGauge
 
 REPORT_S = 0.5
 TICK_S = 0.2
@@ -58,7 +72,7 @@ class Lengths:
 class Answer:
     """A lease on a worker."""
 
-    order: p.LeaseOrder
+    order: LeaseOrder
     length: int
     num_tokens: int
     num_reported: int
@@ -112,9 +126,9 @@ class PacedRun:
 
     def run(self) -> Outcome:
         """To the last step."""
-        self._handle(p.RunStarted(lineage="l0"))
+        self._handle(RunStarted(lineage="l0"))
         for worker in self._workers.values():
-            self._handle(p.WorkerJoined(worker=worker.name, incarnation="a", capacity=2 * worker.num_slots))
+            self._handle(WorkerJoined(worker=worker.name, incarnation="a", capacity=2 * worker.num_slots))
         self._publish(0)
         self._push(TICK_S, "")
         while not self._coordinator.is_over and self._coordinator.shipped < self._settings.num_steps:
@@ -134,8 +148,8 @@ class PacedRun:
         for worker in self._workers.values():
             counters = {"tokens": worker.tokens, "steps": worker.steps, "busy_s": worker.busy_s}
             if speed := self._gauge.read(worker.name, "a", counters):
-                self._handle(p.WorkerSpeed(worker=worker.name, tokens_per_s=speed[0], steps_per_s=speed[1]))
-        self._handle(p.Tick())
+                self._handle(WorkerSpeed(worker=worker.name, tokens_per_s=speed[0], steps_per_s=speed[1]))
+        self._handle(Tick())
         self._push(TICK_S, "")
 
     # ------------------------------------------------------------ workers
@@ -173,9 +187,9 @@ class PacedRun:
             self._dry_s.setdefault(worker.name, self.now_s)
         self._start_step(worker)
 
-    def _part(self, lease_id: int, answer: Answer, version: int) -> p.PartialReport:
+    def _part(self, lease_id: int, answer: Answer, version: int) -> PartialReport:
         fresh = answer.num_tokens - answer.num_reported
-        part = p.PartialReport(
+        part = PartialReport(
             lease_id=lease_id, start=answer.num_reported, num_tokens=fresh,
             first_version=version if fresh else -1, last_version=version if fresh else -1,
         )  # fmt: skip
@@ -189,23 +203,23 @@ class PacedRun:
             if answer.num_reported < answer.num_tokens < answer.length
         )
         if parts:
-            self._handle(p.ProgressReported(worker=worker.name, items=parts))
+            self._handle(ProgressReported(worker=worker.name, items=parts))
 
     def _give_back(self, worker: Worker, lease_id: int) -> None:
         part = self._part(lease_id, worker.answers.pop(lease_id), worker.version)
-        self._handle(p.LeaseReturned(worker=worker.name, part=part, reason="migrated"))
+        self._handle(LeaseReturned(worker=worker.name, part=part, reason="migrated"))
 
     def _finish(self, worker: Worker, lease_id: int) -> None:
         answer = worker.answers.pop(lease_id)
         self._handle(
-            p.SampleReported(
+            SampleReported(
                 worker=worker.name, lease_id=lease_id, group_id=answer.order.group_id,
                 sample_index=answer.order.sample_index, num_tokens=answer.length, first_version=worker.version,
                 last_version=worker.version, verdict_kind="scored", value=float(answer.order.sample_index),
             )
         )  # fmt: skip
 
-    def _take(self, worker: Worker, order: p.LeaseOrder) -> None:
+    def _take(self, worker: Worker, order: LeaseOrder) -> None:
         length = self._lengths.draw(self._seed, order.group_id, order.sample_index)
         worker.answers[order.lease_id] = Answer(order, length, order.prefix_tokens, order.prefix_tokens)
         self._dry_s.pop(worker.name, None)
@@ -217,22 +231,22 @@ class PacedRun:
 
     # ------------------------------------------------------------ controller and trainer
 
-    def _handle(self, event: p.Event) -> None:
+    def _handle(self, event: Event) -> None:
         for effect in self._coordinator.handle(event, self.now_s):
             match effect:
-                case p.SendLeases():
+                case SendLeases():
                     worker = self._workers[effect.worker]
                     for order in effect.leases:
                         if self._coordinator.is_live(order.lease_id):
                             self._take(worker, order)
                     self._start_step(worker)
-                case p.SendRecall():
+                case SendRecall():
                     self._workers[effect.worker].recalled += effect.lease_ids
-                case p.SendVersion():
+                case SendVersion():
                     self._workers[effect.worker].version = effect.version
-                    loaded = p.WorkerVersionLoaded(worker=effect.worker, version=effect.version, lineage="l0")
+                    loaded = WorkerVersionLoaded(worker=effect.worker, version=effect.version, lineage="l0")
                     self._handle(loaded)
-                case p.SendBatch():
+                case SendBatch():
                     self._ended(effect.step)
 
     def _ended(self, step: int) -> None:
@@ -245,5 +259,5 @@ class PacedRun:
     def _publish(self, version: int) -> None:
         self._step_began_s = self.now_s
         self._dry_s = {}
-        self._handle(p.Published(version=version, lineage="l0", manifest_path=f"v{version}"))
-        self._handle(p.BatchRequested(step=version + 1))
+        self._handle(Published(version=version, lineage="l0", manifest_path=f"v{version}"))
+        self._handle(BatchRequested(step=version + 1))

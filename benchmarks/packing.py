@@ -35,18 +35,18 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from areal_like.errors import UserError
-from areal_like.messages import BatchSample
 from areal_like.packing import pack
 from areal_like.trajectory import Trajectory
+from areal_like.wire.messages import BatchSample
 from benchmarks.publishing import add_replace, result_path
 from benchmarks.runs import command_of, write
-from controller.simulate.lengths import THINKING, parse_lengths
-from trainer.attention import choose, register
+from controller.data.length_distribution import THINKING, parse_lengths
 from trainer.backends.port import Setup
 from trainer.backends.torch_single import TorchBackend
-from trainer.batch import PreparedBatch, prepare_batch
 from trainer.config import OptimizerSettings, TrainerSettings
-from trainer.dealing import deal
+from trainer.data.batch import PreparedBatch, prepare_batch
+from trainer.data.dealing import deal
+from trainer.model.attention import choose, register
 from trainer.ranks import Ranks
 from trainer.step import TrainStep, ready_model
 

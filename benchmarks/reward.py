@@ -35,7 +35,7 @@ from typing import Any
 
 from benchmarks.publishing import add_replace, result_path
 from benchmarks.runs import command_of, median_spread, write
-from services.config import CodeOptions, RewardSettings
+from services.reward.config import CodeOptions, RewardSettings
 from services.reward.job import Job, Outcome, frame
 from services.reward.pool import Pool
 from services.reward.scorers.port import ScorerInput

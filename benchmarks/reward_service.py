@@ -24,10 +24,10 @@ from typing import Any
 
 import yaml
 
-from areal_like.channel import Peer
-from areal_like.messages import SHARED_RUN, Heartbeat, Hello, SampleTask, Sampling
-from areal_like.service_stats import ask_stats
 from areal_like.trajectory import Segment
+from areal_like.transport.channel import Peer
+from areal_like.transport.service_stats import ask_stats
+from areal_like.wire.messages import SHARED_RUN, Heartbeat, Hello, SampleTask, Sampling
 from benchmarks.runs import command_of, write
 from rollout.reward_client import ACCEPT, RewardClient
 
@@ -92,7 +92,8 @@ async def measure(folder: Path, rounds: int) -> dict[str, dict[str, list[float]]
     address_file = folder / "address"
     with address_file.open("wb") as out, (folder / "log").open("wb") as log:
         service = subprocess.Popen(  # noqa: ASYNC220  (the loop has nothing else to do yet)
-            [sys.executable, "-P", "-m", "services.reward", "serve", "--config", str(folder / "rewards.yaml")],
+            [sys.executable, "-P", "-m", "services.reward", "serve", "--config", str(folder / "rewards.yaml"),
+             "--curve-dir", str(folder / "keys")],
             env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "PYTHONUNBUFFERED": "1"}, stdout=out,
             stderr=log,
         )  # fmt: skip
@@ -100,30 +101,30 @@ async def measure(folder: Path, rounds: int) -> dict[str, dict[str, list[float]]
         while not address_file.read_text():
             assert service.poll() is None, "the service did not start"
             await asyncio.sleep(0.05)
-        return await run_wild(address_file.read_text().strip(), rounds)
+        return await run_wild(address_file.read_text().strip(), folder / "keys", rounds)
     finally:
         service.terminate()
         service.wait(30)
 
 
-async def run_wild(address: str, rounds: int) -> dict[str, dict[str, list[float]]]:
+async def run_wild(address: str, keys: Path, rounds: int) -> dict[str, dict[str, list[float]]]:
     hello = Hello(role="rollout", name="benchmark", pid=os.getpid(), run_id=SHARED_RUN, incarnation="1")
     peer = Peer(
-        address=address, hello=hello, curve_dir=None, accept=ACCEPT, heartbeat_s=0.5, silence_s=15.0,
-        status=lambda: Heartbeat(state="score"),
+        address=address, hello=hello, curve_dir=keys, audience="services", accept=ACCEPT,
+        heartbeat_s=0.5, silence_s=15.0, status=lambda: Heartbeat(state="score"),
     )  # fmt: skip
     client = RewardClient([peer], name="benchmark", deadline_s=DEADLINE_S, total_deadline_s=120.0)
     result: dict[str, dict[str, list[float]]] = {}
     async with asyncio.TaskGroup() as tasks:
         background = [tasks.create_task(client.run()), *(tasks.create_task(keep_asking(client)) for _ in range(4))]
         for do in WILD * rounds:
-            await whole(address)
+            await whole(address, keys)
             alone_per_s = await rate(client, 2.0)
             before, began_s = client.counters["verdict_scored"], time.monotonic()
             verdict = await client.score(task(do), "x", "stop", 1)
             assert not verdict.is_scored, f"{do}: {verdict}"
             from_s = began_s + DEADLINE_S if verdict.kind == "timed_out" else time.monotonic()
-            whole_s = await whole(address)
+            whole_s = await whole(address, keys)
             beside_per_s = (client.counters["verdict_scored"] - before) / (whole_s - began_s)
             found = result.setdefault(do, {"recovery_s": [], "alone_per_s": [], "beside_per_s": []})
             found["recovery_s"].append(round(max(whole_s - from_s, 0.0), 3))
@@ -147,10 +148,10 @@ async def rate(client: RewardClient, seconds: float) -> float:
     return (client.counters["verdict_scored"] - before) / (time.monotonic() - began_s)
 
 
-async def whole(address: str) -> float:
+async def whole(address: str, keys: Path) -> float:
     """Wait until the pool is at full strength; the time it was."""
     full = SETTINGS["num_workers"] + SETTINGS["num_spares"]
-    while (await ask_stats(address)).counters["processes"] < full:  # noqa: ASYNC110  (it has to be asked)
+    while (await ask_stats(address, curve_dir=keys)).counters["processes"] < full:  # noqa: ASYNC110  (it has to be asked)
         await asyncio.sleep(0.02)
     return time.monotonic()
 

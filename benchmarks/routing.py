@@ -28,7 +28,7 @@ from benchmarks.measured import add_job, parse_job
 from benchmarks.paced import Lengths, Pace, PacedRun
 from benchmarks.publishing import RUNS, add_replace, result_path
 from benchmarks.runs import command_of, half_words, mean_interval, train, write
-from controller.settings import CoordinatorSettings
+from controller.coordinator.settings import CoordinatorSettings
 
 POLICIES: dict[str, dict[str, Any]] = {
     "round_robin": {"routing": "round_robin", "migration": False},

@@ -24,9 +24,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from areal_like.emulation.lengths import thinking
-from areal_like.messages import Sampling
-from areal_like.running_sum import solve
+from areal_like.tasks.running_sum import solve
 from areal_like.trajectory import Segment
+from areal_like.wire.messages import Sampling
 from benchmarks.engine_cores import core_with, job_and_model, parse, publish
 from benchmarks.runs import median_spread
 from benchmarks.sums import encoded, texts

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from areal_like.guard import tied
+
 RESULTS = Path(__file__).parent / "results"
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -66,7 +68,7 @@ def train(
         told.append(f"name={name}")
     command = [sys.executable, "-P", "-m", "controller", "train", config, *told]
     with tempfile.TemporaryFile("w+") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment())
+        process = subprocess.Popen(tied(command), stdout=out, stderr=subprocess.STDOUT, env=environment())
         try:
             if is_enough is None:
                 process.wait(timeout_s)

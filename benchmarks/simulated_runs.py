@@ -22,12 +22,12 @@ from areal_like.emulation.machines import GPUS, MODELS
 from areal_like.emulation.roofline import Roofline
 from areal_like.errors import UserError
 from benchmarks.steady import figures, refuse_distorted
-from controller.config import RunConfig
-from controller.overrides import load_config
-from controller.run_folder import RunFolder
+from controller.config.loading import load_config
+from controller.config.run_config import RunConfig
+from controller.data.length_distribution import parse_lengths
+from controller.run_folder.run_folder import RunFolder
 from controller.simulate.calibrate import calibrate, other_threads
 from controller.simulate.job import Job
-from controller.simulate.lengths import parse_lengths
 from controller.simulate.plan import Setup, job_of, simulate
 from controller.simulate.world import World
 

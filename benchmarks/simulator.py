@@ -44,7 +44,7 @@ from benchmarks.published_batching import figure_6a
 from benchmarks.runs import RESULTS, parts_with, write
 from benchmarks.simulated_jobs import rows as own_rows
 from benchmarks.simulated_runs import compare, print_runs, speed
-from controller.overrides import load_config
+from controller.config.loading import load_config
 
 RESULT = RESULTS / "simulator.json"
 FITTED = tuple(BOX)

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from areal_like.guard import tied
 from areal_like.process import command_words
 from benchmarks.measured import add_job, parse_job
 from benchmarks.publishing import RUNS, add_replace, result_path
@@ -78,7 +79,7 @@ def watch(command: list[str], output: Path, minutes: float) -> Samples:
     environment = dict(os.environ, PYTHONPATH=str(REPOSITORY))
     with output.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "controller", *command],
+            tied([sys.executable, "-P", "-m", "controller", *command]),
             stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment, start_new_session=True,
         )  # fmt: skip
     try:

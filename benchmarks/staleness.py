@@ -46,7 +46,7 @@ from benchmarks.sweep import KEYS, print_sweep, summarise, sweep
 from benchmarks.tables.form import ranged
 from benchmarks.warning import warning_of
 from controller.report.data import RunData
-from controller.run_folder import RunFolder
+from controller.run_folder.run_folder import RunFolder
 
 LOSSES: dict[str, tuple[str, ...]] = {
     "decoupled": ("trainer.loss.proximal=recompute",),

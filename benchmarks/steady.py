@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.emulation.device import lengths_of, roofline_of, slots_of
-from controller.config import RunConfig
-from controller.overrides import load_config
+from controller.config.loading import load_config
+from controller.config.run_config import RunConfig
 from controller.report.cores import used
 from controller.report.data import RunData
 from controller.report.shares import growth
-from controller.run_folder import RunFolder
-from trainer.dealing import GRADIENT_PASSES
+from controller.run_folder.run_folder import RunFolder
+from trainer.data.dealing import GRADIENT_PASSES
 
 MAX_LATE_SHARE = 0.05
 """An emulated run distorted by more than this is not published."""

@@ -9,7 +9,7 @@ from itertools import islice
 
 import numpy as np
 
-from areal_like.running_sum import CHARACTERS, rows
+from areal_like.tasks.running_sum import CHARACTERS, rows
 
 NUM_SPECIAL = 3  # padding, beginning, end: the first ids of the quickstart's tokenizer
 VOCABULARY = NUM_SPECIAL + len(CHARACTERS)

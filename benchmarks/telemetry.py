@@ -37,6 +37,7 @@ from typing import Any
 
 import psutil
 
+from areal_like.guard import tied
 from areal_like.process import command_words
 from benchmarks.measured import add_job, parse_job
 from benchmarks.publishing import RUNS, add_replace, result_path
@@ -103,8 +104,8 @@ def main() -> None:
 
 def run_bare(arguments: list[str]) -> int:
     """`areal-like` with the controller's own rows switched off."""
-    from controller import cli
-    from controller.telemetry import monitor
+    from controller.cli import main
+    from controller.runtime import monitor
     from controller.telemetry.journal import Journal
     from controller.telemetry.status import StatusFile
 
@@ -112,7 +113,7 @@ def run_bare(arguments: list[str]) -> int:
     StatusFile.write = lambda self, status, **facts: None  # type: ignore[method-assign]
     StatusFile.is_due = lambda self: False  # type: ignore[method-assign]
     monitor.interval_s = lambda elapsed_s, num_processes: float("inf")
-    return cli.main(arguments)
+    return main.main(arguments)
 
 
 def side_by_side(arm: str, config: str, overrides: list[str], steps: int, *, is_swapped: bool) -> Pair:
@@ -132,7 +133,7 @@ def run(arm: str, config: str, overrides: list[str], steps: int, cores: list[int
     """Run one job; milliseconds per sample from step FIRST_STEP to the last. Raises SystemExit when it fails."""
     module = ["benchmarks.telemetry", "--bare"] if arm == "bare" else ["controller"]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", *module, "train", config, *overrides, *SETTINGS[arm]],
+        tied([sys.executable, "-P", "-m", *module, "train", config, *overrides, *SETTINGS[arm]]),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
         env={**environment(), "PYTHONUNBUFFERED": "1"}, start_new_session=True,
     )  # fmt: skip
@@ -176,7 +177,7 @@ def samples_consumed(line: str) -> str:
 def scrape(url: str) -> subprocess.Popen[bytes]:
     """Another process that reads the endpoint as Prometheus does."""
     code = f"from benchmarks.telemetry import keep_scraping; keep_scraping({url!r})"
-    return subprocess.Popen([sys.executable, "-c", code], env=environment())
+    return subprocess.Popen(tied([sys.executable, "-c", code]), env=environment())
 
 
 def keep_scraping(url: str) -> None:

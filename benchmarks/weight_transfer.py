@@ -50,19 +50,20 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.channel import Peer
-from areal_like.curve import make_run_keys
-from areal_like.messages import Heartbeat, Hello, Sampling
+from areal_like.process import die_with_starter
 from areal_like.trajectory import Segment
-from areal_like.weights import SHARED_MEMORY
+from areal_like.transport.channel import Peer
+from areal_like.transport.credentials import make_run_credentials
+from areal_like.weights.weight_store import SHARED_MEMORY
+from areal_like.wire.messages import Heartbeat, Hello, Sampling
 from benchmarks.gpu_suite.shapes import SHAPES, Shape, config_of, random_tensors
 from benchmarks.measured import NUMBERS
 from benchmarks.publishing import add_replace, result_path
 from benchmarks.runs import command_of, write
 from rollout.config import EngineSettings
 from rollout.engine.port import GenerationRequest, Interruption
-from rollout.receiver import JoinAs, VersionReceiver
-from rollout.relay import Relay
+from rollout.weights.receiver import JoinAs, VersionReceiver
+from rollout.weights.relay import Relay
 
 RUN = "weight-transfer"
 WAYS: dict[str, dict[str, Any]] = {
@@ -112,6 +113,7 @@ def shape_of(megabytes: float) -> Shape:
 
 def trainer(pipe: Connection, case: Case, folder: str) -> None:
     """A process: makes versions when told, serves them if they are streamed, says what it did."""
+    die_with_starter(os.getppid())
     asyncio.run(_trainer(pipe, case, Path(folder)))
 
 
@@ -119,10 +121,10 @@ async def _trainer(pipe: Connection, case: Case, folder: Path) -> None:
     import torch
 
     from trainer.config import WeightStoreSettings
-    from trainer.group_rounds import GroupRounds
-    from trainer.publish import tensor_bytes
-    from trainer.publish_delta import VersionWriter
-    from trainer.weight_sender import WeightSender
+    from trainer.weights.group_rounds import GroupRounds
+    from trainer.weights.publish import tensor_bytes
+    from trainer.weights.sender import WeightSender
+    from trainer.weights.version_writer import VersionWriter
 
     torch.set_num_threads(1)
     settings = WeightStoreSettings(**WAYS[case.way])
@@ -150,7 +152,7 @@ async def _trainer(pipe: Connection, case: Case, folder: Path) -> None:
             ended_s = time.perf_counter()
             place = str(written.path)
             if settings.kind in ("stream", "distributed"):
-                place = sender.place_of(written.path, version, "l0")
+                place = sender.publish_location(written.path, version, "l0")
             pipe.send((place, copied_s - started_s, ended_s - copied_s, written.num_bytes))
     finally:
         serving.cancel()
@@ -258,8 +260,8 @@ class Bench:
         def wire(address: str, accept: frozenset[type]) -> Peer:
             hello = Hello(role="rollout", name="rollout-0", pid=os.getpid(), run_id=RUN, incarnation=incarnation)
             return Peer(
-                address=address, hello=hello, curve_dir=keys, accept=accept, heartbeat_s=0.5, silence_s=15.0,
-                status=lambda: Heartbeat(state="fetch"),
+                address=address, hello=hello, curve_dir=keys, audience="services", accept=accept,
+                heartbeat_s=0.5, silence_s=15.0, status=lambda: Heartbeat(state="fetch"),
             )  # fmt: skip
 
         root = SHARED_MEMORY if SHARED_MEMORY.is_dir() else self._folder
@@ -316,7 +318,7 @@ class Bench:
 def measure(case: Case) -> dict[str, Any]:
     """One row."""
     with tempfile.TemporaryDirectory(prefix="areal-like-transfer-") as folder:
-        make_run_keys(Path(folder) / "keys")
+        make_run_credentials(Path(folder) / "keys")
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=trainer, args=(theirs, case, folder), daemon=True)

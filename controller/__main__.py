@@ -2,7 +2,7 @@
 
 import sys
 
-from controller.cli import main
+from controller.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,23 +16,24 @@ from pathlib import Path
 import msgspec
 import pydantic
 
-from areal_like.channel import Peer
 from areal_like.config import ProcessSpec
 from areal_like.errors import UserError
-from areal_like.messages import SHARED_RUN, Heartbeat, Hello
 from areal_like.process import run_process
-from areal_like.sockets import own_host
 from areal_like.trace import Tracer
+from areal_like.transport.channel import Peer
+from areal_like.transport.credentials import Audience
+from areal_like.transport.sockets import own_host
+from areal_like.wire.messages import SHARED_RUN, Heartbeat, Hello
 from rollout import reward_client, worker
 from rollout.config import RolloutSettings
 from rollout.engine.port import Engine
 from rollout.incidents import Incidents
-from rollout.local_versions import local_roots
-from rollout.receiver import VersionReceiver
-from rollout.relay import Relay
 from rollout.reward_client import RewardClient
 from rollout.sample import arrow_of
 from rollout.tokens import PromptTokens, load_tokenizer, stop_ids
+from rollout.weights.local_versions import local_roots
+from rollout.weights.receiver import VersionReceiver
+from rollout.weights.relay import Relay
 from rollout.workflow import load_workflow
 
 
@@ -123,6 +124,7 @@ def make_sglang(
             Path(spec.run_dir) / "logs" / f"{spec.name}-sglang.log",
             spec.seed + index,
             port=settings.engine.sglang.port_of(index),
+            start_timeout_s=spec.startup_timeout_s,
         ),
         attach=attach[index] if attach else None,
         tracer=tracer,
@@ -140,16 +142,18 @@ class Connections:
 
     def controller(self, capacity: int, status: Callable[[], Heartbeat]) -> Peer:
         """The connection to the controller's hub."""
-        return self._peer(self._spec.hub_address, self._hello(capacity), self._spec.curve_dir, worker.ACCEPT, status)
+        spec = self._spec
+        return self._peer(spec.hub_address, self._hello(capacity), spec.curve_dir, "controller", worker.ACCEPT, status)
 
     def rewards(self, settings: RolloutSettings, tracer: Tracer) -> RewardClient:
         """The client of the reward services."""
         spec, hello, curve_dir = self._spec, self._hello(0), self._spec.curve_dir
         if spec.are_rewards_shared:
             hello = msgspec.structs.replace(hello, run_id=SHARED_RUN, name=f"{spec.run_id}/{spec.name}")
+            assert spec.reward_curve_dir is not None, "shared services without keys"
             curve_dir = spec.reward_curve_dir
         peers = [
-            self._peer(address, hello, curve_dir, reward_client.ACCEPT, lambda: Heartbeat(state="score"))
+            self._peer(address, hello, curve_dir, "services", reward_client.ACCEPT, lambda: Heartbeat(state="score"))
             for address in spec.reward_addresses
         ]
         return RewardClient(
@@ -165,14 +169,13 @@ class Connections:
     def receiver(self) -> VersionReceiver:
         """The way to new versions; it opens its sockets when the first one is streamed."""
         spec = self._spec
-        curve_dir = Path(spec.curve_dir) if spec.curve_dir else None
         return VersionReceiver(
             local_roots(spec.run_id, spec.name),
             make_wire=lambda address, accept: self._peer(
-                address, self._hello(0), spec.curve_dir, accept, lambda: Heartbeat(state="fetch")
+                address, self._hello(0), spec.curve_dir, "services", accept, lambda: Heartbeat(state="fetch")
             ),
             make_relay=lambda: Relay(
-                run_id=spec.run_id, bind=f"tcp://{own_host(spec.hub_address)}:*", curve_dir=curve_dir
+                run_id=spec.run_id, bind=f"tcp://{own_host(spec.hub_address)}:*", curve_dir=Path(spec.curve_dir)
             ),
         )
 
@@ -190,14 +193,16 @@ class Connections:
         self,
         address: str,
         hello: Hello,
-        curve_dir: str | None,
+        curve_dir: str,
+        audience: Audience,
         accept: frozenset[type],
         status: Callable[[], Heartbeat],
     ) -> Peer:
         return Peer(
             address=address,
             hello=hello,
-            curve_dir=Path(curve_dir) if curve_dir else None,
+            curve_dir=Path(curve_dir),
+            audience=audience,
             accept=accept,
             heartbeat_s=self._spec.heartbeat_s,
             silence_s=self._spec.silence_s,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from areal_like.messages import Message, Welcome
+from areal_like.wire.messages import Message, Welcome
 
 
 class HubPeer(Protocol):

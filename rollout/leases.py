@@ -13,8 +13,8 @@ import heapq
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from areal_like.messages import SampleFinished, SampleProgress, SampleReturned
 from areal_like.trajectory import Segment
+from areal_like.wire.messages import SampleFinished, SampleProgress, SampleReturned
 from rollout.sample import SampleRun
 
 Admission = Literal["new", "running", "finished", "full"]

@@ -13,11 +13,11 @@ from collections.abc import Callable
 import msgspec
 
 from areal_like.errors import DeadlineExceeded, UserError
-from areal_like.messages import Message, SampleFinished, SampleReturned, SampleTask
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
+from areal_like.wire.messages import Message, SampleFinished, SampleReturned, SampleTask
 from rollout.leases import LeaseBook
-from rollout.sample import Bench, SampleRun, printable
+from rollout.sample import SampleContext, SampleRun, printable
 from rollout.workflow import Sample, SampleCut, Workflow
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class SamplePool:
     def __init__(
         self,
         book: LeaseBook,
-        bench: Bench,
+        bench: SampleContext,
         workflow: Workflow,
         *,
         group: asyncio.TaskGroup,
@@ -136,7 +136,7 @@ class SamplePool:
         except UserError as error:
             run.cut_reason = run.cut_reason or f"rejected: {error}"
         except DeadlineExceeded as error:
-            log.warning("lease %d goes back: %s", lease_id, error)
+            log.warning("lease %d returned: %s", lease_id, error)
             run.cut_reason = run.cut_reason or "drain"
         except Exception as error:  # the user's own code may raise anything; an engine failure is raised again below
             self._crashed(run, error)
@@ -155,7 +155,8 @@ class SamplePool:
         if not run.is_resumable or run.answer is None or run.prompt_P is None:
             run.cut_reason = f"rejected: {what}"
             return
-        trajectory = Trajectory.from_prompt(run.prompt_P, run.answer.segment, run.answer.finish_reason)
+        answer = run.answer
+        trajectory = Trajectory.from_prompt(run.prompt_P, answer.segment, answer.finish_reason, answer.routed_experts)
         self._finish(run, Sample(trajectory=trajectory, verdict=Verdict(kind="crashed", reason=what), response_text=""))
 
     def _finish(self, run: SampleRun, sample: Sample) -> None:
@@ -201,5 +202,5 @@ def _checked(sample: object) -> Sample:
     try:
         msgspec.convert(msgspec.to_builtins(sample.verdict), Verdict)
     except (msgspec.ValidationError, TypeError) as error:
-        raise TypeError(f"a Sample with a verdict that cannot travel: {error}") from error
+        raise TypeError(f"a Sample with a verdict that cannot be sent: {error}") from error
     return sample

@@ -25,7 +25,8 @@ from collections.abc import Callable, Sequence
 
 from areal_like.clock import Clock, SystemClock
 from areal_like.errors import DeadlineExceeded, OperationError, WireError
-from areal_like.messages import (
+from areal_like.verdict import Verdict
+from areal_like.wire.messages import (
     MAX_RESPONSE_CHARS,
     Goodbye,
     Refused,
@@ -36,7 +37,6 @@ from areal_like.messages import (
     Shutdown,
     Welcome,
 )
-from areal_like.verdict import Verdict
 from rollout.hub_peer import HubPeer
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class _Link:
 
     async def _welcomed(self) -> None:
         """It restarted, or had forgotten us: it knows nothing of what we asked."""
-        log.warning("the reward service at %s started anew; %d questions go again", self.name, len(self.questions))
+        log.warning("the reward service at %s restarted; %d requests are sent again", self.name, len(self.questions))
         self._client.count("reward_restarts")
         self.is_draining = self.is_full = False
         await self._send_all(lambda question: True)

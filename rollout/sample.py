@@ -19,14 +19,14 @@ import numpy as np
 
 from areal_like.clock import Clock
 from areal_like.errors import EngineError, UserError
-from areal_like.messages import SampleTask, Sampling
 from areal_like.trace import Tracer, arrow_name, move_name
 from areal_like.trajectory import FinishReason, Segment
 from areal_like.verdict import Verdict
-from rollout.doing import Doing, Phase
+from areal_like.wire.messages import SampleTask, Sampling
+from rollout.activity import Phase, WorkerActivity
 from rollout.engine.port import Engine, GenerationOutcome, GenerationRequest
 from rollout.tokens import PromptTokens
-from rollout.versions import VersionGate
+from rollout.weights.versions import VersionGate
 from rollout.workflow import Answer, SampleCut
 
 SHORTEST_S = 2e-6
@@ -54,7 +54,7 @@ class Rewards(Protocol):
     async def score(self, task: SampleTask, response: str, finish_reason: str, num_tokens: int) -> Verdict: ...
 
 
-class Bench:
+class SampleContext:
     """What all samples of a worker share."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Bench:
     ) -> None:
         self.engine, self.gate, self.tokens, self.rewards = engine, gate, tokens, rewards
         self.version_deadline_s, self.clock, self.tracer = version_deadline_s, clock, tracer
-        self.doing = Doing(clock, tracer)
+        self.doing = WorkerActivity(clock, tracer)
         self.request_ids = itertools.count(1)
         self.version_waits = 0
         """How many samples had to wait for their version."""
@@ -82,7 +82,7 @@ class Bench:
 class SampleRun:
     """The tools of one sample, bound to its lease. Implements `workflow.SampleTools`."""
 
-    def __init__(self, task: SampleTask, bench: Bench, *, is_resumable: bool, lane: str) -> None:
+    def __init__(self, task: SampleTask, bench: SampleContext, *, is_resumable: bool, lane: str) -> None:
         self.task, self.is_resumable, self.lane = task, is_resumable, lane
         self._bench = bench
         self._phase: Phase = "end"
@@ -102,7 +102,7 @@ class SampleRun:
         self.timings = {"queue_s": 0.0, "generate_s": 0.0, "paused_s": 0.0, "score_s": 0.0, "version_wait_s": 0.0}
         self._num_turns = 0
         self._last_version = -1
-        """Of all turns so far: versions never decrease along a trajectory, whatever its turns (law 5)."""
+        """Of all turns so far: versions never decrease along a trajectory, whatever its turns (`stamped-versions`)."""
         self._generation: asyncio.Task[GenerationOutcome] | None = None
         self._is_parked = False
         self._arrow = arrow_of(task, bench.tracer)

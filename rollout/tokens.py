@@ -1,7 +1,8 @@
 """Text to prompt tokens and answer tokens to text: the only place of a rollout worker that knows a tokenizer.
 
 Owns: loading the tokenizer, the room a prompt leaves, end-of-sequence ids, decoding. How a row becomes a prompt is the
-shared rule (areal_like/prompts.py). Refuses: to tokenise an answer (tokens in, tokens out).
+shared rule (areal_like/prompts.py). Refuses: to tokenise an answer (tokens in, tokens out): `encode` is for text that
+the policy did not sample.
 
 Shape legend: P tokens of the prompt, R tokens of the answer.
 """
@@ -17,7 +18,7 @@ import numpy as np
 
 from areal_like.config import BUILT_IN_TOKENIZERS, AddBos
 from areal_like.errors import UserError, first_line
-from areal_like.prompts import PromptEncoder
+from areal_like.prompts import PromptEncoder, encode_text
 
 
 class PromptTokens:
@@ -64,6 +65,11 @@ class PromptTokens:
         if self._newest is None or self._newest[0] != words:
             self._newest = (words, self._encoder.encode(row))
         return self._newest[1]
+
+    def encode(self, text: str) -> np.ndarray:
+        """Tokens of a text as it is, int32: no template, no BOS. For what a workflow puts between two generations, such
+        as a tool's output. Raises UserError naming characters that the tokenizer has no token for."""
+        return np.asarray(encode_text(self._tokenizer, text, what="the text"), np.int32)
 
     def decode(self, tokens_R: np.ndarray) -> str:
         """Text of answer tokens, without special tokens (the end-of-sequence token is one)."""

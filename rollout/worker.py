@@ -33,7 +33,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from areal_like.clock import Clock, SystemClock
 from areal_like.config import ProcessSpec
 from areal_like.errors import DeadlineExceeded, OperationError, UserError
-from areal_like.messages import (
+from areal_like.process import settle_heap
+from areal_like.trace import Tracer
+from areal_like.wire.messages import (
     AnnounceVersion,
     CancelLeases,
     Draining,
@@ -51,19 +53,17 @@ from areal_like.messages import (
     SwapVersion,
     Welcome,
 )
-from areal_like.process import settle_heap
-from areal_like.trace import Tracer
 from rollout.config import RolloutSettings
 from rollout.engine.port import Engine, Interruption
 from rollout.hub_peer import HubPeer
 from rollout.incidents import Incidents
 from rollout.leases import LeaseBook
 from rollout.pool import SamplePool
-from rollout.receiver import Receiver
 from rollout.reward_client import RewardClient
-from rollout.sample import Bench
+from rollout.sample import SampleContext
 from rollout.tokens import PromptTokens
-from rollout.versions import VersionGate, VersionLoader
+from rollout.weights.receiver import Receiver
+from rollout.weights.versions import VersionGate, VersionLoader
 from rollout.workflow import Workflow
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class RolloutWorker:
         self._make_peer, self._resend_s = make_peer, resend_s
         self._clock = clock or SystemClock()
         gate = VersionGate()
-        self._bench = Bench(
+        self._bench = SampleContext(
             engine=engine,
             gate=gate,
             tokens=tokens,
@@ -223,7 +223,7 @@ class RolloutWorker:
                     self._settled.clear()
                     await self._settled.wait()
         except TimeoutError:
-            log.warning("left with %d finished samples unacknowledged", len(self._book.unacked))
+            log.warning("exited with %d finished samples unacknowledged", len(self._book.unacked))
 
     # ------------------------------------------------------------ loops
 
@@ -252,7 +252,7 @@ class RolloutWorker:
             case SwapVersion():
                 self._loader.swap(message)
             case ReleaseMemory():
-                self._loader.release()
+                self._loader.release(message.number)
             case Shutdown():
                 self._farewell = (message.reason, message.deadline_s)
                 self._told.set()
@@ -260,16 +260,16 @@ class RolloutWorker:
                 self._farewell = (f"the controller left ({message.reason})", SIGTERM_DEADLINE_S)
                 self._told.set()
             case Welcome():
-                await self._introduce_anew()
+                await self._on_reregistered()
             case _:
-                log.warning("a %s is nothing for a rollout worker", type(message).__name__)
+                log.warning("ignoring unexpected message %s", type(message).__name__)
 
-    async def _introduce_anew(self) -> None:
+    async def _on_reregistered(self) -> None:
         """The controller had given us up: what ran here goes on elsewhere from the tokens we had reported.
 
         Answers that only wait for their verdict are kept, and finished ones sent again: late ones are welcome there.
         """
-        log.warning("the controller had given this worker up; it starts afresh")
+        log.warning("the controller had declared this worker lost; it registers again")
         self._count("given_up")
         self._pool.abandon_unfinished()
         self._book.send_again()

@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 
 from areal_like.errors import UserError
-from areal_like.messages import SampleTask
+from areal_like.import_check import check_own_module
 from areal_like.trajectory import FinishReason, Segment, Trajectory
 from areal_like.verdict import Verdict
+from areal_like.wire.messages import SampleTask
 from rollout.tokens import PromptTokens
 
 
@@ -49,7 +50,7 @@ class SampleTools(Protocol):
 
     @property
     def tokens(self) -> PromptTokens:
-        """The tokenizer side: `tokens.prompt(row)`, `tokens.decode(tokens_R)`."""
+        """The tokenizer side: `tokens.prompt(row)`, `tokens.encode(text)`, `tokens.decode(tokens_R)`."""
         ...
 
     async def generate(self, prompt_P: np.ndarray, *, max_new_tokens: int | None = None) -> Answer:
@@ -84,7 +85,7 @@ class SingleTurn:
         answer = await tools.generate(prompt_P)
         response = tools.tokens.decode(answer.segment.tokens_R)
         verdict = await tools.score(response, answer)
-        trajectory = Trajectory.from_prompt(prompt_P, answer.segment, answer.finish_reason)
+        trajectory = Trajectory.from_prompt(prompt_P, answer.segment, answer.finish_reason, answer.routed_experts)
         return Sample(trajectory=trajectory, verdict=verdict, response_text=response)
 
 
@@ -95,7 +96,8 @@ def load_workflow(name: str) -> Workflow:
         return SingleTurn()
     module_name, colon, class_name = name.partition(":")
     if not (colon and module_name and class_name):
-        raise UserError(f"{name!r} is no workflow", where=where, remedy="write single_turn, or module:Class")
+        raise UserError(f"{name!r}is not a workflow", where=where, remedy="write single_turn, or module:Class")
+    check_own_module(module_name, where)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything while it is imported

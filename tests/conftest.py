@@ -1,4 +1,4 @@
-"""What tests of several folders need."""
+"""What tests of several folders need; makes the helpers of this folder importable."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+sys.path.append(str(Path(__file__).parent))
 
 LONGEST_FIRST = (
     "test_controls", "test_sglang_job", "test_report_browser", "test_ray", "test_trainer_ranks", "test_main_job",
     "test_diagnosis",
 )  # fmt: skip
 """Of the end-to-end files. The first makes the warm start that most others share; the next two do without it."""
+
+# No outcome depends on how fast the machine is: Hypothesis would fail a test whose example takes more than 200 ms.
+settings.register_profile("areal_like", deadline=None)
+settings.load_profile("areal_like")
 
 
 @pytest.hookimpl(trylast=True)
@@ -30,15 +37,14 @@ def _turn(item: pytest.Item) -> tuple[bool, int]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Runs of the suite, and of processes it starts, are registered in a folder of its own, not in the user's."""
-    before = os.environ.get("XDG_STATE_HOME")
-    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
-    yield
-    if before is None:
-        del os.environ["XDG_STATE_HOME"]
-    else:
-        os.environ["XDG_STATE_HOME"] = before
+def own_homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs of the suite, and of processes it starts, are registered in a folder of its own, not in the user's; reward
+    services keep their keys in one of its own.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from areal_like.messages import Heartbeat
 from areal_like.trace import MAIN_LANE, Tracer, arrow_name
+from areal_like.wire.messages import Heartbeat
 
 WAIT = "wait:"
 """States that begin so count as waiting, all others as work."""

@@ -1,7 +1,8 @@
 """The trainer's turns on devices that it shares with the engines (`placement: colocated`).
 
 Owns: when the policy is on its device and when in host memory. Refuses: deciding whose turn it is: a batch comes only
-when the engines have released their memory (controller/alternation.py), and a version is announced only after `leave`.
+when the engines have released their memory (controller/coordinator/colocation.py), and a version is announced only
+after `leave`.
 
 Between two steps everything lies in host memory, so checkpoints and exports are written from there while the engines
 generate. A trainer that starts again may come back in the engines' turn, so it loads into host memory. On a CPU there
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 
 from areal_like.process import trim_heap
 from trainer.backends.port import Backend
+from trainer.ranks import Ranks
 from trainer.step import Spans
 
 log = logging.getLogger(__name__)
@@ -34,21 +36,27 @@ class SharedDevices:
         device: torch.device,
         *,
         is_shared: bool,
+        ranks: Ranks | None = None,
         tracer: Spans | None = None,
     ) -> None:
-        """`device`: this rank's. `reference`: a second model that stays with the policy."""
+        """`device`: this rank's. `reference`: a second model that stays with the policy. `ranks`: None for one rank."""
         self._policy, self._reference, self._device = policy, reference, device
-        self._is_shared, self._tracer = is_shared, tracer
+        self._is_shared, self._ranks, self._tracer = is_shared, ranks, tracer
 
     def take(self) -> None:
         """Everything onto the device."""
         self._move(self._device, "take_memory")
 
     def leave(self) -> None:
-        """Everything into host memory, and what was freed back to the device."""
+        """Everything into host memory, and what was freed back to the device; on return every rank has done so.
+
+        Rank 0 announces the version next, and engines take memory on the devices of all ranks.
+        """
         self._move(torch.device("cpu"), "release_memory")
         if self._is_shared:
             _give_back(self._device)
+            if self._ranks is not None:
+                self._ranks.wait_for_all("releasing the memory of shared devices")
 
     def _move(self, device: torch.device, name: str) -> None:
         if not self._is_shared:

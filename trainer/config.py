@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from areal_like.config import Settings
+from areal_like import limits
+from areal_like.config import Threads
+from areal_like.settings import Settings
 
 
 class OptimizerSettings(Settings):
@@ -25,7 +27,7 @@ class OptimizerSettings(Settings):
     """Decoupled weight decay (not on biases and norms)."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradient norm above which the gradient is scaled down."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(0, ge=0, le=limits.STEPS)
     """Linear warm-up, in steps."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape after warm-up over num_steps."""
@@ -37,9 +39,9 @@ class WeightClip(Settings):
     """The off-policy correction weight w = exp(p - b) (architecture: the objective)."""
 
     mode: Literal["exact", "truncate", "mask", "off"] = "truncate"
-    """`exact`: eq. 5 of arXiv 2505.24298; `truncate`: min(w, max); `mask`: 0 outside [low, high]; `off`: w = 1."""
+    """`exact`: eq. 5 of arXiv 2505.24298; `truncate`: min(w, max); `mask`: 0 outside [low, max]; `off`: w = 1."""
     max: float = Field(5.0, gt=0)
-    """Upper end for `truncate`, and high for `mask`."""
+    """Upper end for `truncate` and `mask`."""
     low: float = Field(0.0, ge=0)
     """Lower end for `mask`."""
     log_clamp: float = Field(20.0, gt=0)
@@ -62,7 +64,9 @@ class LossSettings(Settings):
     """Where the advantage is negative, a ratio beyond this one counts as this one and has no gradient (dual-clip PPO,
     arXiv 1912.09729, eq. 5); 3 is usual. null: PPO as it is, whose trust region is open on that side."""
     aggregation: Literal["token_mean", "sequence_mean", "group_mean", "constant"] = "token_mean"
-    """Denominator of the loss, over the global mini-batch."""
+    """What weighs alike in a step: `token_mean`: every token; `sequence_mean`: every sequence; `group_mean`: every
+    group; `constant`: every token, divided by sequences * constant_divisor (Dr. GRPO, arXiv 2503.20783). Counted over
+    the whole step: how it is cut into mini-batches, micro-batches and ranks changes no weight."""
     constant_divisor: float = Field(1.0, gt=0)
     """Tokens per sequence assumed by `constant` (Dr. GRPO)."""
     kl_coef: float = Field(0.0, ge=0)
@@ -91,20 +95,20 @@ class CheckpointSettings(Settings):
     """When checkpoints are written and which stay. They are written while training goes on; there is always one at the
     end, and `areal-like checkpoint RUN` asks for one."""
 
-    every_steps: int = Field(20, ge=0)
+    every_steps: int = Field(20, ge=0, le=limits.STEPS)
     """0: not by steps."""
-    every_s: float | None = Field(None, gt=0)
+    every_s: float | None = Field(None, gt=0, le=limits.SECONDS)
     """Also after the step in which so many seconds have passed since the last one; null: not by time."""
-    keep: int = Field(2, gt=0)
+    keep: int = Field(2, gt=0, le=limits.STEPS)
     """Newest ones kept."""
-    keep_every_s: float | None = Field(None, gt=0)
+    keep_every_s: float | None = Field(None, gt=0, le=limits.SECONDS)
     """Of the older ones, one for every so many seconds stays as well; null: none."""
 
 
 class DeltaSettings(Settings):
     """Between full versions only the items whose bits changed travel, without loss."""
 
-    full_every: int = Field(16, gt=1)
+    full_every: int = Field(16, gt=1, le=limits.STEPS)
     """Versions from one full version to the next."""
     level: int = Field(1, ge=1, le=19)
     """Effort of the compression (zstd level)."""
@@ -115,11 +119,11 @@ class GroupSettings(Settings):
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """`auto`: nccl where trainer and engines are all on GPUs of their own, else gloo."""
-    bucket_mb: float = Field(64.0, gt=0)
+    bucket_mb: float = Field(64.0, gt=0, le=limits.MEGABYTES)
     """Tensors are sent together in messages of about this size, MB."""
-    gather_s: float = Field(3.0, gt=0)
+    gather_s: float = Field(3.0, gt=0, le=limits.SECONDS)
     """Longest wait for a worker that took part before; who comes later takes the version as a stream."""
-    transfer_s: float = Field(60.0, gt=0)
+    transfer_s: float = Field(60.0, gt=0, le=limits.SECONDS)
     """Deadline for meeting, and for the payload, during which generation stands still; past it the version comes as a
     stream."""
 
@@ -136,7 +140,7 @@ class WeightStoreSettings(Settings):
     """`shm`: flat file in shared memory; `disk`: safetensors in the run folder or in shared_dir; `stream`: through
     sockets, in chunks, for hosts without a shared file system; `distributed`: by a process group of torch (nccl or
     gloo) to all workers at once, while they stand still; who misses it takes the stream."""
-    keep: int = Field(3, ge=2)
+    keep: int = Field(3, ge=2, le=limits.STEPS)
     """Versions kept; older ones are deleted."""
     shared_dir: str | None = None
     """`disk`: a folder that all hosts see, in which the run makes one of its own; null: the run folder."""
@@ -144,12 +148,12 @@ class WeightStoreSettings(Settings):
     """Send only what changed between full versions; `{}` takes the defaults; null: every version is sent whole."""
     swap: Literal["together", "rolling"] = "together"
     """`together`: each worker swaps as soon as it has a version; `rolling`: one worker after another."""
-    deadline_s: float = Field(120.0, gt=0)
+    deadline_s: float = Field(120.0, gt=0, le=limits.SECONDS)
     """A worker that has not got, or not loaded, an announced version within this long is quarantined; it comes back
     when it has caught up."""
     chunk_kb: int = Field(1024, ge=16, le=65536)
     """`stream`: size of a chunk, KiB."""
-    fan_out: int = Field(2, ge=1)
+    fan_out: int = Field(2, ge=1, le=limits.PROCESSES)
     """`stream`: workers that fetch from the trainer itself; the others fetch from workers, as many from each."""
     group: GroupSettings = GroupSettings()
     """`distributed`: its process group."""
@@ -205,17 +209,17 @@ class ZeroSettings(Settings):
     """Reduce gradients while the backward pass goes on."""
     contiguous_gradients: bool = True
     """Copy gradients into one buffer as they come."""
-    reduce_bucket_size: int | None = Field(None, gt=0)
+    reduce_bucket_size: int | None = Field(None, gt=0, le=limits.ELEMENTS)
     """Elements reduced at once."""
-    allgather_bucket_size: int | None = Field(None, gt=0)
+    allgather_bucket_size: int | None = Field(None, gt=0, le=limits.ELEMENTS)
     """Stages 1 and 2: elements gathered at once."""
-    prefetch_bucket_size: int | None = Field(None, ge=0)
+    prefetch_bucket_size: int | None = Field(None, ge=0, le=limits.ELEMENTS)
     """Stage 3: elements gathered ahead of use."""
-    param_persistence_threshold: int | None = Field(None, ge=0)
+    param_persistence_threshold: int | None = Field(None, ge=0, le=limits.ELEMENTS)
     """Stage 3: smaller parameters stay whole on every rank."""
-    max_live_parameters: int | None = Field(None, gt=0)
+    max_live_parameters: int | None = Field(None, gt=0, le=limits.ELEMENTS)
     """Stage 3: gathered elements kept at once."""
-    max_reuse_distance: int | None = Field(None, ge=0)
+    max_reuse_distance: int | None = Field(None, ge=0, le=limits.ELEMENTS)
     """Stage 3: a parameter needed again within so many elements is not let go."""
     raw: dict[str, Any] = Field(default_factory=dict)
     """Merged into DeepSpeed's own configuration as it is, such as {zero_optimization: {round_robin_gradients: true}};
@@ -226,7 +230,7 @@ class ZeroSettings(Settings):
     def _raw_keys_are_known(cls, raw: dict[str, Any]) -> dict[str, Any]:
         for key in raw:
             if key in OURS_TO_DECIDE:
-                raise ValueError(f"{key} follows from the trainer's own settings: take it away")
+                raise ValueError(f"{key} follows from the trainer's own settings: remove it")
             if key not in PASSED_ON:
                 near = difflib.get_close_matches(str(key), PASSED_ON, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(PASSED_ON)}"
@@ -243,9 +247,9 @@ class TrainerSettings(Settings):
     backend: Literal["auto", "torch", "fsdp", "deepspeed"] = "torch"
     """`torch`: one process; `fsdp`, `deepspeed`: the model is spread over the ranks; `auto`: by the model's size, the
     ranks and the memory there is (the log and trainer.json say which and why)."""
-    ranks: int = Field(1, gt=0)
+    ranks: int = Field(1, gt=0, le=limits.PROCESSES)
     """Processes the trainer consists of, one device each."""
-    rank_timeout_s: float = Field(600.0, gt=0)
+    rank_timeout_s: float = Field(600.0, gt=0, le=limits.SECONDS)
     """A rank that keeps the others waiting for longer ends the trainer."""
     fsdp: FsdpSettings = FsdpSettings()
     """For `backend: fsdp`."""
@@ -259,11 +263,11 @@ class TrainerSettings(Settings):
     """Kernel for packed sequences; on a CPU SDPA, sequence by sequence. `auto` on CUDA with bfloat16: `varlen` (torch's
     own), else `flash_attn`, else `sdpa`. A named one that is not there is an error. The choice is shown at the start
     and stands in trainer.json."""
-    mini_batches: int = Field(1, gt=0)
+    mini_batches: int = Field(1, gt=0, le=limits.GROUPS)
     """Optimizer updates per step."""
-    micro_batch_tokens: int = Field(16384, gt=0)
+    micro_batch_tokens: int = Field(16384, gt=0, le=limits.TOKENS)
     """Token budget of one packed micro-batch on one rank (Algorithm 1)."""
-    logprob_chunk_tokens: int = Field(1024, gt=0)
+    logprob_chunk_tokens: int = Field(1024, gt=0, le=limits.TOKENS)
     """Tokens whose logits exist at once."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """AdamW."""
@@ -277,30 +281,30 @@ class TrainerSettings(Settings):
     """Weight store."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
-    threads: int | Literal["auto"] = "auto"
+    threads: Threads = "auto"
     """Compute threads of a rank; auto: 1, or in `mode: sync` all cores, shared by the ranks."""
-    max_batch_wait_s: float = Field(1800.0, gt=0)
+    max_batch_wait_s: float = Field(1800.0, gt=0, le=limits.SECONDS)
     """The trainer gives up when no batch came for this long."""
-    max_restarts: int = Field(3, ge=0)
+    max_restarts: int = Field(3, ge=0, le=limits.STEPS)
     """How often a trainer that died (one of its ranks, or all) is started again from its last checkpoint."""
 
 
 class SftSettings(Settings):
     """Supervised warm start."""
 
-    steps: int = Field(400, gt=0)
+    steps: int = Field(400, gt=0, le=limits.STEPS)
     """Optimizer updates."""
-    batch_size: int = Field(64, gt=0)
+    batch_size: int = Field(64, gt=0, le=limits.GROUPS)
     """Sequences per update."""
     optimizer: OptimizerSettings = OptimizerSettings(lr=2e-3, warmup_steps=20, schedule="cosine", min_lr_ratio=0.1)
     """AdamW."""
     device: str = "cpu"
     """`cpu`, `cuda` or `cuda:N`."""
-    threads: int | Literal["auto"] = "auto"
+    threads: Threads = "auto"
     """Compute threads; auto: all cores (nothing else runs)."""
-    max_tokens: int = Field(2048, gt=1)
+    max_tokens: int = Field(2048, gt=1, le=limits.TOKENS)
     """Longer sequences are refused."""
-    micro_batch_tokens: int = Field(16384, gt=0)
+    micro_batch_tokens: int = Field(16384, gt=0, le=limits.TOKENS)
     """Token budget of one packed micro-batch."""
-    log_every: int = Field(50, gt=0)
+    log_every: int = Field(50, gt=0, le=limits.STEPS)
     """Steps between progress lines."""

@@ -9,13 +9,13 @@ import time
 from collections.abc import Sequence
 
 from areal_like.config import ProcessSpec
-from areal_like.messages import BatchSample, RunPosition
-from trainer.attention import choose
+from areal_like.wire.messages import BatchSample, RunPosition
 from trainer.backends.emulated import EmulatedBackend
 from trainer.backends.port import Setup
-from trainer.batch import PreparedBatch
 from trainer.colocation import SharedDevices
-from trainer.model import load_causal_lm, num_parameters
+from trainer.data.batch import PreparedBatch
+from trainer.model.attention import choose
+from trainer.model.model import load_causal_lm, num_parameters
 from trainer.ranks import Ranks
 from trainer.step import TrainStep
 from trainer.training import Spans, Training
@@ -59,7 +59,7 @@ class EmulatedTraining(Training):
         )
 
     @property
-    def setup_words(self) -> str:
+    def setup_description(self) -> str:
         """What was chosen, for the screen."""
         return f"trainer {self._backend_words}"
 

@@ -16,8 +16,8 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from areal_like.config import DType
 from areal_like.errors import UserError
-from trainer.atomic_folder import atomic_folder
-from trainer.companions import copy_companions
+from trainer.checkpoints.atomic_folder import atomic_folder
+from trainer.checkpoints.companion_files import copy_companions
 
 TORCH_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -76,7 +76,7 @@ def write_model(
 def write_generation_config(folder: Path, *, eos_token_id: int | list[int], tokenizer: PreTrainedTokenizerBase) -> None:
     """Make sure that `folder` has a generation_config.json that says which ids end an answer.
 
-    A file that is there and names an end is left as it is. Raises UserError when it is there and is no JSON object.
+    A file that is there and names an end is left as it is. Raises UserError when it is there and is not a JSON object.
     """
     file = folder / "generation_config.json"
     known: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def write_generation_config(folder: Path, *, eos_token_id: int | list[int], toke
         try:
             known = dict(json.loads(file.read_text()))
         except (ValueError, TypeError) as error:
-            raise UserError("is no JSON object", where=str(file), remedy="mend or remove it") from error
+            raise UserError("is not a JSON object", where=str(file), remedy="fix or remove it") from error
         if known.get("eos_token_id") is not None:
             return
     ids = {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id}

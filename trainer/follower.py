@@ -16,7 +16,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from trainer.activity import Activity
-from trainer.batch import PreparedBatch
+from trainer.data.batch import PreparedBatch
 from trainer.ranks import Order, RankLost
 from trainer.training import Saved, Training
 

@@ -24,13 +24,14 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from areal_like.errors import UserError
 from areal_like.metrics import JsonlLog
 from areal_like.process import run_blocking
-from areal_like.weights import WeightStore
-from trainer import attention, export, sft
-from trainer.agreement import check as check_agreement
-from trainer.atomic_folder import atomic_folder
-from trainer.companions import copy_companions
+from areal_like.weights.weight_store import WeightStore
+from trainer import export, sft
+from trainer.checkpoints.atomic_folder import atomic_folder
+from trainer.checkpoints.companion_files import copy_companions
 from trainer.config import SftSettings
-from trainer.model import (
+from trainer.model import attention
+from trainer.model.agreement import check as check_agreement
+from trainer.model.model import (
     check_folder,
     load_causal_lm,
     make_model,
@@ -39,9 +40,9 @@ from trainer.model import (
     to_device,
     weight_files,
 )
+from trainer.model.tokenizers import build_tokenizer
 from trainer.prepare_spec import PrepareSpec
-from trainer.publish import publish_version
-from trainer.tokenizers import build_tokenizer
+from trainer.weights.publish import publish_version
 
 log = logging.getLogger(__name__)
 
@@ -123,18 +124,20 @@ def _supervise(
 ) -> None:
     """The supervised steps, in place, with progress lines."""
     assert spec.sft_rows is not None
-    limits = [settings.max_tokens, settings.micro_batch_tokens, model_context(model.config) or settings.max_tokens]
+    longest = min(settings.max_tokens, settings.micro_batch_tokens)
+    if (limit := model_context(model.config)) is not None:
+        longest = min(longest, limit.tokens)
     encoder = sft.ExampleEncoder(
         tokenizer,
         eos_token_id=tokenizer.eos_token_id,
-        max_tokens=min(limits),
+        max_tokens=longest,
         prompt_template=spec.prompt_template,
         add_bos=spec.add_bos,
     )
     rows = sft.read_rows(Path(spec.sft_rows))
     examples = [encoder.encode(row, where=f"{spec.sft_rows}: row {number}") for number, row in enumerate(rows, start=1)]
     choice = attention.choose("auto", model.device, "float32")  # a kernel named for the trainer may want 16 bits
-    check_agreement(model, choice, torch.float32)
+    check_agreement(model, choice, torch.float32, max_context=longest)
     log.info("supervised: %d rows, %d steps of %d, %s", len(rows), settings.steps, settings.batch_size, choice)
     status = JsonlLog(Path(spec.status_path)) if spec.status_path else None
 

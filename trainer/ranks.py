@@ -35,9 +35,9 @@ import torch.distributed as dist
 
 from areal_like.config import ProcessSpec
 from areal_like.errors import OperationError
-from areal_like.messages import Batch, BatchSample
 from areal_like.process import report_end
-from areal_like.wire import decode, encode
+from areal_like.wire.encoding import decode, encode
+from areal_like.wire.messages import Batch, BatchSample
 from trainer.host_copy import Place
 
 LISTEN_BACKLOG = 4096
@@ -88,7 +88,7 @@ class Ranks:
         if ranks.device.type == "cuda":
             torch.cuda.set_device(ranks.device)
         deadline, order_deadline = (datetime.timedelta(seconds=s) for s in (timeout_s, order_timeout_s))
-        with said_as_lost("meeting the other ranks"):
+        with peer_errors_as_rank_lost("meeting the other ranks"):
             store = _store(spec, deadline)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if ranks.device.type == "cuda" else "gloo",
@@ -117,14 +117,14 @@ class Ranks:
     def tell(self, order: Order) -> None:
         """Rank 0: all ranks do `order` now. Nothing to tell where there is nobody."""
         if self.size > 1 and self.is_leader:
-            with said_as_lost(f"telling the other ranks to {order.name.lower()}"):
+            with peer_errors_as_rank_lost(f"sending the other ranks the order to {order.name.lower()}"):
                 dist.broadcast(torch.tensor([int(order)]), 0, group=self._orders)
 
     def hear(self) -> Order:
         """Other ranks: the next order. Raises RankLost when rank 0 is gone or says nothing until the deadline."""
         assert not self.is_leader
         told = torch.zeros(1, dtype=torch.int64)
-        with said_as_lost("waiting for rank 0"):
+        with peer_errors_as_rank_lost("waiting for rank 0"):
             dist.broadcast(told, 0, group=self._orders)
         return Order(int(told))
 
@@ -145,7 +145,7 @@ class Ranks:
     def next_batch(self) -> Batch | None:
         """Other ranks: the next batch, or None after the last."""
         assert not self.is_leader
-        with said_as_lost("waiting for a batch of rank 0"):
+        with peer_errors_as_rank_lost("waiting for a batch of rank 0"):
             head = torch.zeros(1, dtype=torch.int64)
             dist.broadcast(head, 0, group=self._batches)
             if not int(head):
@@ -160,7 +160,7 @@ class Ranks:
         return batch
 
     def _send(self, frames: Sequence[np.ndarray]) -> None:
-        with self._sending, said_as_lost("sending a batch to the other ranks"):
+        with self._sending, peer_errors_as_rank_lost("sending a batch to the other ranks"):
             dist.broadcast(torch.tensor([len(frames)]), 0, group=self._batches)
             if frames:
                 dist.broadcast(torch.tensor([len(frame) for frame in frames]), 0, group=self._batches)
@@ -171,7 +171,7 @@ class Ranks:
     def send_part(self, places: Sequence[Place], buffer_U: torch.Tensor) -> None:
         """Other ranks: this rank's part, to rank 0, which is in `receive_parts` or comes to it."""
         layout = torch.frombuffer(bytearray(msgspec.msgpack.encode(places)), dtype=torch.uint8)
-        with said_as_lost("sending a part of a checkpoint to rank 0"):
+        with peer_errors_as_rank_lost("sending a part of a checkpoint to rank 0"):
             dist.send(torch.tensor([len(layout), len(buffer_U)]), 0, group=self._saves)
             dist.send(layout, 0, group=self._saves)
             dist.send(buffer_U, 0, group=self._saves)
@@ -179,7 +179,7 @@ class Ranks:
     def receive_parts(self) -> Iterator[tuple[Sequence[Place], torch.Tensor]]:
         """Rank 0: the part of each other rank, one after the other; nothing where there is nobody."""
         for rank in range(1, self.size):
-            with said_as_lost(f"waiting for rank {rank}'s part of a checkpoint"):
+            with peer_errors_as_rank_lost(f"waiting for rank {rank}'s part of a checkpoint"):
                 sizes = torch.zeros(2, dtype=torch.int64)
                 dist.recv(sizes, rank, group=self._saves)
                 layout, buffer_U = (torch.empty(int(size), dtype=torch.uint8) for size in sizes)
@@ -206,6 +206,12 @@ class Ranks:
             dist.all_reduce(values, how)
         return values
 
+    def wait_for_all(self, doing: str) -> None:
+        """Until every rank has called this; it uses no device. `doing`: for the error. Raises RankLost."""
+        if self.size > 1:
+            with peer_errors_as_rank_lost(doing):
+                dist.all_reduce(torch.zeros(1), group=self._orders)
+
     def close(self) -> None:
         """Leave the group; all ranks do."""
         if self.has_group:
@@ -231,7 +237,7 @@ def own_device(device: str, spec: ProcessSpec) -> torch.device:
 
 
 @contextlib.contextmanager
-def said_as_lost(what: str) -> Iterator[None]:
+def peer_errors_as_rank_lost(what: str) -> Iterator[None]:
     """Errors of torch.distributed about a peer become RankLost; all others pass."""
     try:
         yield
@@ -243,10 +249,23 @@ def said_as_lost(what: str) -> Iterator[None]:
 
 
 def _store(spec: ProcessSpec, timeout: datetime.timedelta) -> dist.Store:
-    """The meeting point. Rank 0 listens on exactly the address given; torch alone would listen on every interface."""
-    host, _, port = spec.ranks_address.removeprefix("tcp://").rpartition(":")
-    if host.startswith("127.") and "GLOO_SOCKET_IFNAME" not in os.environ and Path("/sys/class/net/lo").exists():
+    """The meeting point: a file for ranks of one machine, which other users cannot open, or a port.
+
+    There rank 0 listens on exactly the address given; torch alone would listen on every interface.
+    """
+    place = spec.ranks_address
+    is_file = place.startswith("file://")
+    host, _, port = place.removeprefix("tcp://").rpartition(":")
+    if (
+        (is_file or host.startswith("127."))
+        and "GLOO_SOCKET_IFNAME" not in os.environ
+        and Path("/sys/class/net/lo").exists()
+    ):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if is_file:
+        store = dist.FileStore(place.removeprefix("file://"), spec.num_ranks)
+        store.set_timeout(timeout)
+        return store
     if spec.rank:
         return dist.TCPStore(host, int(port), spec.num_ranks, is_master=False, timeout=timeout)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from areal_like.errors import OperationError, UserError
-from areal_like.messages import CheckpointFailed, CheckpointSaved, Message
+from areal_like.wire.messages import CheckpointFailed, CheckpointSaved, Message
 from trainer.activity import Activity
 from trainer.ranks import RankLost
 from trainer.training import Saved, Training

@@ -23,11 +23,11 @@ from areal_like.config import AddBos
 from areal_like.errors import OperationError, UserError
 from areal_like.packing import pack
 from areal_like.prompts import PromptEncoder, encode_text
-from trainer.attention import AttentionChoice, attach
 from trainer.config import SftSettings
-from trainer.logprobs import token_logprobs
+from trainer.model.attention import AttentionChoice, attach
+from trainer.model.logprobs import token_logprobs
+from trainer.model.packed import PackedSequences
 from trainer.optimizer import PolicyOptimizer
-from trainer.packed import PackedSequences
 
 LOGPROB_CHUNK_TOKENS = 1024
 MAX_BAD_UPDATES = 3

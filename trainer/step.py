@@ -25,13 +25,13 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from areal_like.messages import BatchSample
-from trainer import agreement
-from trainer.attention import AttentionChoice, attach
+from areal_like.wire.messages import BatchSample
 from trainer.backends.policy_module import policy_logprobs
 from trainer.backends.port import Backend, Setup
-from trainer.batch import MicroBatch, PreparedBatch, prepare_batch
-from trainer.loss import LossSums, policy_loss
+from trainer.data.batch import MicroBatch, PreparedBatch, prepare_batch
+from trainer.model import agreement
+from trainer.model.attention import AttentionChoice, attach
+from trainer.objectives.loss import LossSums, policy_loss
 from trainer.optimizer import UpdateResult
 
 
@@ -53,7 +53,7 @@ def ready_model(model: PreTrainedModel, setup: Setup) -> float:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.train()  # transformers recomputes activations in training mode only; agreement.check sees dropout
     choice = setup.attention if model.device.type == setup.ranks.device.type else AttentionChoice("sdpa", "on the host")
-    disagreement_nats = agreement.check(model, choice, setup.compute_dtype, setup.temperature)
+    disagreement_nats = agreement.check(model, choice, setup.compute_dtype, setup.temperature, setup.max_context)
     attach(model, setup.attention)
     return disagreement_nats
 
@@ -87,7 +87,7 @@ class TrainStep:
         self._always_recompute = False
         if self.reference is not None:
             self.reference.eval().requires_grad_(False)
-            agreement.check(self.reference, setup.attention, setup.compute_dtype, setup.temperature)
+            agreement.check(self.reference, setup.attention, setup.compute_dtype, setup.temperature, setup.max_context)
 
     def prepare(self, samples: Sequence[BatchSample], version: int) -> PreparedBatch:
         """This rank's part of `samples`, packed for the step that starts from policy `version` (step n: n - 1).
@@ -145,7 +145,7 @@ class TrainStep:
             loss, sums = policy_loss(current_N, entropy_N, inputs, self.settings.loss)
         if not micro_batch.is_silent:
             self.policy.backward(loss, is_last=is_last)
-        return sums.emptied() if micro_batch.is_filler else sums
+        return sums.emptied() if micro_batch.is_dummy else sums
 
     def _logprobs(self, micro_batch: MicroBatch, *, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         return self.policy.logprobs(micro_batch.packed, with_entropy=with_entropy)

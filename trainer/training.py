@@ -31,22 +31,20 @@ from transformers import PreTrainedModel
 
 from areal_like.config import ProcessSpec
 from areal_like.errors import PolicyDiverged, UserError
-from areal_like.messages import BatchSample, RunPosition
 from areal_like.process import settle_heap
-from trainer import checkpoint
-from trainer.attention import choose, register
+from areal_like.wire.messages import BatchSample, RunPosition
 from trainer.backends.choice import choose_backend, make_backend
 from trainer.backends.port import Setup
-from trainer.batch import PreparedBatch
-from trainer.checkpoint import CheckpointState, Retention
+from trainer.checkpoints import checkpoint
+from trainer.checkpoints.checkpoint import CheckpointState, Retention
 from trainer.colocation import SharedDevices
 from trainer.config import TrainerSettings
+from trainer.data.batch import PreparedBatch
 from trainer.export import export_policy
 from trainer.host_copy import Copied, HostCopy, assemble
-from trainer.model import load_causal_lm, num_parameters
-from trainer.publish import first_not_finite, snapshot
-from trainer.publish_delta import VersionWriter, Written
-from trainer.ranks import Order, Ranks, own_device, said_as_lost
+from trainer.model.attention import choose, register
+from trainer.model.model import load_causal_lm, num_parameters
+from trainer.ranks import Order, Ranks, own_device, peer_errors_as_rank_lost
 from trainer.step import TrainStep, ready_model
 from trainer.training_state import (
     ModelFiles,
@@ -57,6 +55,8 @@ from trainer.training_state import (
     torch_generators,
     write_training_state,
 )
+from trainer.weights.publish import first_not_finite, snapshot
+from trainer.weights.version_writer import VersionWriter, Written
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,9 @@ class Training:
         self.settings = choice.settings
         self.ranks = self._meet(choice.name)
         self.attention = choose(self.settings.attention, device, self.settings.precision)
-        setup = Setup(self.settings, spec.sampling.temperature, spec.num_steps, self.attention, self.ranks)
+        setup = Setup(
+            self.settings, spec.sampling.temperature, spec.num_steps, self.attention, self.ranks, spec.max_context
+        )
         disagreement_nats = ready_model(model, setup)
         self._files = ModelFiles.of(model)
         self.policy = make_backend(choice.name, model, setup)
@@ -158,7 +160,9 @@ class Training:
             self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, tracer=self._spans,
             before_update=self._copy.fence,
         )  # fmt: skip
-        self._devices = SharedDevices(self.policy, reference, device, is_shared=spec.is_colocated, tracer=self._spans)
+        self._devices = SharedDevices(
+            self.policy, reference, device, is_shared=spec.is_colocated, ranks=self.ranks, tracer=self._spans
+        )
         self._backend_words = f"{choice.name} ({choice.reason})"
         self._record_setup(
             {
@@ -236,7 +240,7 @@ class Training:
         started_s = time.perf_counter()
         self.ranks.tell(Order.STEP)
         self._devices.take()
-        with said_as_lost("training together"):
+        with peer_errors_as_rank_lost("training together"):
             metrics = self._step.run(prepared)
         metrics["step_s"] = time.perf_counter() - started_s
         self.version += 1
@@ -264,8 +268,10 @@ class Training:
         Raises PolicyDiverged instead of publishing what is not finite.
         """
         version, lineage = self.version, self.spec.lineage
+        if self.ranks.is_leader:
+            self._writer.release()
         self.ranks.tell(Order.PUBLISH)
-        with said_as_lost("gathering the weights"):
+        with peer_errors_as_rank_lost("gathering the weights"):
             policy = self._weights_in_parts() or self.model
         tensors = snapshot(policy, dtype=self.spec.model.dtype) if self.ranks.is_leader else {}
         self._devices.leave()
@@ -273,8 +279,15 @@ class Training:
             raise PolicyDiverged(version, f"{name} holds a value that is not finite")
         return lambda: self._writer.write(version, lineage, tensors)
 
+    def publish_again(self, version: int) -> Written | None:
+        """Write this version again, whole, from the copy in memory; None where it is not the newest any more.
+
+        Touches no model; may run on another thread, but not beside what `publish` returned. Raises WeightError.
+        """
+        return self._writer.write_again(version, self.spec.lineage)
+
     @property
-    def setup_words(self) -> str:
+    def setup_description(self) -> str:
         """What was chosen, for the screen."""
         words = f"attention {self.attention.name} ({self.attention.reason})"
         return words if self.settings.backend == "torch" else f"{words}; backend {self._backend_words}"
@@ -343,7 +356,7 @@ class Training:
     def export(self) -> Path:
         """The policy as a Hugging Face folder <run>/final, in the model's dtype."""
         self.ranks.tell(Order.EXPORT)
-        with said_as_lost("gathering the weights"):
+        with peer_errors_as_rank_lost("gathering the weights"):
             weights = self._weights_in_parts()
         target = self.run_dir / "final"
         if self.ranks.is_leader:

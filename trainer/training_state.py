@@ -2,7 +2,7 @@
 
 Owns: AdamW's state as safetensors (`<moment>/<name of the parameter>`, each tensor whole), the model's files, the
 states of the random generators. Any backend with any number of ranks reads what any other wrote.
-Refuses: the folder's law (checkpoint.py), the schedule (a pure function of the step, so it has no state).
+Refuses: the folder's rules (checkpoint.py), the schedule (a pure function of the step, so it has no state).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from transformers import PreTrainedModel
 
 from areal_like.errors import UserError, WeightError
 from trainer.backends.port import Backend
-from trainer.companions import copy_companions
-from trainer.model import read_config, weight_files
-from trainer.tensor_file import FileFacts, write_tensors
+from trainer.checkpoints.companion_files import copy_companions
+from trainer.model.model import read_config, weight_files
+from trainer.weights.tensor_file import FileFacts, write_tensors
 
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"

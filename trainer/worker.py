@@ -10,8 +10,10 @@ Map of the loops, all in one TaskGroup on one event loop:
   _watch      wakes _train when the process is told to stop.
   _write_out  one task per version: writes the copy of it that _train made, then announces it. The next version's copy
               waits for it, and so does the word that a checkpoint is saved: versions are announced in their order.
+  (rewrite)   one task per version whose files were found damaged: waits for a write under way, writes the copy again.
   (saving)    one task per checkpoint: writes the copy that _train made, and tells. _train waits for the last one only.
-  (sender)    where weights are streamed: serves them to the workers, beyond the last step until told to end.
+  (sender)    where weights are streamed: serves them to the workers.
+After the last step it stays until told to end: workers may still need the last version, also written again.
 Three threads beside the loop: one computes (torch), one packs, one writes checkpoints. A batch is asked for when the
 step before it starts and packed while that step computes: a prefetch of exactly one, so two batches are in memory at
 most. In `mode: sync` the controller simply does not send it earlier.
@@ -30,36 +32,39 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 
-from areal_like.channel import Peer
 from areal_like.config import ProcessSpec
-from areal_like.errors import ChannelError, DeadlineExceeded
-from areal_like.messages import (
+from areal_like.errors import ChannelError, DeadlineExceeded, WeightError
+from areal_like.trace import Tracer
+from areal_like.transport.channel import Peer
+from areal_like.wire.messages import (
     Batch,
     BatchRequest,
     Hello,
     Message,
     NoMoreBatches,
+    RewriteVersion,
     SaveCheckpoint,
     Shutdown,
     VersionPublished,
+    VersionRewritten,
     Welcome,
 )
-from areal_like.trace import Tracer
 from trainer.activity import Activity
-from trainer.batch import PreparedBatch
+from trainer.data.batch import PreparedBatch
 from trainer.emulated import EmulatedTraining
 from trainer.follower import Follower
-from trainer.publish_delta import Written
 from trainer.ranks import leave_at_once
 from trainer.saving import Link, Saving
 from trainer.training import Training
-from trainer.weight_sender import WeightSender, sender_of
+from trainer.weights.sender import WeightSender, sender_of
+from trainer.weights.version_writer import Written
 
 log = logging.getLogger(__name__)
 
-ACCEPT: frozenset[type] = frozenset({Batch, NoMoreBatches, SaveCheckpoint})
+ACCEPT: frozenset[type] = frozenset({Batch, NoMoreBatches, RewriteVersion, SaveCheckpoint})
 CONNECT_S = 30.0
 POLL_S = 0.5
 """Longest sleep of a wait: bounds how late a silent hub or a missed deadline is seen."""
@@ -83,6 +88,8 @@ class TrainerWorker:
         self._sender = sender
         self._writing: asyncio.Task[None] | None = None
         """Writes and announces the newest version."""
+        self._store_turn = asyncio.Lock()
+        """Held while a version is written: there is one writer at a time."""
         self._spec, self._training, self._link, self._stop, self._activity = spec, training, link, stop, activity
         self._compute_thread = ThreadPoolExecutor(1, "compute")
         self._packing_thread = ThreadPoolExecutor(1, "packing")
@@ -120,16 +127,15 @@ class TrainerWorker:
 
     async def _serve_on(self) -> None:
         """Workers may still need the last version: stay until told to end, or until _listen finds the hub silent."""
-        if self._sender is not None:
-            with self._activity.state("serve"):
-                await self._stop.wait()
+        with self._activity.state("serve"):
+            await self._stop.wait()
 
     # ------------------------------------------------------------ the steps
 
     async def _train(self) -> None:
         with self._activity.state("load"):
             await self._compute(self._training.open)
-        await self._publish({}, note=self._training.setup_words)
+        await self._publish({}, note=self._training.setup_description)
         await self._all_announced()
         await self._request(self._training.version + 1)
         while (prepared := await self._next_batch()) is not None:
@@ -195,16 +201,44 @@ class TrainerWorker:
         self, version: int, write: Callable[[], Written], metrics: dict[str, float], note: str
     ) -> None:
         started_s = time.perf_counter()
-        written = await asyncio.to_thread(write)
+        async with self._store_turn:
+            written = await asyncio.to_thread(write)
         if metrics:
             metrics |= {"publish_bytes": float(written.num_bytes), "publish_write_s": time.perf_counter() - started_s}
-        place, lineage = str(written.path), self._spec.lineage
-        if self._sender is not None:
-            place = self._sender.place_of(written.path, version, lineage)
         self._published = VersionPublished(
-            version=version, lineage=lineage, manifest_path=place, metrics=metrics, note=note
-        )
+            version=version, lineage=self._spec.lineage, manifest_path=self._place_of(written, version),
+            metrics=metrics, note=note,
+        )  # fmt: skip
         await self._link.send(self._published)
+
+    def _place_of(self, written: Written, version: int) -> str:
+        if self._sender is None:
+            return str(written.path)
+        return self._sender.publish_location(written.path, version, self._spec.lineage)
+
+    async def _write_again(self, wanted: RewriteVersion) -> None:
+        """The files of a version are damaged. Of one that was superseded meanwhile the successor is the remedy."""
+        await self._all_announced()
+        place, reason = "", ""
+        async with self._store_turn:
+            try:
+                written = None
+                if wanted.lineage == self._spec.lineage:
+                    written = await asyncio.to_thread(self._training.publish_again, wanted.version)
+                if written is None:
+                    reason = "a newer version takes its place"
+                else:
+                    if self._sender is not None:
+                        self._sender.rewritten(wanted.version, wanted.lineage)
+                    place = self._place_of(written, wanted.version)
+            except WeightError as error:
+                reason = str(error)
+        log.warning("version %d is written again: %s", wanted.version, reason or place)
+        if place and self._published is not None and self._published.version == wanted.version:
+            self._published = msgspec.structs.replace(self._published, manifest_path=place)
+        await self._link.send(
+            VersionRewritten(version=wanted.version, lineage=wanted.lineage, manifest_path=place, reason=reason)
+        )
 
     async def _all_announced(self) -> None:
         """Every version copied so far is written and announced; a failure ends the group, and us with it."""
@@ -236,11 +270,13 @@ class TrainerWorker:
             case NoMoreBatches():
                 log.info("no batches after step %d: %s", message.last_step, message.reason)
                 self._last_step, self._end_reason = message.last_step, message.reason
+            case RewriteVersion():
+                self._group.create_task(self._write_again(message), name=f"rewrite:{message.version}")
             case SaveCheckpoint():
                 self._saving.ask(message.reason or "asked for")
             case Shutdown():
-                log.info("told to end within %g s: %s", message.deadline_s, message.reason)
-                self._end_reason = message.reason
+                log.info("asked to exit within %g s: %s", message.deadline_s, message.reason)
+                self._end_reason = self._end_reason or message.reason
                 self._stop.set()
             case Welcome():
                 await self._tell_again()
@@ -272,7 +308,7 @@ class TrainerWorker:
 
     async def _tell_again(self) -> None:
         """The hub knows nothing of us: repeat what it must know."""
-        log.warning("the controller's hub lost track of us: saying again what is published and wanted")
+        log.warning("the controller restarted this connection: reporting published and requested versions again")
         if self._published is not None:
             await self._link.send(self._published)
         if self._requested and (self._packing is None or self._packing[0] != self._requested):
@@ -312,7 +348,8 @@ async def _lead(spec: ProcessSpec, stop: asyncio.Event, training: Training, acti
         hello=Hello(
             role="trainer", name=spec.name, pid=os.getpid(), run_id=spec.run_id, incarnation=secrets.token_hex(8)
         ),
-        curve_dir=Path(spec.curve_dir) if spec.curve_dir else None,
+        curve_dir=Path(spec.curve_dir),
+        audience="controller",
         accept=ACCEPT,
         heartbeat_s=spec.heartbeat_s,
         silence_s=spec.silence_s,

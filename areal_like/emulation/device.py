@@ -5,10 +5,10 @@ Owns: those four. Refuses: batches, processes.
 
 from __future__ import annotations
 
-from areal_like.config import EmulationSettings
 from areal_like.emulation.lengths import Lengths, thinking
 from areal_like.emulation.machines import gpu_named, model_named
 from areal_like.emulation.roofline import Efficiencies, Roofline
+from areal_like.emulation.settings import EmulationSettings
 
 WHERE = "emulation"
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from areal_like.messages import Sampling
 from areal_like.trajectory import Segment
+from areal_like.wire.messages import Sampling
 from benchmarks.gpu_suite import arithmetic, measure
 from benchmarks.gpu_suite.case import Context
 from benchmarks.gpu_suite.shapes import SHAPES, Shape, config_of, random_tensors

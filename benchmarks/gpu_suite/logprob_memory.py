@@ -17,9 +17,9 @@ from torch import Tensor
 from benchmarks.gpu_suite import arithmetic, measure
 from benchmarks.gpu_suite.case import Beyond, Context
 from benchmarks.gpu_suite.shapes import SHAPES, config_of, random_model
-from trainer.attention import attach, choose
-from trainer.logprobs import hidden_states, token_logprobs
-from trainer.packed import PackedSequences
+from trainer.model.attention import attach, choose
+from trainer.model.logprobs import hidden_states, token_logprobs
+from trainer.model.packed import PackedSequences
 
 TOLERANCE_NATS = 0.1
 

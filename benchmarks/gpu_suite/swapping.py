@@ -29,16 +29,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from areal_like.messages import Sampling
 from areal_like.trajectory import Segment
-from areal_like.weights import StoreKind, WeightStore
+from areal_like.weights.weight_store import StoreKind, WeightStore
+from areal_like.wire.messages import Sampling
 from benchmarks.gpu_suite import arithmetic, measure
 from benchmarks.gpu_suite.case import Context, Cut, Skip
 from benchmarks.gpu_suite.shapes import SHAPES, Shape, config_of, random_model
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
 from rollout.engine.port import GenerationRequest, Interruption
-from trainer.publish import publish_version
+from trainer.weights.publish import publish_version
 
 POLL_S = 0.002
 KEEP = 2

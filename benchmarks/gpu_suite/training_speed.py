@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from areal_like.messages import BatchSample
 from areal_like.trajectory import Trajectory
+from areal_like.wire.messages import BatchSample
 from benchmarks.gpu_suite import arithmetic, measure
 from benchmarks.gpu_suite.attention import usable
 from benchmarks.gpu_suite.case import Context
 from benchmarks.gpu_suite.shapes import SHAPES, Shape, config_of, random_model
-from trainer.attention import Kernel, choose
 from trainer.backends.port import Setup
 from trainer.backends.torch_single import TorchBackend
 from trainer.config import OptimizerSettings, TrainerSettings
+from trainer.model.attention import Kernel, choose
 from trainer.ranks import Ranks
 from trainer.step import TrainStep, ready_model
 

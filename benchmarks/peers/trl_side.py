@@ -19,7 +19,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 def is_correct(answer: str, ids: list[int], text: str, eos: int) -> bool:
-    """As areal_like/running_sum.py judges: the text after the last `#`, and the model ended by itself."""
+    """As areal_like/tasks/running_sum.py judges: the text after the last `#`, and the model ended by itself."""
     _, mark, found = text.rpartition("#")
     return eos in ids and bool(mark) and found == answer
 

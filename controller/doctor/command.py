@@ -55,4 +55,4 @@ def _waiting_line() -> Iterator[Say]:
         return
     console = Console(stderr=True, highlight=False)
     with console.status("") as status:
-        yield lambda names: status.update(f"looking at {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}")
+        yield lambda names: status.update(f"checking {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}")

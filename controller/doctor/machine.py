@@ -25,6 +25,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from areal_like.guard import guarded
+
 PROBES = Path(__file__).parent / "probes"
 MARK = "areal_like-doctor "
 """Begins the line of a probe's output that holds its answer; libraries print what they like around it."""
@@ -169,13 +171,20 @@ class Machine:
     # ---------------------------------------------------------------- other programs
 
     def run(
-        self, argv: Sequence[str], *, deadline_s: float, environment: Mapping[str, str] | None = None, stdin: str = ""
-    ) -> Ran:
-        """Run a program in a session of its own and wait for it, at most `deadline_s`."""
+        self, argv: Sequence[str], *, deadline_s: float, environment: Mapping[str, str] | None = None, stdin: str = "",
+        is_guarded: bool = True,
+    ) -> Ran:  # fmt: skip
+        """Run a program in a session of its own and wait for it, at most `deadline_s`.
+
+        `is_guarded`: it ends with this process, whatever ends that; not where the time it takes to start is measured.
+        """
+        if shutil.which(argv[0]) is None:
+            return Ran(None, fault="cannot be started (No such file or directory)")
         try:
             child = subprocess.Popen(
-                list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                errors="replace", start_new_session=True, env=dict(environment or self.environment),
+                guarded(argv) if is_guarded else list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+                env=dict(environment or self.environment),
             )  # fmt: skip
         except OSError as error:
             return Ran(None, fault=f"cannot be started ({error.strerror or error})")
@@ -238,4 +247,4 @@ def _answer(ran: Ran) -> Answer:
                 return Answer(json.loads(line.removeprefix(MARK)), ran.fault)
             except ValueError:
                 break
-    return Answer({}, ran.fault or "said nothing")
+    return Answer({}, ran.fault or "printed nothing")

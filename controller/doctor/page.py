@@ -36,7 +36,7 @@ def closing_words(lines: Sequence[Line]) -> list[str]:
     whole = (
         f"The quickstart cannot run here yet: {', '.join(named)}."
         if named
-        else "All that the quickstart needs is there: make quickstart, or areal-like train quickstart."
+        else "Everything the quickstart needs is available: make quickstart, or areal-like train quickstart."
     )
     others = [
         count(numbers["warning"], "warning"),

@@ -66,19 +66,19 @@ def _overdue(check: Check) -> Finding:
     return Finding(
         "problem" if check.is_needed else "warning",
         f"no answer within {check.deadline_s:g} s",
-        "something below it hangs (a driver, a network file system) or the machine is very busy: try again when idle",
+        "a lower layer hangs (a driver, a network file system) or the machine is overloaded: try again when it is idle",
     )
 
 
 def _raised(check: Check, error: BaseException) -> Finding:
     if isinstance(error, ModuleNotFoundError):
-        words = f"cannot be told: {error}"
-        return Finding("problem" if check.is_needed else "warning", words, "mend the line `packages` first")
+        words = f"cannot be determined: {error}"
+        return Finding("problem" if check.is_needed else "warning", words, "fix the line `packages` first")
     text = " ".join(str(error).split())[:200]
     place = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
     where = f" ({Path(place.filename).name}:{place.lineno})" if place else ""
     return Finding(
         "problem" if check.is_needed else "warning",
         f"the check itself failed: {type(error).__name__}{f': {text}' if text else ''}{where}",
-        "this is a fault of the doctor or of a package it looks at; report it with the output of --json",
+        "this is a bug in the doctor or in a package it checks; report it with the output of --json",
     )

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 
-from controller.config import RunConfig
+from controller.config.run_config import RunConfig
 from controller.launch.cluster.launcher import RayLauncher
 from controller.launch.launcher import Launcher
 from controller.launch.local import LocalLauncher
-from controller.run_folder import RunFolder
-from controller.wiring import FORKED, PRELOAD
+from controller.run_folder.run_folder import RunFolder
+from controller.wiring.process_specs import FORKED, PRELOAD
 
 
 def launcher_for(config: RunConfig, folder: RunFolder) -> Launcher:

@@ -2,6 +2,11 @@
 
 Owns: starting the fork server of a launcher, asking it for processes, hearing how they ended. Refuses: the fork itself
 (areal_like/forkserver.py), and which processes come this way (local.py).
+
+Nothing depends on the server's health. Every request has a deadline, and is given up at once where the kernel says that
+the server is stopped; the end of a child is also read from the kernel (pidfd, /proc). An unresponsive server is left as
+it is, since its children end with it: later processes are started in the ordinary way until it answers again, and what
+it forks for an abandoned request is killed.
 """
 
 from __future__ import annotations
@@ -13,18 +18,27 @@ import logging
 import os
 import signal
 import socket
+import struct
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from controller.launch.pids import LocalPid, start_python
+from areal_like.forkserver import peer_uid
+from controller.launch.pids import LocalPid, exit_status, is_stopped, start_python
 
 log = logging.getLogger(__name__)
 
 READY_S = 120.0
 """Imports that take longer than this are done by each process itself."""
 ANSWER_S = 10.0
+LOOK_S = 0.5
+"""How often a wait for the server looks whether it is stopped."""
+REPORT_S = 1.0
+"""The server reports the end of a child that the kernel has reported this long ago, or it is unresponsive."""
+CLOSE_S = 5.0
+"""A killed server is gone by then, unless the kernel holds it."""
 SHARED = "AREAL_LIKE_FORKSERVER"
 """Environment variable: where a fork server listens that serves many runs (for a series of short ones)."""
 KILLED = -int(signal.SIGKILL)
@@ -33,10 +47,16 @@ KILLED = -int(signal.SIGKILL)
 class ForkedProcess(LocalPid):
     """A process whose parent is the fork server; it ends at the latest with that."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, on_unreported: Callable[[int], None]) -> None:
+        """`on_unreported(pid)`: it has ended, and the server has not said so within REPORT_S."""
         super().__init__(pid)
         self._returncode: int | None = None
         self._ended = asyncio.Event()
+        self._on_unreported = on_unreported
+        self._pidfd = -1
+        with contextlib.suppress(OSError):  # gone already, or no such call: the server will say so
+            self._pidfd = os.pidfd_open(pid)
+            asyncio.get_running_loop().add_reader(self._pidfd, self._seen_ended)
 
     @property
     def returncode(self) -> int | None:
@@ -48,6 +68,24 @@ class ForkedProcess(LocalPid):
         if self._returncode is None:
             self._returncode = returncode
             self._ended.set()
+            self._forget_pidfd()
+
+    def _seen_ended(self) -> None:
+        """The kernel says that it has ended; a server that is well says so too, in a moment, and how."""
+        status = exit_status(self.pid)
+        self._forget_pidfd()
+        asyncio.get_running_loop().call_later(REPORT_S, self._unreported, KILLED if status is None else status)
+
+    def _unreported(self, status: int) -> None:
+        if self._returncode is None:
+            self.end(status)
+            self._on_unreported(self.pid)
+
+    def _forget_pidfd(self) -> None:
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
 
     async def wait(self) -> None:
         """Until it has ended."""
@@ -55,28 +93,40 @@ class ForkedProcess(LocalPid):
 
 
 class ForkServerGone(OSError):
-    """It ended, or did not answer: processes are started in the ordinary way from now on."""
+    """It has ended, or does not answer: the process is started in the ordinary way."""
 
 
 class Forker:
     """The starter's side of one fork server. `open` once, from the main thread's event loop."""
 
-    def __init__(self, log_path: Path, preload: Sequence[str]) -> None:
-        self._log_path = log_path
+    def __init__(self, log_path: Path, preload: Sequence[str], say: Callable[[str], None]) -> None:
+        """`say`: tells the user why processes start without it."""
+        self._log_path, self._say = log_path, say
         self._preload = list(preload)
         self._process: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._ready = asyncio.Event()
         self._gone = asyncio.Event()
-        self._answers: asyncio.Queue[ForkedProcess | OSError] = asyncio.Queue()
+        self._answer: asyncio.Future[ForkedProcess | OSError] | None = None
+        """To the present request; None: nobody waits for one."""
         self._one_at_a_time = asyncio.Lock()
         self._living: dict[int, ForkedProcess] = {}
+        self._server_pid: int | None = None
+        self._unresponsive = ""
+        """Why nothing is asked of it; empty: it answers."""
+        self._num_abandoned = 0
+        """Requests that are answered, if at all, when nobody waits for them any more."""
 
     async def open(self, environment: Mapping[str, str]) -> None:
         """Start it; it imports while we go on. Or share the one that serves at SHARED. Raises OSError."""
         if shared := os.environ.get(SHARED):
-            reader, self._writer = await asyncio.open_unix_connection(shared)
+            async with asyncio.timeout(ANSWER_S):
+                reader, self._writer = await asyncio.open_unix_connection(shared)
+            if peer_uid(self._writer.get_extra_info("socket")) != os.getuid():
+                self._writer.close()
+                raise PermissionError(f"{shared}: this fork server belongs to another user")
+            self._server_pid = _peer_of(self._writer)
             self._listening = asyncio.create_task(self._listen(reader))
             return
         ours, theirs = socket.socketpair()
@@ -88,6 +138,7 @@ class Forker:
             raise
         finally:
             theirs.close()
+        self._server_pid = self._process.pid
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._listening = asyncio.create_task(self._listen(reader))
 
@@ -109,13 +160,29 @@ class Forker:
             "title": " ".join([sys.executable, "-P", "-m", module, *arguments]),
         }
         async with self._one_at_a_time:
-            await self._unless_gone(self._ready.wait(), READY_S)
+            if self._unresponsive:
+                raise ForkServerGone(self._unresponsive)
+            await self._unless_gone(self._ready.wait(), READY_S, "it is not ready")
             assert self._writer is not None
+            answer = self._answer = asyncio.get_running_loop().create_future()
             self._writer.write(json.dumps(request).encode() + b"\n")
-            answer = await self._unless_gone(self._answers.get(), ANSWER_S)
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
+            try:
+                await self._unless_gone(asyncio.shield(answer), ANSWER_S, "it does not answer")
+            except BaseException:
+                self._abandon(answer)
+                raise
+            finally:
+                self._answer = None
+        if isinstance(found := answer.result(), OSError):
+            raise found
+        return found
+
+    def _abandon(self, answer: asyncio.Future[ForkedProcess | OSError]) -> None:
+        """Nobody waits for this request any more; its answer may have come in the same moment."""
+        if not answer.done():
+            self._num_abandoned += 1
+        elif isinstance(found := answer.result(), ForkedProcess):
+            found.kill()
 
     async def close(self) -> None:
         """End it, and with it whatever of its children still lives."""
@@ -124,19 +191,29 @@ class Forker:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-            await self._process.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._process.wait()
         if self._listening is not None:
-            await self._listening
+            await asyncio.wait([self._listening], timeout=CLOSE_S)
 
-    async def _unless_gone(self, wait: Any, deadline_s: float) -> Any:
+    async def _unless_gone(self, wait: Any, deadline_s: float, late: str) -> Any:
+        """What `wait` brings. Raises ForkServerGone: it has ended, it is stopped, or `late` at the deadline."""
         gone, answer = asyncio.ensure_future(self._gone.wait()), asyncio.ensure_future(wait)
+        due_s = time.monotonic() + deadline_s
         try:
-            await asyncio.wait((gone, answer), timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():
-                return answer.result()
-            if not gone.done():
-                self._give_up(f"no answer within {deadline_s:g} s")
-            raise ForkServerGone("the fork server is gone")
+            while True:
+                await asyncio.wait((gone, answer), timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                if answer.done():
+                    return answer.result()
+                if gone.done():
+                    raise ForkServerGone("the fork server has ended")
+                if is_stopped(self._server_pid):
+                    self._distrust("it is stopped (SIGSTOP)")
+                elif time.monotonic() > due_s:
+                    self._distrust(f"{late} within {deadline_s:g} s")
+                if self._unresponsive:
+                    raise ForkServerGone(self._unresponsive)
         finally:
             gone.cancel()
             answer.cancel()
@@ -150,16 +227,36 @@ class Forker:
         self._give_up("it has ended")
 
     def _hear(self, words: dict[str, Any]) -> None:
-        if "ended" in words:
+        if self._unresponsive:
+            log.info("the fork server answers again")
+            self._unresponsive = ""
+        if self._num_abandoned and ("pid" in words or "error" in words):
+            self._num_abandoned -= 1
+            if "pid" in words:
+                self._forked(words["pid"]).kill()
+        elif "ended" in words:
             if process := self._living.pop(words["ended"], None):  # none: it was given up with the server
                 process.end(words["status"])
         elif "ready" in words:
+            self._server_pid = words["server"]
             self._ready.set()
-        elif "pid" in words:
-            process = self._living[words["pid"]] = ForkedProcess(words["pid"])
-            self._answers.put_nowait(process)
-        else:
-            self._answers.put_nowait(OSError(words["error"]))
+        elif self._answer is not None:
+            self._answer.set_result(self._forked(words["pid"]) if "pid" in words else OSError(words["error"]))
+
+    def _forked(self, pid: int) -> ForkedProcess:
+        """A new child of the server, which will report its end."""
+        process = self._living[pid] = ForkedProcess(pid, self._unreported)
+        return process
+
+    def _unreported(self, pid: int) -> None:
+        self._living.pop(pid, None)
+        stopped = ": it is stopped (SIGSTOP)" if is_stopped(self._server_pid) else ""
+        self._distrust(f"it does not report that process {pid} has ended{stopped}")
+
+    def _distrust(self, why: str) -> None:
+        if not self._unresponsive and not self._gone.is_set():
+            self._unresponsive = f"fork server (process {self._server_pid}): {why}"
+            self._say(f"{self._unresponsive}; processes are started without it")
 
     def _give_up(self, why: str) -> None:
         """Its children end with it: the kernel sees to that."""
@@ -175,3 +272,13 @@ class Forker:
         for process in self._living.values():
             process.end(KILLED)
         self._living.clear()
+
+
+def _peer_of(writer: asyncio.StreamWriter) -> int | None:
+    """Process at the other end of a Unix socket."""
+    connection = writer.get_extra_info("socket")
+    try:
+        pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    except (OSError, AttributeError):
+        return None
+    return int(pid)

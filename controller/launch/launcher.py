@@ -2,7 +2,7 @@
 
 Owns: names, logs' places, the order in which all are stopped. Refuses: how a process is spawned (local.py on this
 machine, cluster/launcher.py on a Ray cluster: they differ in that alone), what a process is for, restart policy
-(supervision.py).
+(supervisor.py).
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Launcher(ABC):
         here = {os.getpid(): CONTROLLER} | {
             child.process.pid: name for name, child in self._children.items() if isinstance(child.process, LocalPid)
         }
-        spent = processor.cpu_seconds(here)
+        spent = processor.cpu_seconds(here, starter=os.getpid())
         told = {name: child.process.cpu_s for name, child in self._children.items() if name not in here.values()}
         return {here[pid]: seconds for pid, seconds in spent.items()} | {
             name: seconds for name, seconds in told.items() if seconds is not None
@@ -179,7 +179,7 @@ class Launcher(ABC):
 
         Raises OperationError when it is refused (no room for a log, no more processes).
         """
-        assert name not in self._children, f"{name} runs already"
+        assert name not in self._children, f"{name} is already running"
         try:
             process = await self._spawn(name, argv, environment)
         except OSError as error:

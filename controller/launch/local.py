@@ -14,8 +14,8 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from areal_like.ports import quiet_port
-from areal_like.shadow import USER_PATH
+from areal_like.import_check import USER_PATH
+from areal_like.transport.ports import quiet_port
 from controller.launch.forked import Forker, ForkServerGone
 from controller.launch.launcher import Launcher, Say, Spawned
 from controller.launch.pids import LocalPid, start_python
@@ -83,12 +83,12 @@ class LocalLauncher(Launcher):
     async def open(self, say: Say) -> bool:
         """Start the fork server, if there is to be one; nothing else is needed."""
         if self._forked:
-            forker = Forker(self.log_of("forkserver"), self._preload)
+            forker = Forker(self.log_of("forkserver"), self._preload, say)
             try:
                 await forker.open(child_environment(1, user_path=self.user_path))
                 self._forker = forker
-            except OSError as error:
-                log.warning("no fork server, every process imports for itself: %s", error)
+            except (OSError, TimeoutError) as error:
+                log.warning("no fork server, every process imports its own modules: %s", error)
         return True
 
     async def close(self) -> None:
@@ -105,5 +105,5 @@ class LocalLauncher(Launcher):
             try:
                 return await self._forker.fork(argv[1], argv[2:], environment, self.log_of(name))
             except ForkServerGone as error:
-                log.warning("%s imports for itself: %s", name, error)
+                log.warning("%s imports its own modules: %s", name, error)
         return LocalProcess(await start_python(argv, environment, self.log_of(name)))

@@ -35,6 +35,32 @@ async def start_python(
         )
 
 
+def is_stopped(pid: int | None) -> bool:
+    """The process is suspended (SIGSTOP, a debugger): it does nothing until somebody continues it."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] in ("T", "t")
+
+
+def exit_status(pid: int) -> int | None:
+    """How a process ended whose parent has not asked yet, negative for a signal; None where nothing tells."""
+    fields = _stat(pid)
+    if not fields or fields[0] not in ("Z", "X"):
+        return None
+    try:
+        return os.waitstatus_to_exitcode(int(fields[-1]))
+    except ValueError:
+        return None
+
+
+def _stat(pid: int | None) -> list[str]:
+    """/proc/<pid>/stat from the state on; empty where there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()  # the name before it may hold anything
+
+
 class LocalPid(ABC):
     """A process on this machine that leads a session of its own."""
 
@@ -74,5 +100,8 @@ class LocalPid(ABC):
 
     def kill(self) -> None:
         """SIGKILL to it, if it lives, and to whatever it started in its own session."""
+        if self.returncode is None:  # just forked, it leads no session yet
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)

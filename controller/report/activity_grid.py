@@ -61,7 +61,7 @@ class ActivityGrid:
     def folded(self, doublings: int) -> dict[str, dict[int, float]]:
         """The seconds in wider bins. `doublings` is at least the grid's own."""
         shift = doublings - self.doublings
-        assert shift >= 0, "a grid cannot be made finer"
+        assert shift >= 0, "a grid cannot be refined"
         return {activity: _fold(bins, shift) for activity, bins in self.seconds.items()}
 
     def _double(self) -> None:

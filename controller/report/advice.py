@@ -152,7 +152,7 @@ def more_generation(data: RunData, shares: Shares, pace: Pace) -> tuple[str, str
         hopes.append(f"{_plus(gain)} with {plural(workers, 'worker')}")
     elif pace.cores:
         remarks.append(
-            f"more workers on the same {plural(pace.cores, 'core')} would not help: they are at work already; take "
+            f"more workers on the same {plural(pace.cores, 'core')} would not help: they are already busy; use "
             "more cores or another device"
         )
     way, remark = _bound_words(data, shares)
@@ -169,11 +169,11 @@ def looser_bound(data: RunData, pace: Pace) -> tuple[str, str]:
     bound = data.setting("staleness.max_staleness")
     mode = data.setting("mode", "async")
     gain = pace.overlap_gain if pace.is_known else 0.0
-    hope = _prediction([f"{_plus(gain)} once both work at the same time"] if gain >= WORTH else [], pace)
+    hope = _prediction([f"{_plus(gain)} if both work at the same time"] if gain >= WORTH else [], pace)
     if mode in ("sync", "one_step_off"):
         return f"Choose mode: async (mode: {mode} makes them wait for each other)", hope
     if not isinstance(bound, int) or isinstance(bound, bool):
-        return "Look at the timeline for who is late", ""
+        return "Check the timeline for the process that is late", ""
     return f"Raise staleness.max_staleness from {bound} to {max(bound + 1, 2 * bound)}", hope
 
 
@@ -182,10 +182,10 @@ def fewer_rollouts(data: RunData, shares: Shares, pace: Pace) -> tuple[str, str]
     ways = []
     enough = workers_at_work(shares, pace)
     if enough < pace.workers:
-        ways.append(f"rollout.num_workers: {enough} instead of {pace.workers} would do")
+        ways.append(f"rollout.num_workers: {enough} instead of {pace.workers} would be enough")
     threads = _threads(data, "trainer.threads")
     if pace.cores and threads < pace.cores:
-        ways.append(f"give the trainer the cores that idle (trainer.threads above {threads})")
+        ways.append(f"give the idle cores to the trainer (trainer.threads above {threads})")
     elif not shares_cores(data):
         ways.append("give devices of the rollout pool to the trainer")
     ways.append("make its step cheaper (larger trainer.micro_batch_tokens, fewer groups_per_step)")
@@ -208,15 +208,15 @@ def workers_at_work(shares: Shares, pace: Pace) -> int:
 
 def more_scoring(pace: Pace, *, is_failing: bool) -> tuple[str, str]:
     """(advice, prediction) where scores are waited for."""
-    first = "Mend the scorer first: logs/reward.log names the answers" if is_failing else ""
+    first = "Fix the scorer first: logs/reward.log names the answers" if is_failing else ""
     without_s = replace(pace, score_s=0.0).predict() if pace.is_known else 0.0
     scorers = pace.scorers
     if pace.score_s > without_s > 0:
         scorers = min(pace.scorers * MAX_WORKER_FACTOR, math.ceil(pace.scorers * pace.score_s / without_s))
     more = f" from {pace.scorers} to {scorers}" if scorers > pace.scorers else ""
-    way = f"Make the scorer faster, or raise reward.num_workers{more} (scoring that only waits costs no core)"
+    way = f"Make the scorer faster, or raise reward.num_workers{more} (scoring that only waits uses no core)"
     gain = pace.gain(scorers=scorers) if pace.is_known else 0.0
-    hope = [f"{_plus(gain)} if scores came as fast as they are needed"] if gain >= WORTH else []
+    hope = [f"{_plus(gain)} if scores arrived as fast as they are needed"] if gain >= WORTH else []
     return sentences(first, way), _prediction(hope, pace)
 
 

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from areal_like.guard import tied
+
 REPORT_S = 120.0
 """A report of a hundred steps takes a few seconds; one that takes longer than this is given up."""
 _HOME = Path(__file__).resolve().parents[2]
@@ -18,7 +20,7 @@ _HOME = Path(__file__).resolve().parents[2]
 def draw_report(run_dir: Path) -> str:
     """Draw <run_dir>/report.html and report.png; returns one line for the screen. Never raises for a failed drawing."""
     again = f"areal-like report {run_dir}"
-    command = [sys.executable, "-P", "-m", "controller", "report", str(run_dir)]
+    command = tied([sys.executable, "-P", "-m", "controller", "report", str(run_dir)])
     path = os.pathsep.join([str(_HOME), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run(
@@ -26,10 +28,10 @@ def draw_report(run_dir: Path) -> str:
             env=dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1"),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"no report: it took longer than {REPORT_S:.0f} s; once more: {again}"
+        return f"no report: it took longer than {REPORT_S:.0f} s; retry with: {again}"
     except OSError as error:
-        return f"no report: {error}; once more: {again}"
+        return f"no report: {error}; retry with: {again}"
     if done.returncode != 0:
         words = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()[-1]
-        return f"no report: {words}; once more: {again}"
+        return f"no report: {words}; retry with: {again}"
     return f"report: {run_dir / 'report.html'}"

@@ -207,7 +207,7 @@ def of_steps(
         curve(name, xs, column(steps, field), colour=colour, dash=DASHES[place % len(DASHES)], by=by)
         for place, (field, name, colour) in enumerate(lines)
     ]
-    missing = "the steps carry no such numbers" if steps else NO_STEPS
+    missing = "the steps do not contain these metrics" if steps else NO_STEPS
     return Chart(key, title, STEP, y, [*series, *more], caption + thinning_words(len(steps)), missing)
 
 

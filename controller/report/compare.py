@@ -7,6 +7,7 @@ which run is better (one seed each proves little; the page says so).
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ from controller.report.files import make_folder
 from controller.report.flow_charts import class_names, staleness_classes, staleness_of
 from controller.report.page import chart_classes, render, write_page
 from controller.report.run_charts import MEAN_WINDOW, MIN_STEPS_FOR_MEAN, eval_points
-from controller.run_folder import RunFolder
+from controller.report.shares import measure
+from controller.run_folder.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -160,10 +162,17 @@ def _mean(key: str, rows: slice = slice(None)) -> Callable[[RunData], Number]:
     return read
 
 
-def _trainer_waited(data: RunData) -> Number:
-    """As the run's own summary says; a run without one has the mean of its steps."""
-    told = _of_summary("trainer_wait_share")(data)
-    return _mean("trainer_wait_share")(data) if told is None else told
+def _share_of(name: str) -> Callable[[RunData], Number]:
+    """As the run's own page says it: start and end left out where it is long enough."""
+
+    def read(data: RunData) -> Number:
+        value = float(getattr(measure(data), name))
+        return value if math.isfinite(value) else None
+
+    return read
+
+
+_trainer_waited = _share_of("trainer_wait")
 
 
 def _highest(key: str) -> Callable[[RunData], Number]:
@@ -196,8 +205,8 @@ _NUMBERS: Sequence[tuple[str, str, Callable[[RunData], Number], bool]] = (
     ("sampled tokens/s", "{:,.0f}", _rate("num_sampled_tokens"), True),
     ("time from first lease to last step, s", "{:,.1f}", _train_s, True),
     ("trainer waited, share", "{:.1%}", _trainer_waited, False),
-    ("rollout idle, share", "{:.1%}", _of_summary("rollout_idle_share"), False),
-    ("rollout paused, share", "{:.1%}", _of_summary("rollout_paused_share"), False),
+    ("rollout idle, share", "{:.1%}", _share_of("rollout_idle"), False),
+    ("rollout paused, share", "{:.1%}", _share_of("rollout_paused"), False),
     ("staleness, mean", "{:.2f}", _mean("staleness_mean"), False),
     ("staleness, max", "{:.0f}", _highest("staleness_max"), False),
     ("entropy, last 10 steps, nats", "{:.4f}", _mean("entropy", slice(-10, None)), False),

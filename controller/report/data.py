@@ -1,7 +1,7 @@
 """What is known of a run, read from its folder: finished, going on, crashed, damaged, or written by an older version.
 
 Owns: `RunData`, reading each file of the folder as far as it goes, and saying in plain words what is missing. Refuses:
-judging the run (diagnosis.py), drawing it (charts.py), the ledger's samples (samples.py), writing anything.
+judging the run (diagnosis.py), drawing it (charts.py), the ledger's samples (sample_reader.py), writing anything.
 
 Nothing here raises for damage inside the folder: what cannot be read is left out and named in `problems`. Rows are
 checked so far that whoever reads them may rely on `step` being a whole number and on pulses having their nested shape;
@@ -24,10 +24,10 @@ import numpy as np
 import yaml
 
 from areal_like.errors import UserError
-from controller.report.samples import SampleStats, Unreadable, read_samples
-from controller.run_folder import FORMAT, RunFolder
-from controller.runs.whereabouts import Whereabouts, whereabouts
-from controller.wiring import num_cores
+from controller.ledger.sample_reader import SampleStats, Unreadable, read_samples
+from controller.run_folder.owner_host import Whereabouts, whereabouts
+from controller.run_folder.run_folder import FORMAT, RunFolder, misfits
+from controller.wiring.process_specs import num_cores
 
 STATUS_FORMAT = 1
 """Number of status.json's layout; one of a newer version is left out."""
@@ -111,10 +111,10 @@ class RunData:
             cores=num_cores() if state.get("host") == socket.gethostname() else None,
         )
         if data.steps and not data.pulses:
-            problems.append("metrics.jsonl has no pulses (written by an older version?): waits are known only in part")
+            problems.append("metrics.jsonl has no pulses (written by an older version?): waits are only partly known")
         if not (state or config or data.summary or data.status or data.samples or any(rows.values())):
             raise UserError(
-                f"nothing of a run can be read here ({'; '.join(problems)})",
+                f"no data of a run can be read here ({'; '.join(problems)})",
                 where=str(folder.root),
                 remedy="give the folder of a run, such as runs/<name>",
             )
@@ -156,7 +156,7 @@ def series(rows: Iterable[Mapping[str, Any]], key: str) -> np.ndarray:
 
 def _state(folder: RunFolder, problems: list[str]) -> Row:
     if not folder.root.is_dir():
-        raise UserError("no folder lies there", where=str(folder.root), remedy="give the folder of a run")
+        raise UserError("there is no such folder", where=str(folder.root), remedy="give the folder of a run")
     state = _json_object(folder.state, problems, must_exist=True) or {}
     found = state.get("format")
     if isinstance(found, int) and found > FORMAT:
@@ -165,14 +165,17 @@ def _state(folder: RunFolder, problems: list[str]) -> Row:
             where=str(folder.root),
             remedy="update areal_like",
         )
-    return state
+    odd = misfits(state)
+    if odd:
+        problems.append(f"{folder.state.name} is damaged (invalid values: {', '.join(odd)}): they are ignored")
+    return {key: value for key, value in state.items() if key not in odd}
 
 
 def _status(folder: RunFolder, problems: list[str]) -> Row | None:
     path = folder.root / "status.json"
     status = _json_object(path, problems, must_exist=False)
     if status is not None and number(status, "format") > STATUS_FORMAT:
-        problems.append(f"{path.name} was written by a newer version and is left out")
+        problems.append(f"{path.name} was written by a newer version and is ignored")
         return None
     return status
 
@@ -192,7 +195,7 @@ def _json_object(path: Path, problems: list[str], *, must_exist: bool) -> Row | 
         problems.append(f"{path.name} is damaged ({_short(error)})")
         return None
     if not isinstance(found, dict):
-        problems.append(f"{path.name} is damaged (no object in it)")
+        problems.append(f"{path.name} is damaged (it contains no object)")
         return None
     return found
 
@@ -211,7 +214,7 @@ def _config(folder: RunFolder, problems: list[str]) -> Row:
         problems.append(f"{name} is damaged ({_short(error)})")
         return {}
     if not isinstance(found, dict):
-        problems.append(f"{name} is damaged (no settings in it)")
+        problems.append(f"{name} is damaged (it contains no settings)")
         return {}
     return found
 
@@ -237,7 +240,7 @@ def _metrics(folder: RunFolder, problems: list[str], *, is_running: bool) -> dic
             if line is not rest:
                 damaged += 1
             elif not is_running:
-                problems.append("the last line of metrics.jsonl is cut short")
+                problems.append("the last line of metrics.jsonl is truncated")
             continue
         kind = row.get("kind") if isinstance(row, dict) else None
         if not isinstance(kind, str):
@@ -247,7 +250,7 @@ def _metrics(folder: RunFolder, problems: list[str], *, is_running: bool) -> dic
         else:
             strange[kind[:40]] += 1
     if damaged:
-        problems.append(f"{damaged} of {len(lines) + bool(rest)} lines of metrics.jsonl are damaged and left out")
+        problems.append(f"{damaged} of {len(lines) + bool(rest)} lines of metrics.jsonl are damaged and ignored")
     if strange:
         named = ", ".join(kind for kind, _ in strange.most_common(3))
         problems.append(f"{strange.total()} lines of metrics.jsonl are of kinds unknown to this version ({named})")
@@ -258,7 +261,7 @@ def _samples(folder: RunFolder, problems: list[str], max_samples: int) -> Sample
     try:
         return read_samples(folder.ledger, max_samples=max_samples)
     except Unreadable as error:
-        problems.append(f"{folder.ledger.name}: {error}; figures of single samples are left out")
+        problems.append(f"{folder.ledger.name}: {error}; figures of single samples are omitted")
         return None
 
 
@@ -282,7 +285,7 @@ def _weight_dir(folder: RunFolder) -> str:
 
 
 def _surviving(rows: list[Row], problems: list[str]) -> list[Row]:
-    """The newest row of every step. A step done again disowns the later ones of the life before it (law 4)."""
+    """The newest row of every step. A step done again disowns the later ones of the life before it (`exactly-once`)."""
     found: dict[int, Row] = {}
     damaged = 0
     for row in rows:
@@ -294,7 +297,7 @@ def _surviving(rows: list[Row], problems: list[str]) -> list[Row]:
             found = {key: kept for key, kept in found.items() if key < step}
         found[step] = {**row, "step": step}
     if damaged:
-        problems.append(f"{damaged} step lines of metrics.jsonl do not say which step, and are left out")
+        problems.append(f"{damaged} step lines of metrics.jsonl do not name their step, and are ignored")
     return [found[step] for step in sorted(found)]
 
 

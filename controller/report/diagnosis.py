@@ -1,6 +1,6 @@
 """What is wrong with a run, what to change, and what that would bring; the most important first.
 
-Owns: the order, the verdict in the first finding. Refuses: reading (data.py), measuring (shares.py), the single looks
+Owns: the order, the verdict in the first finding. Refuses: reading (table.py), measuring (shares.py), the single looks
 (waits.py, learning.py, teaching.py, upkeep.py), the model behind predictions (advice.py).
 
 The first finding is the verdict on the run in one sentence. Where the run crashed or failed it says so, with the cause
@@ -10,15 +10,24 @@ where one is known; else it is the worst that was found; else the run is healthy
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
-from controller.report import learning, signs, teaching, upkeep, waits
+from controller.report import learning, length_shift, signs, teaching, upkeep, waits
 from controller.report.data import RunData, number
 from controller.report.finding import Finding as Finding
 from controller.report.finding import Rated, Weight, figure, percent, plural, sentences
 from controller.report.shares import Shares, measure
 
-CAUSES = (Weight.POLICY, Weight.REWARD, Weight.SIGNAL, Weight.LOSS)
-"""What can make a run fail by itself; a wait cannot."""
+CAUSES: Mapping[Weight, tuple[str, ...]] = {
+    Weight.POLICY: ("not finite", "diverged", "in a row"),
+    Weight.REWARD: ("in a row", "scor", "reward", "verdict", "no progress", "stall"),
+    Weight.SIGNAL: ("in a row", "filtered", "signal"),
+    Weight.LOSS: ("in a row", "dropped", "stale", "no progress"),
+}
+"""What can make a run fail by itself, and words of the reasons that it explains: a run that died of a wrong path did
+not die of its learning rate."""
+MISTAKE = " -> "
+"""In the words of every mistake of the user's (UserError): between what is wrong and what to do."""
 GOING = ("running", "foreign")
 """On another machine it may be going on."""
 
@@ -35,7 +44,7 @@ def diagnose(data: RunData) -> list[Finding]:
     policy = learning.find(data)
     is_collapsed = any(rated.weight == Weight.POLICY for rated in policy)
     found = policy + teaching.find(data, is_collapsed=is_collapsed)
-    found += upkeep.find(data, shares) + waits.find(data, shares)
+    found += length_shift.find(data) + upkeep.find(data, shares) + waits.find(data, shares)
     if kind == "stopped" and upkeep.remaining(data) > 0:
         found.append(Rated(Weight.REMARK, _stopped(data)))
     if len(data.steps) < waits.MIN_STEPS:
@@ -47,12 +56,20 @@ def _ordered(data: RunData, found: list[Rated], otherwise: Finding) -> list[Find
     """Sorted, with the end of a run that went wrong on top, and `otherwise` as verdict where nothing is wrong."""
     found = sorted(found, key=lambda rated: rated.order)
     if (end := _bad_end(data)) is not None:
-        cause = next((one for one in found if one.weight in CAUSES and one.finding.severity != "info"), None)
+        cause = next((one for one in found if _explains(one, data)), None)
         rest = [one.finding for one in found if one is not cause]
         return [_explained(end, cause.finding) if cause else end, *rest]
     if any(one.finding.severity in ("bad", "warning") and one.weight > Weight.REMARK for one in found):
         return [one.finding for one in found]
     return [otherwise, *(one.finding for one in found)]
+
+
+def _explains(rated: Rated, data: RunData) -> bool:
+    """The finding is a cause of the recorded reason for which the run failed."""
+    if data.where is None or data.where.kind != "failed" or rated.finding.severity == "info":
+        return False
+    reason = str(data.state.get("reason") or "").lower()
+    return any(words in reason for words in CAUSES.get(rated.weight, ()))
 
 
 def _explained(end: Finding, cause: Finding) -> Finding:
@@ -77,16 +94,16 @@ def _bad_end(data: RunData) -> Finding | None:
             "bad",
             f"The run crashed after {done}",
             sentences(data.where.words.removeprefix("crashed: ") if data.where else ""),
-            f"Continue with: areal-like resume {data.folder.root}; logs/controller.log tells what came before",
+            f"Continue with: areal-like resume {data.folder.root}; logs/controller.log shows what happened before",
         )
     if kind == "failed":
         reason = str(data.state.get("reason") or "no reason is recorded")
-        return Finding(
-            "bad",
-            f"The run failed after {done}",
-            sentences(reason),
-            f"When it is mended: areal-like resume {data.folder.root}",
-        )
+        again = f"areal-like resume {data.folder.root}"
+        if MISTAKE in reason:
+            advice = f"Fix the cause named in the reason. With the same configuration: {again}; with another, a new run"
+        else:
+            advice = f"When the cause is fixed: {again}"
+        return Finding("bad", f"The run failed after {done}", sentences(reason), advice)
     return None
 
 
@@ -102,17 +119,17 @@ def _stopped(data: RunData) -> Finding:
 def _other_command(data: RunData) -> Finding:
     command = data.state.get("command")
     if command == "sft":
-        return Finding("info", "Supervised steps alone: there is nothing to diagnose")
+        return Finding("info", "Supervised steps only: there is nothing to diagnose")
     newest = data.evals[-1] if data.evals else None
     if newest is None:
-        return Finding("info", "An evaluation without a result yet")
+        return Finding("info", "An evaluation that has no result yet")
     rows = figure(number(newest, "num_scored"))
     return Finding("good", f"An evaluation: accuracy {number(newest, 'accuracy'):.3f} on {rows} prompts")
 
 
 def _too_little(data: RunData) -> Finding:
     going = data.where is not None and data.where.kind in GOING
-    begin = "Going well as far as can be seen, but too early to judge" if going else "Too few steps to judge"
+    begin = "No problem found so far, but too early to judge" if going else "Too few steps to judge"
     return Finding(
         "info",
         f"{begin}: {_progress(data)}",
@@ -134,7 +151,7 @@ def _healthy(data: RunData, shares: Shares) -> Finding:
         facts.append(f"trainer waited {percent(shares.trainer_wait)}")
     if math.isfinite(shares.rollout_idle):
         part = " (start and end left out)" if shares.is_steady else ""
-        facts.append(f"rollout workers idled {percent(shares.rollout_idle)}{part}")
+        facts.append(f"rollout workers were idle {percent(shares.rollout_idle)}{part}")
     if shares.cores_used and math.isfinite(shares.cores):
         facts.append(f"{sum(shares.cores_used.values()):.1f} of {shares.cores:g} cores at work")
     stale = signs.trend(data, "staleness_mean")
@@ -146,9 +163,9 @@ def _healthy(data: RunData, shares: Shares) -> Finding:
     begin = "Healthy so far" if kind in GOING else "Healthy"
     hint = ""
     if shares.rollout_idle >= 0.2:
-        hint = "Rollout workers have time to spare: the trainer sets the pace, and is kept busy"
+        hint = "Rollout workers have spare time: the trainer is the bottleneck and is kept busy"
     elif shares.trainer_wait >= 0.05:
-        hint = "The trainer waits a little; one more rollout worker would end that"
+        hint = "The trainer waits a little; one more rollout worker would remove the wait"
     return Finding("good", f"{begin}: {', '.join(facts)}", hint)
 
 

@@ -37,7 +37,7 @@ class Weight(IntEnum):
     OUTCOME = 100
     """The run is no more: it crashed or failed."""
     AUDIT = 90
-    """The laws of the ledger were broken: no other number can be trusted."""
+    """An invariant of the ledger was broken: no other number can be trusted."""
     POLICY = 80
     """The policy is spoilt: throughput no longer matters."""
     REWARD = 70

@@ -39,7 +39,7 @@ MAX_LINES = 8
 
 
 def _no_pulses(data: RunData) -> str:
-    return "the pulses carry no such numbers" if data.pulses else "the run wrote no pulses"
+    return "the pulses do not contain these metrics" if data.pulses else "the run wrote no pulses"
 
 
 # ------------------------------------------------------------ staleness
@@ -139,7 +139,7 @@ def waiting(steps: Rows) -> Chart:
 def step_time(steps: Rows) -> Chart:
     """Seconds the trainer computed, and published, per step."""
     lines = [("step_s", "forward, backward, update", "c2"), ("publish_s", "publish the weights", "c3")]
-    caption = "What one step took the trainer, without the wait for its batch."
+    caption = "Time of one trainer step, without the wait for its batch."
     return of_steps(steps, "chart-step-time", "Time of a step", Axis("time", "s", bottom=0.0), lines, caption)
 
 
@@ -150,7 +150,7 @@ def swaps(data: RunData) -> Chart:
     )
     xs = column(rows, "version")
     series = []
-    for field, name, colour, dash in (("stage_s", "fetched beside the work", "c0", "solid"),
+    for field, name, colour, dash in (("stage_s", "fetched in the background", "c0", "solid"),
                                       ("pause_s", "generation paused", "c1", "dash")):  # fmt: skip
         ys = [None if value is None else value * 1000 for value in column(rows, field)]
         worst: dict[Number, Number] = {}
@@ -158,7 +158,7 @@ def swaps(data: RunData) -> Chart:
             if value is not None:
                 worst[version] = max(value, worst.get(version) or 0.0)
         series.append(curve(name, list(worst), list(worst.values()), colour=colour, dash=dash, by=np.max))
-    caption = "The slowest rollout worker at each version. Only the second keeps tokens from being sampled."
+    caption = "The slowest rollout worker at each version. Only the second pauses sampling."
     y = Axis("time", "ms", bottom=0.0)
     return Chart("chart-swaps", "Weight swaps", Axis("version"), y, series, caption, "no version was swapped in")
 
@@ -173,7 +173,7 @@ def in_flight(data: RunData) -> Chart:
     ]
     caption = "Many ready groups: the trainer is the slower side. None: the rollout workers are."
     y = Axis("groups", bottom=0.0)
-    return Chart("chart-flight", "Groups under way", x, y, series, caption, _no_pulses(data))
+    return Chart("chart-flight", "Groups in progress", x, y, series, caption, _no_pulses(data))
 
 
 # ------------------------------------------------------------ processes
@@ -215,7 +215,7 @@ def processor_time(data: RunData) -> Chart:
             found.setdefault(name, [None] * len(xs))[place] = seconds / elapsed_s
     series, told = _largest(xs, found)
     cores = available(data)
-    caption = "Mean since the pulse before, whatever a process started included." + told
+    caption = "Mean since the previous pulse, including child processes." + told
     if math.isfinite(cores):
         caption += f" The run may use {cores:g} cores of this machine."
     y = Axis("cores at work", bottom=0.0)
@@ -230,7 +230,7 @@ def _largest(xs: Sequence[Number], found: Mapping[str, Sequence[Number]]) -> tup
         for place, name in enumerate(sorted(ranked))
     ]
     left_out = len(found) - len(ranked)
-    return series, f" The {len(ranked)} largest; {left_out} more are not drawn." if left_out else ""
+    return series, f" The {len(ranked)} largest; {left_out} more are not shown." if left_out else ""
 
 
 def reward_queue(data: RunData) -> Chart:

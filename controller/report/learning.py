@@ -22,6 +22,9 @@ from controller.report.signs import Sign, early_signs_of, is_naive_ppo, signs_of
 
 MIN_TREND_STEPS = 6
 """Below this an early and a late mean of two steps each overlap almost: only what needs no trend is told before."""
+MIN_SIGN_STEPS = 8
+"""Signs without a fall of the reward were measured on runs of 40 steps and more; in a run of a few steps the warm-up
+alone gives them."""
 REWARD_FALL_BAD = 0.5
 """Half of the best reward is gone: no schedule or harder prompt does that by itself."""
 REWARD_FALL_NOTABLE = 0.2
@@ -54,8 +57,15 @@ class Fall:
 def find(data: RunData) -> list[Rated]:
     """What is to be said of the policy."""
     signs = signs_of(data) if len(data.steps) >= MIN_TREND_STEPS else early_signs_of(data)
-    found = _collapse(data, signs) or _unstable(data, signs)
+    found = _collapse(data, signs) or ([] if _is_short(data) else _unstable(data, signs))
     return [*found, *_skipped(data)]
+
+
+def _is_short(data: RunData) -> bool:
+    """A run of so few steps that signs say nothing of it: none is to come that they could warn of."""
+    planned, kind = number(data.config, "num_steps"), data.where.kind if data.where is not None else ""
+    is_over = kind in ("finished", "stopped")
+    return planned < MIN_SIGN_STEPS or (is_over and len(data.steps) < MIN_SIGN_STEPS)
 
 
 def reward_fall(data: RunData) -> Fall | None:
@@ -146,7 +156,7 @@ def _collapse(data: RunData, signs: Sequence[Sign]) -> list[Rated]:
     finding = Finding(
         "bad" if is_bad else "warning",
         title,
-        sentences(f"Half of the fall was done by {certain[0][1]} {worst.since_step}", _sign_words(signs)),
+        sentences(f"Half of the fall had happened by {certain[0][1]} {worst.since_step}", _sign_words(signs)),
         _cure(data, signs, certain[0][2].best_step),
     )
     return [Rated(Weight.POLICY, finding, worst.share)]
@@ -186,14 +196,14 @@ def _cure(data: RunData, signs: Sequence[Sign], step: int) -> str:
     elif "stale" in causes and data.setting("trainer.loss.weight.mode") == "exact":
         ways.append("bound the correction weight (trainer.loss.weight.mode: truncate)")
     if "ratio" in causes and data.setting("trainer.loss.dual_clip") is None:
-        ways.append("bound what one token can do (trainer.loss.dual_clip: 3)")
+        ways.append("limit the influence of one token (trainer.loss.dual_clip: 3)")
     if "entropy" in causes:
         ways.append("keep entropy up (trainer.loss.entropy_coef, or eps_high above eps_low)")
     if not data.setting("trainer.loss.kl_coef", 0.0):
         ways.append("hold the policy near its start (trainer.loss.kl_coef)")
     if "length" in causes:
-        ways.append("see whether the reward pays for long or empty answers (areal-like samples)")
-    return f"{capital('; '.join(ways))}. What was learned lies in the checkpoints up to step {step}, if kept"
+        ways.append("check whether the reward favours long or empty answers (areal-like samples)")
+    return f"{capital('; '.join(ways))}. The best policy is in the checkpoints up to step {step}, if kept"
 
 
 def _skipped(data: RunData) -> list[Rated]:
@@ -206,7 +216,8 @@ def _skipped(data: RunData) -> list[Rated]:
     finding = Finding(
         severity,
         f"{percent(share)} of the updates were skipped: loss or gradient was not a finite number",
-        "The policy did not change in them; the samples are used up all the same",
-        "Lower trainer.optimizer.lr; on a GPU try trainer.precision: float32 to see whether the precision is at fault",
+        "The policy did not change in them, but their samples are consumed",
+        "Lower trainer.optimizer.lr; on a GPU try trainer.precision: float32 to check whether the "
+        "precision is the cause",
     )
     return [Rated(Weight.POLICY, finding, share)]

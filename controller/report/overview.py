@@ -8,6 +8,7 @@ Whatever comes from a run is plain text here, control characters written as esca
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -18,9 +19,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from controller.report.charts import Number, column, number
+from controller.report.charts import Number, column, elapsed_s, number
 from controller.report.data import RunData
-from controller.runs.words import printable, span
+from controller.report.finding import percent
+from controller.report.shares import Shares, measure
+from controller.run_folder.formatting import printable, span
 
 MAX_EVENTS = 200
 MAX_WAITS = 6
@@ -65,14 +68,13 @@ def text(value: Any, max_chars: int = MAX_TEXT_CHARS) -> str:
 
 def figures(data: RunData) -> list[Figure]:
     """The numbers that a reader wants first; a run without an end has those that its rows give."""
-    found = data.summary or {}
+    found, shares = data.summary or {}, measure(data)
     return [figure for figure in (
         _steps(data), _accuracy(data), _reward(data), _rate(data, found, "samples_per_s", "samples/s", "samples used"),
         _rate(data, found, "tokens_per_s", "tokens/s", "sampled tokens used"),
-        _share(data, found, "trainer_wait_share", "trainer waited"),
-        _share(data, found, "rollout_idle_share", "rollout idle"),
-        _share(data, found, "rollout_paused_share", "rollout paused for weights"),
-        _staleness(data), _time(data, found), _groups(found), _audit(found),
+        _share(shares, shares.trainer_wait, "trainer waited"), _share(shares, shares.rollout_idle, "rollout idle"),
+        _share(shares, shares.rollout_paused, "rollout paused for weights"),
+        _staleness(data), _lengths(data), _time(data, found), _groups(found), _audit(found),
     ) if figure is not None]  # fmt: skip
 
 
@@ -106,19 +108,27 @@ def _reward(data: RunData) -> Figure | None:
 def _rate(data: RunData, found: Mapping[str, Any], key: str, unit: str, note: str) -> Figure | None:
     value = number(found.get(key))
     if value is None and data.steps:
-        wall_s = number(data.steps[-1].get("wall_s"))
+        wall_s = next((one for one in reversed(elapsed_s(column(data.steps, "wall_s"))) if one is not None), None)
         field = {"samples_per_s": "num_samples", "tokens_per_s": "num_sampled_tokens"}[key]
         total = sum(one for one in column(data.steps, field) if one is not None)
         value = total / wall_s if wall_s and total else None
+    note += _since(found)
     return None if value is None else Figure(unit, f"{value:,.0f}" if value >= 10 else f"{value:.2g}", note)
 
 
-def _share(data: RunData, found: Mapping[str, Any], key: str, label: str) -> Figure | None:
-    value = number(found.get(key))
-    if value is None and key == "trainer_wait_share":
-        shares = [one for one in column(data.steps, key) if one is not None]
-        value = sum(shares) / len(shares) if shares else None
-    return None if value is None else Figure(label, f"{value:.1%}", "of its time in the whole run, start included")
+def _since(found: Mapping[str, Any]) -> str:
+    """Labels a number of the summary that counts from the last resume, where there was one."""
+    lives = number(found.get("lives")) or 1
+    return " since the last resume" if lives > 1 else ""
+
+
+def _share(shares: Shares, value: float, label: str) -> Figure | None:
+    """The same number as in the findings: one definition for the whole page."""
+    if not math.isfinite(value):
+        return None
+    return Figure(
+        label, percent(value), f"of its time, {'start and end left out' if shares.is_steady else 'whole run'}"
+    )
 
 
 def _staleness(data: RunData) -> Figure | None:
@@ -131,11 +141,26 @@ def _staleness(data: RunData) -> Figure | None:
     return Figure("staleness", f"{sum(means) / len(means):.2f}", note)
 
 
+def _lengths(data: RunData) -> Figure | None:
+    """Of all samples until the newest step."""
+    row = data.steps[-1] if data.steps else {}
+    known = [number(row.get(f"{name}_len_{key}")) for key in ("mean", "p50", "p99") for name in ("trained", "drawn")]
+    if any(value is None for value in known):
+        return None
+    mean, drawn_mean, p50, drawn_p50, p99, drawn_p99 = (value or 0.0 for value in known)
+    note = (
+        f"trained of {drawn_mean:,.4g} drawn; median {p50:,.0f} of {drawn_p50:,.0f}, "
+        f"99th percentile {p99:,.0f} of {drawn_p99:,.0f}"
+    )
+    return Figure("tokens an answer", f"{mean:,.4g}", note)
+
+
 def _time(data: RunData, found: Mapping[str, Any]) -> Figure | None:
     seconds = number(found.get("wall_s"))
     if seconds is not None:
         prepared_s = number(found.get("prepare_s")) or 0.0
-        return Figure("wall time", span(seconds), f"{span(prepared_s)} of it preparing" if prepared_s >= 1 else "")
+        note = f"{span(prepared_s)} of it preparing" if prepared_s >= 1 else ""
+        return Figure("wall time", span(seconds), f"{note}{_since(found)}".strip())
     wall_s = number(data.steps[-1].get("wall_s")) if data.steps else None
     return None if wall_s is None else Figure("wall time", span(wall_s), "from the first lease to the last step")
 
@@ -149,12 +174,15 @@ def _groups(found: Mapping[str, Any]) -> Figure | None:
         for fate in ("filtered", "dropped", "in_flight")
         if number(found.get(f"groups_{fate}"))
     ]
-    return Figure("groups used", f"{consumed:,.0f}", f"of {drawn:,.0f} drawn" + "".join(f", {one}" for one in others))
+    whole = ", all since the start" if _since(found) else ""
+    return Figure(
+        "groups used", f"{consumed:,.0f}", f"of {drawn:,.0f} drawn" + "".join(f", {one}" for one in others) + whole
+    )
 
 
 def _audit(found: Mapping[str, Any]) -> Figure | None:
     audit = found.get("audit")
-    return None if audit is None else Figure("audit", text(audit, 80), "laws recounted from the ledger")
+    return None if audit is None else Figure("audit", text(audit, 80), "invariants recounted from the ledger")
 
 
 # ------------------------------------------------------------ waits and events

@@ -28,8 +28,8 @@ from controller.report.finding import Finding
 from controller.report.picture import run_sheet, save
 from controller.report.run_charts import sections
 from controller.report.timeline import Timeline, read_timeline
-from controller.run_folder import RunFolder
-from controller.runs.words import span
+from controller.run_folder.formatting import span
+from controller.run_folder.run_folder import RunFolder
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE, PICTURE = "report.html", "report.png"
@@ -201,7 +201,7 @@ def _state(data: RunData) -> tuple[str, str]:
     """What became of the run, and a sentence that stays true on a page that is kept."""
     found = data.where
     if found is None:
-        return "unknown", "what became of this run cannot be read"
+        return "unknown", "the outcome of this run cannot be read"
     ended_s = number(found.state.get("ended_s", found.state.get("updated_s")))
     if found.kind in ("running", "crashed", "foreign") or ended_s is None:
         return found.kind, f"{found.words} (when this page was made)"

@@ -287,7 +287,7 @@ def draw_strips(axes: Axes, timeline: Timeline) -> None:
         handles=patches, loc="lower left", bbox_to_anchor=(-0.003, 1.0), ncols=columns, frameon=False, fontsize=9,
         labelcolor=LIGHT["ink"], borderaxespad=0.2,
     )  # fmt: skip
-    axes.set_title("Timeline: who did what when (hatched: waiting; empty: nothing recorded)", loc="left", fontsize=11,
+    axes.set_title("Timeline: process activity (hatched: waiting; empty: nothing recorded)", loc="left", fontsize=11,
                    weight="bold", color=LIGHT["ink"], pad=8 + 15 * rows)  # fmt: skip
 
 

@@ -202,13 +202,15 @@ def kl(steps: Rows) -> Chart:
     """The two divergences of the decoupled objective."""
     lines = [("kl_behaviour_proximal", "behaviour to proximal (off-policy)", "c1"),
              ("kl_proximal_current", "proximal to current (this step's updates)", "c0")]  # fmt: skip
-    caption = "How far the policy that sampled lies from the one at the step's start, and how far the step moved on."
+    caption = (
+        "Distance of the sampling policy from the policy at the start of the step, and the change within the step."
+    )
     return of_steps(steps, "chart-kl", "KL divergence", Axis("KL", "nats per token"), lines, caption)
 
 
 def effective_samples(steps: Rows) -> Chart:
     """Effective sample size of the importance weights."""
-    caption = "1: every token counts alike. Small: few tokens with large weights decide the step."
+    caption = "1: every token counts alike. Small: few tokens with large weights dominate the step."
     y = Axis("effective share of tokens", is_share=True, top=1.0)
     return of_steps(
         steps,
@@ -248,5 +250,5 @@ def gradient(data: RunData) -> Chart:
 
 def loss(steps: Rows) -> Chart:
     """The surrogate loss."""
-    caption = "The surrogate objective. Its level says little: it is near zero by construction, also while learning."
+    caption = "The surrogate objective. Its level means little: it is near zero by construction, even while learning."
     return of_steps(steps, "chart-loss", "Loss", Axis("loss"), [("loss", "loss", "c6")], caption)

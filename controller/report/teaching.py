@@ -59,10 +59,10 @@ def _signal(data: RunData) -> list[Rated]:
         "bad" if is_bad else "warning",
         f"{percent(share)} of the late groups carry no signal: all their samples got the same reward "
         f"(mean {figure(reward.late)})",
-        "Their advantage is zero, so generating and training them is for nothing",
+        "Their advantage is zero, so generating and training on them is wasted",
         "Use prompts that are sometimes solved (easier ones where the reward is low), a larger group_size, a higher "
         "sampling.temperature, or a reward with partial credit; filter_zero_signal: true leaves such groups out",
-        f"With filter_zero_signal training takes only the {percent(1 - share)} that teach",
+        f"With filter_zero_signal training uses only the {percent(1 - share)} that carry signal",
     )
     return [Rated(Weight.SIGNAL, finding, share)]
 
@@ -78,7 +78,7 @@ def _filtered(data: RunData) -> list[Rated]:
     finding = Finding(
         "warning",
         f"{percent(share)} of the groups drawn were left out, because all their samples got the same reward",
-        "That is what filter_zero_signal does; generating them was for nothing all the same",
+        "That is what filter_zero_signal does; but generating them was wasted",
         "Use prompts that are sometimes solved, a larger group_size, or a higher sampling.temperature",
         f"Up to {figure(1 / max(1 - share, 0.01))} times as many batches from the same generation",
     )
@@ -94,7 +94,7 @@ def _cut(data: RunData) -> list[Rated]:
     finding = Finding(
         "bad" if found.late >= CUT_BAD else "warning",
         f"{percent(found.late)} of the answers are cut at sampling.max_new_tokens ({limit}){since}",
-        "A cut answer has no end and, with most rewards, no score worth having",
+        "A cut answer has no end and, with most rewards, no useful score",
         "Raise sampling.max_new_tokens (and rollout.engine.max_context with it), or reward shorter answers; where the "
         "model never ends, check its end-of-sequence token (sampling.stop_token_ids)",
     )

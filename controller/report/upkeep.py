@@ -1,4 +1,4 @@
-"""Everything beside learning and waiting: how the run ended, its laws, dropped work, processes, memory, sinks.
+"""Everything beside learning and waiting: how the run ended, its audit, dropped work, processes, memory, sinks.
 
 Owns: one small look at each. Refuses: waits (waits.py), the policy (learning.py).
 """
@@ -34,8 +34,8 @@ RESTARTS_BAD = 3
 STAGE_NOTABLE = 0.5
 """Copying a version beside the engine takes half of a step: another and workers fall behind the trainer."""
 DROP_ADVICE = {
-    "stale": "raise staleness.max_staleness, or staleness.on_stale: wait, which loses none",
-    "surplus": "the bound was tightened between two lives of the run; this does not repeat itself",
+    "stale": "raise staleness.max_staleness, or staleness.on_stale: wait, which drops none",
+    "surplus": "the bound was tightened between two sessions of the run; this does not recur",
     "timeout": "answers take longer than staleness.group_timeout_s: raise it, or lower sampling.max_new_tokens",
     "too_few_scores": "scoring fails: see logs/reward.log and reward.timeout_s",
     "verdict": "scoring fails and reward.on_failure drops the group: see logs/reward.log",
@@ -51,7 +51,7 @@ def find(data: RunData, shares: Shares) -> list[Rated]:
     return [rated for look in LOOKS for rated in look(data, shares)]
 
 
-# ------------------------------------------------------------ laws and lost work
+# ------------------------------------------------------------ invariants and lost work
 
 
 def _audit(data: RunData, shares: Shares) -> list[Rated]:
@@ -59,13 +59,13 @@ def _audit(data: RunData, shares: Shares) -> list[Rated]:
     if not isinstance(words, str) or words == "clean":
         return []
     if words.startswith("not possible"):
-        finding = Finding("warning", "The ledger could not be audited", words, "See whether ledger.sqlite is whole")
+        finding = Finding("warning", "The ledger could not be audited", words, "Check whether ledger.sqlite is intact")
     else:
         finding = Finding(
             "bad",
-            "The audit of the ledger is not clean: a law of sampling was broken, so no figure here can be relied on",
+            "The audit of the ledger is not clean: an invariant was broken, so no figure here can be relied on",
             words,
-            "Keep this folder and report it: this is a fault of the program, not of the configuration",
+            "Keep this folder and report it: this is a bug in the program, not an error in the configuration",
         )
     return [Rated(Weight.AUDIT, finding)]
 
@@ -126,13 +126,13 @@ def _processes(data: RunData, shares: Shares) -> list[Rated]:
     names = Counter(str(name) for name, _ in losses)
     most, times = names.most_common(1)[0]
     severity: Severity = "bad" if gone or times >= RESTARTS_BAD else "warning"
-    what = f"{', '.join(gone)} gone for good" if gone else f"{most} most often ({times})"
+    what = f"{', '.join(gone)} lost and not restarted" if gone else f"{most} most often ({times})"
     reasons = list(dict.fromkeys(str(reason) for _, reason in losses if reason))[:3]
     finding = Finding(
         severity,
         f"Processes were lost {plural(len(losses), 'time')}: {what}",
         sentences(f"Reasons: {'; '.join(reasons)}" if reasons else ""),
-        f"See logs/{most}.log; where the kernel killed it, look for memory",
+        f"See logs/{most}.log; if the kernel killed it, check its memory use",
     )
     return [Rated(Weight.MACHINE, finding, len(losses))]
 
@@ -142,7 +142,7 @@ def _quarantine(data: RunData, shares: Shares) -> list[Rated]:
     if not texts:
         return []
     finding = Finding(
-        "bad", f"A rollout worker could not load a version ({len(texts)}) and got no more work", texts[-1],
+        "bad", f"A rollout worker could not load a version ({len(texts)}) and received no more work", texts[-1],
         "See that worker's log; memory and the weight store are the usual causes",
     )  # fmt: skip
     return [Rated(Weight.MACHINE, finding, len(texts))]
@@ -167,9 +167,9 @@ def _memory(data: RunData, shares: Shares) -> list[Rated]:
             Weight.MACHINE,
             Finding(
                 "warning",
-                f"Memory of {name} grows: from {middle:,.0f} to {end:,.0f} MB within the later half of the run",
+                f"Memory use of {name} grows: from {middle:,.0f} to {end:,.0f} MB in the second half of the run",
                 "",
-                "Keep an eye on it; a run that is stopped and resumed starts with fresh processes",
+                "Monitor it; a run that is stopped and resumed starts with fresh processes",
                 f"At this rate it doubles within {figure(0.25 / share)} times the length of the run so far",
             ),
             share,
@@ -187,7 +187,7 @@ def _staging(data: RunData, shares: Shares) -> list[Rated]:
     finding = Finding(
         "warning",
         f"New weights take {percent(share)} of a step to reach a rollout worker",
-        "Meanwhile it generates with the version before, so samples are older than they need be",
+        "Meanwhile it generates with the version before, so samples are older than necessary",
         "Keep weights in shared memory (trainer.weights.kind: shm), or take larger steps",
     )
     return [Rated(Weight.MACHINE, finding, share)]
@@ -199,7 +199,7 @@ def _disk(data: RunData, shares: Shares) -> list[Rated]:
         return []
     finding = Finding(
         "warning",
-        "Weights travel through the disk: there was no room in shared memory",
+        "Weights are transferred through the disk: there was no room in shared memory",
         data.weight_dir,
         "Make /dev/shm larger (in a container: --shm-size); it has to hold three versions of the weights",
     )
@@ -253,9 +253,9 @@ def _damage(data: RunData, shares: Shares) -> list[Rated]:
     is_old = all("no pulses" in problem for problem in data.problems)
     finding = Finding(
         "info" if is_old else "warning",
-        "Not everything of this run could be read",
+        "Some files of this run could not be read",
         sentences("; ".join(data.problems)),
-        "" if is_old else "What is said here rests on the rest",
+        "" if is_old else "This report is based on the remaining files",
     )
     return [Rated(Weight.REMARK, finding)]
 

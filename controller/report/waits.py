@@ -43,6 +43,8 @@ SCORE_IDLE = 0.20
 """Share of rollout time in which nothing generates for want of scores: generation hides the rest."""
 SCORE_WAITING = 0.50
 """More samples wait for their score than are being generated ..."""
+SCORING_BUSY = 0.20
+"""Scoring processes that work less than this, without failures, are not what is waited for."""
 SCORING_FULL = 0.80
 """... while the scoring processes have no time left: they set the pace."""
 FAILED_NOTABLE = 0.02
@@ -53,7 +55,7 @@ PAUSED_NOTABLE = 0.10
 CORES_FULL = 0.90
 """Share of this machine's cores at work above which a wait is also one for a core."""
 MAX_NAMES = 5
-STEADY = "The shares of time in this verdict leave out the start and the end of the run; the key numbers count them in"
+STEADY = "The shares of time leave out the start and the end of the run"
 FAILURES = ("timed_out", "crashed", "invalid")
 
 
@@ -97,7 +99,7 @@ def _full_cores(shares: Shares) -> str:
     parts = ", ".join(f"{name} {cores:.2f}" for name, cores in largest)
     return (
         f"This machine's cores are the limit: of {shares.cores:g} of them {at_work:.2f} were at work on average "
-        f"({parts}), so another process here would take its time from these"
+        f"({parts}), so another process on this machine would take time from these"
     )
 
 
@@ -115,7 +117,7 @@ def _too_few_rollouts(data: RunData, shares: Shares, pace: Pace) -> Rated:
         shares.trainer_wait,
         f"The trainer waited {percent(shares.trainer_wait)} of its time for samples: too few rollout workers or slots",
         sentences(
-            f"Rollout workers were at work {percent(shares.rollout_working)} of the time ({held}{full}), so generation "
+            f"Rollout workers were busy {percent(shares.rollout_working)} of the time ({held}{full}), so generation "
             "is the slowest part"
             if math.isfinite(shares.rollout_working)
             else f"The run had {held}{full}",
@@ -135,7 +137,7 @@ def _no_overlap(data: RunData, shares: Shares, pace: Pace) -> Rated:
         f"{percent(shares.trainer_wait)} of its time, rollout workers {percent(shares.rollout_idle)}"
     )
     detail = (
-        "That is what the mode is for: alternation, as a baseline"
+        "This is the purpose of the mode: alternation, as a baseline"
         if _alternates(data)
         else "New groups may not start until a version is published, and that one waits for the last answers of a step"
     )
@@ -151,8 +153,8 @@ def _trainer_bound(data: RunData, shares: Shares, pace: Pace) -> Rated:
     could = figure(1 / max(shares.rollout_working, 0.01))
     finding = Finding(
         "warning",
-        f"Rollout workers idled {percent(shares.rollout_idle)} of their time{held}: the trainer is the bottleneck"
-        + (", there are too many rollout workers for it" if is_many else ""),
+        f"Rollout workers were idle {percent(shares.rollout_idle)} of their time{held}: the trainer is the bottleneck"
+        + (", there are more rollout workers than it needs" if is_many else ""),
         f"The trainer worked {percent(1 - shares.trainer_wait)} of its time; {plural(pace.workers, 'rollout worker')} "
         f"could make {could} times the samples it takes.",
         way,
@@ -186,10 +188,12 @@ def _failed_share(counted: Mapping[str, float]) -> float:
 def _stalled_scores(data: RunData, shares: Shares, pace: Pace) -> Rated | None:
     """The trainer waits, and not for generation."""
     is_hungry = math.isnan(shares.trainer_wait) or shares.trainer_wait >= WAIT_NOTABLE
-    is_starved = shares.idle_for_scores >= SCORE_IDLE
-    is_full = shares.waiting_for_score >= SCORE_WAITING and shares.scoring_busy >= SCORING_FULL
     counted = verdicts(data, shares)
     failed = _failed_share(counted)
+    if shares.scoring_busy < SCORING_BUSY and failed < FAILED_NOTABLE:  # what is late then is not the scorer
+        return None
+    is_starved = shares.idle_for_scores >= SCORE_IDLE
+    is_full = shares.waiting_for_score >= SCORE_WAITING and shares.scoring_busy >= SCORING_FULL
     is_unknown = math.isnan(shares.idle_for_scores) and shares.waiting_for_score >= SCORE_WAITING
     is_unknown = is_unknown and failed >= FAILED_NOTABLE
     if not is_hungry or not (is_starved or is_full or is_unknown):
@@ -198,12 +202,12 @@ def _stalled_scores(data: RunData, shares: Shares, pace: Pace) -> Rated | None:
     way, hope = advice.more_scoring(pace, is_failing=failed >= FAILED_NOTABLE)
     is_bad = failed >= FAILED_BAD or not shares.trainer_wait < WAIT_BAD
     title = (
-        f"The reward function stalls the run: {percent(shares.waiting_for_score)} of the samples in the workers' hands "
+        f"The reward function stalls the run: {percent(shares.waiting_for_score)} of the samples held by the workers "
         f"wait for a score ({name})"
     )
     detail = sentences(
         f"The trainer waited {percent(shares.trainer_wait)} of its time and rollout workers idled "
-        f"{percent(shares.rollout_idle)}, not for want of rollout workers",
+        f"{percent(shares.rollout_idle)}, not for lack of rollout workers",
         _verdict_words(counted),
         f"Scoring processes were busy {percent(shares.scoring_busy)} of the time ({pace.scorers} of them)"
         if math.isfinite(shares.scoring_busy)
@@ -223,8 +227,8 @@ def _failing_scores(data: RunData, shares: Shares) -> list[Rated]:
     kind = max(FAILURES, key=lambda kind: counted[kind])
     advised = {
         "timed_out": "Make the scorer faster or raise reward.timeout_s; each timeout costs a killed process as well",
-        "crashed": "Mend the scorer: logs/reward.log names the answers and the error",
-        "invalid": "The scorer says that it cannot judge these rows: check the columns it reads (logs/reward.log)",
+        "crashed": "Fix the scorer: logs/reward.log names the answers and the error",
+        "invalid": "The scorer reports that it cannot judge these rows: check the columns it reads (logs/reward.log)",
     }[kind]
     title = f"{percent(failed)} of the answers got no score ({kind.replace('_', ' ')}: {_culprit(data, shares)})"
     finding = Finding(
@@ -242,7 +246,7 @@ def _policy_words(data: RunData) -> str:
     for (_, _, policy), count in (data.samples.failures if data.samples else {}).items():
         done[policy] = done.get(policy, 0) + count
     policy = data.setting("reward.on_failure", "drop_sample")
-    teaches = "which teaches the policy from failures of the scorer"
+    teaches = "so the policy learns from failures of the scorer"
     if not any(done.values()) or "" in done:
         if isinstance(policy, int | float):
             return f"They count as a reward of {policy} (reward.on_failure), {teaches}"
@@ -274,7 +278,7 @@ def _culprit(data: RunData, shares: Shares) -> str:
 def _verdict_words(counted: Mapping[str, float]) -> str:
     total = sum(counted.values())
     if not total:
-        return "No verdict came at all"
+        return "No verdict arrived at all"
     listed = [f"{figure(counted[kind])} {kind.replace('_', ' ')}" for kind in counted if counted[kind]]
     return f"Verdicts: {', '.join(listed)}"
 
@@ -300,9 +304,9 @@ def _swaps(data: RunData, shares: Shares) -> list[Rated]:
     median = f"half of the {len(pauses)} swaps took over {figure(pauses[len(pauses) // 2])} s" if pauses else ""
     finding = Finding(
         "warning",
-        f"Weight swaps are slow: rollout workers stood still for them {percent(shares.rollout_paused)} of the time",
+        f"Weight swaps are slow: rollout workers were paused for them {percent(shares.rollout_paused)} of the time",
         sentences(median),
         "Swap less often (larger groups_per_step), keep weights in shared memory (trainer.weights.kind: shm), or try "
-        "rollout.interruption: keep_kv, which spares the second prefill",
+        "rollout.interruption: keep_kv, which avoids the second prefill",
     )
     return [Rated(Weight.MACHINE, finding, shares.rollout_paused)]

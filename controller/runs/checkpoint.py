@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import time
 
-from controller.requests import answer_to, is_taken, withdraw
-from controller.run_folder import RunFolder
+from controller.run_folder.formatting import printable, span
+from controller.run_folder.owner_host import whereabouts
+from controller.run_folder.run_folder import RunFolder
 from controller.runs.crew import ANSWER_S, Clock, Sleep, ask_run, goes_on, say_refused, wait_until
-from controller.runs.whereabouts import whereabouts
-from controller.runs.words import printable, span
+from controller.runtime.control_requests import answer_to, is_taken, withdraw
 
 DEFAULT_TIMEOUT_S = 600.0
 """A step may take minutes, and the checkpoint comes after it."""
@@ -29,7 +29,7 @@ def checkpoint(
     clock: Clock = time.monotonic,
 ) -> int:
     """Ask for a checkpoint and wait for it. Returns the exit status. Raises UserError where the run does not go on."""
-    where, key = ask_run(folder, "checkpoint", remedy="only a run that goes on can save")
+    where, key = ask_run(folder, "checkpoint", remedy="only a run in progress can save a checkpoint")
     try:
         if not wait_until(lambda: is_taken(folder.requests, key), ANSWER_S, sleep, clock):
             return _failed(folder, _why_silent(where.kind, where.words))
@@ -51,7 +51,7 @@ def _await(folder: RunFolder, key: str, timeout_s: float, sleep: Sleep, clock: C
 
     wait_until(is_settled, timeout_s, sleep, clock)
     if not found:
-        late = f"no checkpoint within {span(timeout_s)}; it still comes when the running step is done"
+        late = f"no checkpoint within {span(timeout_s)}; it is still saved when the running step is done"
         return _failed(folder, ended[0] if ended else late)
     is_granted, text = found[0]
     if not is_granted:
@@ -63,7 +63,7 @@ def _await(folder: RunFolder, key: str, timeout_s: float, sleep: Sleep, clock: C
 def _why_silent(kind: str, words: str) -> str:
     if kind == "foreign":
         return f"no answer within {span(ANSWER_S)}: it {words}"
-    return f"no answer within {span(ANSWER_S)}: the run prepares, or ends"
+    return f"no answer within {span(ANSWER_S)}: the run is starting or ending"
 
 
 def _failed(folder: RunFolder, text: str) -> int:

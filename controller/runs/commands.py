@@ -1,7 +1,7 @@
 """From arguments to commands: which one runs with what.
 
 Owns: the dispatch of the commands that look at runs or at this machine, refusals of the operating system in words.
-Refuses: the arguments (cli_arguments.py), doing the work.
+Refuses: the arguments (arguments.py), doing the work.
 
 What a command needs is imported when it runs: `areal-like --help` stays fast, and `doctor` works where charts do not.
 """
@@ -30,7 +30,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from controller.runs.locate import find_run_to_read
+    from controller.run_folder.locate import find_run_to_read
     from controller.runs.status import status
 
     folder = find_run_to_read(arguments.run)
@@ -40,7 +40,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _logs(arguments: argparse.Namespace) -> int:
-    from controller.runs.locate import find_run_to_read
+    from controller.run_folder.locate import find_run_to_read
     from controller.runs.logs import logs
 
     folder = find_run_to_read(arguments.run)
@@ -48,29 +48,29 @@ def _logs(arguments: argparse.Namespace) -> int:
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    from controller.runs.locate import find_run
+    from controller.run_folder.locate import find_run
     from controller.runs.stop import stop
 
     return stop(find_run(arguments.run), now=arguments.now, timeout_s=arguments.timeout)
 
 
 def _drain(arguments: argparse.Namespace) -> int:
+    from controller.run_folder.locate import find_run
     from controller.runs.crew import drain
-    from controller.runs.locate import find_run
 
     return drain(find_run(arguments.run), arguments.worker, timeout_s=arguments.timeout)
 
 
 def _add(arguments: argparse.Namespace) -> int:
+    from controller.run_folder.locate import find_run
     from controller.runs.crew import add
-    from controller.runs.locate import find_run
 
     return add(find_run(arguments.run), timeout_s=arguments.timeout)
 
 
 def _checkpoint(arguments: argparse.Namespace) -> int:
+    from controller.run_folder.locate import find_run
     from controller.runs.checkpoint import checkpoint
-    from controller.runs.locate import find_run
 
     return checkpoint(find_run(arguments.run), timeout_s=arguments.timeout)
 
@@ -94,7 +94,7 @@ def _ps(arguments: argparse.Namespace) -> int:
 
 
 def _samples(arguments: argparse.Namespace) -> int:
-    from controller.runs.locate import find_run_to_read
+    from controller.run_folder.locate import find_run_to_read
     from controller.runs.sample_rows import Choice, Order
     from controller.runs.samples import DEFAULT_LIMIT, samples
 
@@ -107,7 +107,7 @@ def _samples(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from controller.runs.locate import find_run_to_read
+    from controller.run_folder.locate import find_run_to_read
 
     folder = find_run_to_read(arguments.run)
     from controller.report.page import write_report
@@ -117,7 +117,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from controller.runs.locate import find_run_to_read
+    from controller.run_folder.locate import find_run_to_read
 
     folders = [find_run_to_read(run) for run in arguments.runs]
     from controller.report.compare import compare

@@ -1,6 +1,6 @@
 """`areal-like export` and `areal-like import`: between checkpoints and Hugging Face folders.
 
-Owns: which checkpoint is meant, words. Refuses: the files (the trainer wing, through wiring.py).
+Owns: which checkpoint is meant, words. Refuses: the files (the trainer wing, through process_specs.py).
 """
 
 from __future__ import annotations
@@ -8,8 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from areal_like.errors import UserError
-from controller.runs.locate import find_run_to_read
-from controller.wiring import checkpoint_problem, checkpoints_on_disk, export_checkpoint, import_folder, is_checkpoint
+from controller.run_folder.locate import find_run_to_read
+from controller.wiring.checkpoints import (
+    checkpoint_problem,
+    checkpoints_on_disk,
+    export_checkpoint,
+    import_folder,
+    is_checkpoint,
+)
 
 
 def export(source: str, out: str, *, version: int | None, dtype: str | None) -> int:
@@ -25,7 +31,7 @@ def import_model(source: str, out: str) -> int:
     """Make a checkpoint of a Hugging Face folder; the exit status. Raises UserError, OperationError."""
     folder, target = Path(source).expanduser(), Path(out).expanduser().resolve()
     if not folder.is_dir():
-        raise UserError("no folder lies there", where=source, remedy="give a model's folder")
+        raise UserError("there is no such folder", where=source, remedy="give a model's folder")
     if is_checkpoint(folder):
         raise UserError("this is a checkpoint already", where=source, remedy="use it as it is, or export it")
     num_tensors, dtype = import_folder(folder, target)

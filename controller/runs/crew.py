@@ -1,7 +1,7 @@
 """`areal-like drain RUN WORKER` and `areal-like add RUN`: rollout workers leave and join a run that goes on.
 
 Owns: asking the run's controller, the wait, words, exit status. Refuses: signalling workers (they may be on other
-machines; the controller tells them), granting (controller/crew.py).
+machines; the controller tells them), granting (controller/runtime/worker_admin.py).
 
 Exit status: 0 it is done; 1 it was refused, or is not done within the timeout (and goes on); 2 the run does not go on.
 """
@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 
 from areal_like.errors import UserError
-from controller.requests import Wish, answer_to, ask, withdraw
-from controller.run_folder import RunFolder
+from controller.run_folder.formatting import printable, span
+from controller.run_folder.owner_host import Whereabouts, whereabouts
+from controller.run_folder.run_folder import RunFolder
 from controller.runs.facts import read_facts
-from controller.runs.whereabouts import Whereabouts, whereabouts
-from controller.runs.words import printable, span
+from controller.runtime.control_requests import Wish, answer_to, ask, withdraw
 
 ANSWER_S = 10.0
 """The controller looks for requests several times a second."""
@@ -39,7 +39,7 @@ def drain(
     """A rollout worker hands its running samples over and leaves. Returns the exit status. Raises UserError."""
     if _asked(folder, "drain", worker, sleep, clock) is None:
         return 1
-    print(f"{folder.name}: {worker} leaves, its running samples move on")
+    print(f"{folder.name}: {worker} is draining, its running samples move to other workers")
     if not wait_until(lambda: worker not in read_facts(folder, whole=False).processes, timeout_s, sleep, clock):
         return _unfinished(folder, f"{worker} has not left within {span(timeout_s)}")
     print(f"{folder.name}: {worker} has left")
@@ -70,7 +70,7 @@ def add(
 
 def _asked(folder: RunFolder, wish: Wish, worker: str, sleep: Sleep, clock: Clock) -> str | None:
     """Whom the controller's answer names; None where it refused, or did not answer, which is said."""
-    _, key = ask_run(folder, wish, worker, remedy="this is for a run that goes on")
+    _, key = ask_run(folder, wish, worker, remedy="this needs a run in progress")
     found: list[tuple[bool, str]] = []
 
     def is_answered() -> bool:
@@ -82,7 +82,9 @@ def _asked(folder: RunFolder, wish: Wish, worker: str, sleep: Sleep, clock: Cloc
         wait_until(is_answered, ANSWER_S, sleep, clock)
     finally:
         withdraw(folder.requests, key)
-    is_granted, text = found[0] if found else (False, f"no answer within {span(ANSWER_S)}: the run prepares, or ends")
+    is_granted, text = (
+        found[0] if found else (False, f"no answer within {span(ANSWER_S)}: the run is starting or ending")
+    )
     if not is_granted:
         say_refused(folder, text)
         return None

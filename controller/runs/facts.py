@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 import psutil
 
-from controller.run_folder import RunFolder
-from controller.runs.whereabouts import Whereabouts, whereabouts, whereabouts_if_known
+from controller.run_folder.owner_host import Whereabouts, whereabouts, whereabouts_if_known
+from controller.run_folder.run_folder import RunFolder
 
 STATUS_FORMAT = 1
 TAIL_BYTES = 1 << 20
@@ -29,7 +29,15 @@ TAIL_BYTES = 1 << 20
 RATE_WINDOW_S = 10.0
 SILENT_S = 10.0
 """A running controller that has written no status for so long is in trouble: it writes about once a second."""
-_SHAPES = {"waits": list, "counts": dict, "processes": dict, "last_step": dict, "accuracy": dict}
+_SHAPES = {
+    "status": str,
+    "preparing": str,
+    "waits": list,
+    "counts": dict,
+    "processes": dict,
+    "last_step": dict,
+    "accuracy": dict,
+}
 WORK = {"rollout": "tokens", "trainer": "tokens", "reward": "scored"}
 """The counter that stands for the work of a role."""
 
@@ -157,14 +165,16 @@ def _status(folder: RunFolder, problems: list[str]) -> dict[str, Any]:
     status = _json(path, problems)
     found = status.get("format", STATUS_FORMAT)
     if not isinstance(found, int) or found > STATUS_FORMAT:
-        problems.append(f"{path.name} is of a newer version (format {found}, ours is {STATUS_FORMAT}): left out")
+        problems.append(
+            f"{path.name} was written by a newer version (format {found}, ours is {STATUS_FORMAT}): ignored"
+        )
         return {}
     if status and not isinstance(status.get("time_s"), int | float):
-        problems.append(f"{path.name} is damaged (no time): left out")
+        problems.append(f"{path.name} is damaged (no time): ignored")
         return {}
     odd = [key for key, kind in _SHAPES.items() if status.get(key) is not None and not isinstance(status[key], kind)]
     if odd:
-        problems.append(f"{path.name} is damaged ({', '.join(odd)}): those are left out")
+        problems.append(f"{path.name} is damaged ({', '.join(odd)}): they are ignored")
     return {key: value for key, value in status.items() if key not in odd}
 
 

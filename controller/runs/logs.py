@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TextIO
 
 from areal_like.errors import UserError
-from controller.config_problems import nearest
-from controller.run_folder import RunFolder
-from controller.runs.whereabouts import whereabouts_if_known
-from controller.runs.words import printable
+from controller.config.problems import nearest
+from controller.run_folder.formatting import printable
+from controller.run_folder.owner_host import whereabouts_if_known
+from controller.run_folder.run_folder import RunFolder
 
 POLL_S = 0.3
 DEFAULT_TAIL = 100
@@ -111,7 +111,7 @@ class Printer:
     def lines(self, name: str, lines: Iterable[str]) -> None:
         """Lines of one process."""
         for line in lines:
-            text = printable(line) if self.is_terminal else line
+            text = printable(line)
             self.out.write(f"{self._label(name)}{text}\n" if self.width else f"{text}\n")
 
     def _label(self, name: str) -> str:

@@ -1,6 +1,6 @@
 """`areal-like ps`: the runs of this machine, whatever folder they lie in.
 
-Owns: gathering, one row a run, table and JSON. Refuses: judging a run (whereabouts.py).
+Owns: gathering, one row a run, table and JSON. Refuses: judging a run (owner_host.py).
 
 Looked at: runs that this user started (registry.py), runs that processes of this machine belong to, `runs/` here, and
 every folder named with --runs-dir. Only what runs is shown, and the rest counted; --all shows everything.
@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.text import Text
 
 from areal_like.errors import UserError
-from controller.run_folder import RunFolder
-from controller.runs import registry
+from controller.run_folder import registry
+from controller.run_folder.formatting import megabytes, printable, span
+from controller.run_folder.locate import RUNS_DIR
+from controller.run_folder.run_folder import RunFolder
 from controller.runs.facts import Facts, read_facts
-from controller.runs.locate import RUNS_DIR
 from controller.runs.status_view import STYLE
-from controller.runs.words import megabytes, printable, span
 
 _TITLES = ("run", "is", "step", "accuracy", "time", "left", "pid", "memory")
 _ORDER = ("running", "foreign", "crashed", "failed", "stopped", "finished", "damaged")
@@ -60,7 +60,7 @@ def ps(
     if shown:
         _print(shown, console)
     else:
-        console.print(Text("no run is known here" if show_all else "nothing runs here"))
+        console.print(Text("no run is known here" if show_all else "no run is active here"))
     others = Counter(row.kind for row in found if row not in shown)
     if others:
         words = ", ".join(f"{others[kind]} {kind}" for kind in _ORDER if others[kind])

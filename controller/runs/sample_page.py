@@ -17,11 +17,11 @@ from typing import Any
 
 from areal_like.errors import UserError
 from controller.report.colours import DARK, LIGHT
-from controller.run_folder import RunFolder
+from controller.run_folder.formatting import number, printable
+from controller.run_folder.owner_host import whereabouts
+from controller.run_folder.run_folder import RunFolder
 from controller.runs.sample_rows import Choice, Found, Sample
 from controller.runs.sample_text import headline
-from controller.runs.whereabouts import whereabouts
-from controller.runs.words import number, printable
 
 TEMPLATES = Path(__file__).with_name("templates")
 MAX_CHARS = 20_000

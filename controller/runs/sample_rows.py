@@ -18,11 +18,11 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from areal_like.errors import LedgerError, UserError
-from controller.ledger import SEGMENT_FOLDER
-from controller.ledger_schema import SCHEMA_VERSION
-from controller.run_folder import RunFolder
+from controller.ledger.ledger import SEGMENT_FOLDER
+from controller.ledger.schema import SCHEMA_VERSION
+from controller.ledger.segment_store import Location, SegmentStore, unpack_trajectory
+from controller.run_folder.run_folder import RunFolder
 from controller.runs.tokens import TokenText
-from controller.segments import Location, SegmentStore, unpack_trajectory
 
 Order = Literal["newest", "worst", "best", "given"]
 Payload = Literal["stored", "purged", "damaged"]
@@ -64,7 +64,7 @@ class Choice:
 POLICY_WORDS = {
     "drop_sample": "; the sample was dropped",
     "drop_group": "; its group was dropped",
-    "value": "; a stated reward was used",
+    "value": "; a configured reward was used",
 }
 
 
@@ -119,7 +119,7 @@ class Sample:
             reason = f" ({self.verdict_reason})" if self.verdict_reason else ""
             found.append(f"no score: {self.verdict}{reason}{POLICY_WORDS.get(self.policy, '')}")
         elif self.verdict_reason:
-            found.append(f"the scorer says: {self.verdict_reason}")
+            found.append(f"scorer: {self.verdict_reason}")
         if self.fate == "live":
             found.append("not used by a step yet")
         elif self.fate != "consumed":
@@ -145,7 +145,7 @@ class Found:
 def read_samples(folder: RunFolder, choice: Choice) -> Found:
     """Samples of a run. Raises UserError: no ledger yet, damaged, of a newer version, or nothing so called."""
     if not folder.ledger.is_file():
-        raise UserError("has no ledger: nothing was generated yet", where=str(folder.root), remedy="look again later")
+        raise UserError("has no ledger: nothing was generated yet", where=str(folder.root), remedy="try again later")
     text = TokenText.of(folder)
     try:
         db, is_whole = _open(folder)
@@ -219,7 +219,7 @@ def _check_schema(db: sqlite3.Connection, folder: RunFolder) -> None:
     row = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
     if row is None or str(row[0]) != str(SCHEMA_VERSION):
         raise UserError(
-            f"is of another version (schema {row[0] if row else '?'}, ours is {SCHEMA_VERSION})",
+            f"was written by another version (schema {row[0] if row else '?'}, ours is {SCHEMA_VERSION})",
             where=str(folder.ledger),
             remedy="use the version of areal_like that wrote it",
         )

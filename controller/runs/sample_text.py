@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from controller.run_folder import RunFolder
+from controller.run_folder.formatting import number, printable
+from controller.run_folder.run_folder import RunFolder
 from controller.runs.sample_rows import Choice, Found, Sample
-from controller.runs.words import number, printable
 
 PROMPT_LINES, ANSWER_LINES = 8, 12
 """Longer texts show their beginning and their end."""

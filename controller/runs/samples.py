@@ -15,7 +15,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from areal_like.errors import UserError
-from controller.run_folder import RunFolder
+from controller.run_folder.run_folder import RunFolder
 from controller.runs.sample_rows import Choice, Found, Sample, read_samples
 
 Format = Literal["text", "jsonl", "html"]
@@ -39,7 +39,7 @@ def samples(
     for problem in found.problems:
         print(f"note: {problem}", file=sys.stderr)
     if not found.samples:
-        print(f"note: no sample fits ({choice.words()}); {_stock(found)}", file=sys.stderr)
+        print(f"note: no sample matches ({choice.words()}); {_stock(found)}", file=sys.stderr)
     if format == "html":
         from controller.runs.sample_page import sample_page
 

@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.live import Live
 
 from controller.report.finding import Finding
-from controller.run_folder import RunFolder
+from controller.run_folder.formatting import span
+from controller.run_folder.owner_host import status_exit
+from controller.run_folder.run_folder import RunFolder
 from controller.runs.facts import SILENT_S, Facts, Memory, read_facts
 from controller.runs.status_view import Health, Verdict, findings, one_line, page
-from controller.runs.whereabouts import status_exit
-from controller.runs.words import span
 
 _ENDED: Mapping[str, Verdict] = {"finished": "ok", "stopped": "ok", "foreign": "unknown"}
 SLOW_FACTOR = 5.0
@@ -113,10 +113,12 @@ def health(facts: Facts) -> Health:
         return Health(_ENDED.get(kind, "bad"), facts.where.words)
     if facts.controller.get("is_suspended"):
         pid = facts.where.pid
-        return Health("bad", f"the controller is suspended: `kill -CONT {pid}` lets it go on")
+        return Health("bad", f"the controller is suspended: `kill -CONT {pid}` continues it")
     age_s = facts.age_s
     if age_s is not None and age_s > SILENT_S:
-        return Health("bad", f"no word from the controller for {span(age_s)}: it hangs, or the machine is overloaded")
+        return Health(
+            "bad", f"no message from the controller for {span(age_s)}: it hangs, or the machine is overloaded"
+        )
     troubled = [
         f"{name}: {row.get('state')}"
         for name, row in facts.processes.items()
@@ -127,7 +129,7 @@ def health(facts: Facts) -> Health:
         return Health("warning", "; ".join(troubled))
     since_s = _since_step_s(facts)
     if since_s is not None and facts.step_s is not None and since_s > max(SLOW_S, SLOW_FACTOR * facts.step_s):
-        return Health("warning", f"no step for {span(since_s)}; usually one takes {span(facts.step_s)}")
+        return Health("warning", f"no step for {span(since_s)}; a step usually takes {span(facts.step_s)}")
     if facts.status.get("status") == "preparing":
         return Health("ok", "preparing the starting model")
     if not facts.status:
@@ -136,7 +138,7 @@ def health(facts: Facts) -> Health:
 
 
 def _is_trouble(wait: str) -> bool:
-    return any(word in wait for word in (" is quarantined", " is lost; ", " is gone for good"))
+    return any(word in wait for word in (" is quarantined", " is lost; ", " is lost and not restarted"))
 
 
 def _since_step_s(facts: Facts) -> float | None:

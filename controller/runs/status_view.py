@@ -18,8 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from controller.report.finding import Finding
+from controller.run_folder.formatting import ago, megabytes, number, percent, printable, span
 from controller.runs.facts import Facts, Rate
-from controller.runs.words import ago, megabytes, number, percent, printable, span
+from controller.telemetry.summary import SINCE_RESUME
 
 Verdict = Literal["ok", "warning", "bad", "unknown"]
 STYLE: Mapping[str, str] = {
@@ -142,17 +143,18 @@ def _last_step(row: Mapping[str, Any]) -> list[str]:
 def _summary(summary: Mapping[str, Any]) -> list[str]:
     """The few numbers that say how it went."""
     parts = []
+    since = f" {SINCE_RESUME}" if (summary.get("lives") or 1) > 1 else ""
     before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
     if after is not None:
         start = f"{number(before)} -> " if before is not None else ""
         parts.append(f"accuracy {start}{number(after)}")
     if isinstance(wall_s := summary.get("wall_s"), int | float):
-        parts.append(f"{span(wall_s)}")
+        parts.append(f"{span(wall_s)}{since}")
     if isinstance(rate := summary.get("samples_per_s"), int | float):
-        parts.append(f"{rate:.1f} samples/s")
+        parts.append(f"{rate:.1f} samples/s{since}")
     for key, words in (("trainer_wait_share", "trainer waited"), ("rollout_idle_share", "rollouts idle")):
         if isinstance(share := summary.get(key), int | float):
-            parts.append(f"{words} {percent(share)}")
+            parts.append(f"{words} {percent(share)}{since or ' of the whole run'}")
     if audit := summary.get("audit"):
         parts.append(f"audit {audit}")
     return parts

@@ -1,8 +1,9 @@
 """`areal-like stop RUN`: asks the controller of a run to end, waits, and says how it ended.
 
 Owns: the signals, the wait, exit status. Refuses: signalling anybody but the process that the run's state file names
-(same pid, same start time, held fast by a pidfd before it is looked at), ending processes of a run that has no
-controller any more (they end with it by themselves).
+(same pid, same start time, held fast by a pidfd before it is looked at) and that holds the run's lock: a state file can
+be edited or copied, a lock cannot. Refuses also ending processes of a run that has no controller any more (they end
+with it by themselves).
 
 One SIGTERM: finish the running step, save, end. --now sends a second one: end at once; `resume` goes on from the last
 checkpoint and from every sample in the ledger.
@@ -21,10 +22,11 @@ from collections.abc import Callable, Iterator
 
 from areal_like.errors import UserError
 from areal_like.process import is_same_process
-from controller.run_folder import RunFolder
+from controller.ledger.ledger import lock_holder
+from controller.run_folder.formatting import printable, span
+from controller.run_folder.owner_host import Whereabouts, status_exit, whereabouts
+from controller.run_folder.run_folder import RunFolder
 from controller.runs.facts import read_facts
-from controller.runs.whereabouts import Whereabouts, status_exit, whereabouts
-from controller.runs.words import printable, span
 
 DEFAULT_TIMEOUT_S = 180.0
 POLL_S = 0.2
@@ -46,7 +48,7 @@ def stop(
     where = whereabouts(folder)
     if not where.is_running:
         return _nothing_to_do(folder, where)
-    with _hold(where) as send:
+    with _hold(folder, where) as send:
         if send is None:
             return _nothing_to_do(folder, whereabouts(folder))
         send(signal.SIGTERM)
@@ -56,11 +58,11 @@ def stop(
             if whereabouts(folder).is_running:
                 send(signal.SIGTERM)
         else:
-            print(f"{folder.name}: finishing the running step and saving (at once: areal-like stop --now)")
+            print(f"{folder.name}: finishing the running step and saving (to stop at once: areal-like stop --now)")
         try:
             return _wait(folder, where, clock() + timeout_s, timeout_s, sleep, clock)
         except KeyboardInterrupt:
-            print(f"{folder.name} goes on ending; see areal-like status {folder.root}", file=sys.stderr)
+            print(f"{folder.name} is still shutting down; see areal-like status {folder.root}", file=sys.stderr)
             raise
 
 
@@ -68,7 +70,8 @@ def _nothing_to_do(folder: RunFolder, where: Whereabouts) -> int:
     if where.kind == "foreign":
         host = where.state.get("host") or "that machine"
         print(
-            f"error: {folder.name} {where.words}; it can only be stopped there: log in to {host} and say it again",
+            f"error: {folder.name} {where.words}; it can only be stopped there: log in to {host} and "
+            "repeat the command",
             file=sys.stderr,
         )
         return status_exit(where.kind)
@@ -94,8 +97,8 @@ def _wait(
             told = words
         if clock() > due_s:
             print(
-                f"error: {folder.name} still runs after {span(timeout_s)} (process {before.pid}); it goes on ending. "
-                f"At once: areal-like stop --now {folder.root}",
+                f"error: {folder.name} still runs after {span(timeout_s)} (process {before.pid}); "
+                f"it is still shutting down. To stop at once: areal-like stop --now {folder.root}",
                 file=sys.stderr,
             )
             return 1
@@ -119,7 +122,7 @@ def _ending(folder: RunFolder) -> str:
 
 
 @contextlib.contextmanager
-def _hold(where: Whereabouts) -> Iterator[Send | None]:
+def _hold(folder: RunFolder, where: Whereabouts) -> Iterator[Send | None]:
     """A way to signal exactly this process; None when it has ended. Its pid cannot come to mean another meanwhile."""
     pid, started_s = where.pid, float(where.state["controller_started_s"])
     assert pid is not None
@@ -136,6 +139,12 @@ def _hold(where: Whereabouts) -> Iterator[Send | None]:
         if not is_same_process(pid, started_s):
             yield None
             return
+        if lock_holder(folder.root) != pid:
+            raise UserError(
+                f"state.json names process {pid}, which does not have this run open: it is not signalled",
+                where=str(folder.root),
+                remedy="try again in a moment if the run has just been started; else state.json is of another run",
+            )
 
         def send(number: signal.Signals) -> None:
             try:

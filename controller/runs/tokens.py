@@ -18,7 +18,7 @@ import yaml
 
 from areal_like.errors import first_line
 from areal_like.trajectory import Trajectory
-from controller.run_folder import RunFolder
+from controller.run_folder.run_folder import RunFolder
 
 MAX_NUMBERS = 40
 """Token numbers shown where there is no tokenizer."""
@@ -49,7 +49,7 @@ class TokenText:
                 return found
             except Exception as error:  # fault boundary: tokenizers raises bare Exception for damaged files
                 found.problems.append(f"{path} is damaged ({first_line(error)})")
-        found.problems.append("no tokenizer.json of this run is here: prompts are shown as token numbers")
+        found.problems.append("this run's tokenizer.json was not found: prompts are shown as token numbers")
         return found
 
     def texts(self, trajectory: Trajectory, response: str) -> tuple[str, str, list[tuple[int, str]]]:

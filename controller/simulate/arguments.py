@@ -18,16 +18,16 @@ examples:
 In `mode: sync` every phase has all GPUs, one after the other; otherwise --rollout-share of them generate.
 
 What is real: admission, leases, staleness, batching, dealing to ranks. What is a model: how long a GPU takes. The
-defaults of --efficiency are of the usual order, not measured; your own machines are better described by --calibrate.
+defaults of --efficiency are typical values, not measured; --calibrate describes your own machines better.
 """
 
 
 def add_simulate(commands: Any, command: Callable[..., Any], positive: Callable[[str], float]) -> None:
     """Add the command to the parser."""
     simulate = command(
-        commands, "simulate", "a job on machines you need not have: step time, waits, the best split", _EPILOG,
-        "Run a job under a virtual clock: the real coordinator and dealing, with GPUs on paper or costs measured in a "
-        "run of yours. Predicts step time, waits and staleness, and finds the best split of machines.",
+        commands, "simulate", "predict a job's step time, waits and best split, without the machines", _EPILOG,
+        "Run a job under a virtual clock: the real coordinator and dealing, with modelled GPUs or costs measured in "
+        "one of your runs. Predicts step time, waits and staleness, and finds the best split of machines.",
     )  # fmt: skip
     simulate.add_argument("config", metavar="CONFIG", help="YAML file or shipped config")
     simulate.add_argument("overrides", nargs="*", default=[], metavar="key.path=value", help="override one key")
@@ -51,9 +51,13 @@ def add_simulate(commands: Any, command: Callable[..., Any], positive: Callable[
         help="try these values of a config key, or of gpus, rollout_share, tp; may be given several times",
     )  # fmt: skip
     simulate.add_argument(
-        "--efficiency", action="append", default=[], metavar="key=X", help="what is reached of the data sheet"
+        "--efficiency",
+        action="append",
+        default=[],
+        metavar="key=X",
+        help="share of the data sheet's figures that is reached",
     )
-    simulate.add_argument("--calibrate", default="", metavar="RUN", help="costs as this run measured them")
+    simulate.add_argument("--calibrate", default="", metavar="RUN", help="use the costs measured in this run")
     simulate.add_argument("--plot", default="", metavar="FILE", help="draw the sweep (.png, .svg, .pdf)")
     simulate.add_argument("--json", action="store_true", help="a JSON list, one object a variant")
 

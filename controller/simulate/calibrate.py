@@ -17,10 +17,10 @@ import numpy as np
 
 from areal_like.emulation.roofline import Measured
 from areal_like.errors import UserError
-from controller.config import RunConfig
+from controller.config.run_config import RunConfig
 from controller.report.data import RunData
-from controller.run_folder import RunFolder
-from controller.wiring import Role, threads_for
+from controller.run_folder.run_folder import RunFolder
+from controller.wiring.process_specs import Role, threads_for
 
 FEWEST_PULSES = 5
 FEWEST_STEPS = 5
@@ -133,5 +133,5 @@ def _median(values: Iterable[float]) -> float:
 
 def _too_short(folder: RunFolder, why: str) -> UserError:
     return UserError(
-        f"too little was measured to calibrate with: {why}", where=str(folder.root), remedy="give a run of 20 steps"
+        f"not enough was measured to calibrate: {why}", where=str(folder.root), remedy="give a run of 20 steps"
     )

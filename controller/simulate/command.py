@@ -22,14 +22,14 @@ from areal_like.emulation.lengths import Lengths
 from areal_like.emulation.machines import gpu_named, model_named
 from areal_like.emulation.roofline import SHARES, Efficiencies, Measured
 from areal_like.errors import UserError
-from controller.config import RunConfig
-from controller.forced_lengths import forced_lengths
-from controller.overrides import load_config
-from controller.run_folder import RunFolder
-from controller.runs.locate import find_run
+from controller.config.loading import load_config
+from controller.config.run_config import RunConfig
+from controller.data.forced_lengths import forced_lengths
+from controller.data.length_distribution import parse_lengths
+from controller.run_folder.locate import find_run
+from controller.run_folder.run_folder import RunFolder
 from controller.simulate import plan
 from controller.simulate.calibrate import calibrate, other_threads
-from controller.simulate.lengths import parse_lengths
 from controller.simulate.picture import draw
 
 DEFAULT_STEPS = 100
@@ -86,8 +86,8 @@ def _refuse_machines(arguments: argparse.Namespace, variants: Sequence[tuple[str
             *(f"--{name.replace('_', '-')}" for name in machine if getattr(arguments, name))]  # fmt: skip
     if told:
         raise UserError(
-            "costs as a run measured them are those of its machines and its model, which this would not change",
-            where=f"{', '.join(told)} beside --calibrate",
+            "costs as a run measured them are those of its machines and its model, which this option would not change",
+            where=f"{', '.join(told)} together with --calibrate",
             remedy="leave out one of the two; how many workers there are is rollout.num_workers",
         )
 
@@ -133,9 +133,9 @@ def setup_of(arguments: argparse.Namespace, config: RunConfig, run: MeasuredRun 
     name = arguments.model or config.model.path
     if name is None:
         raise UserError(
-            "the config makes its model itself, which no GPU's data sheet says much about",
+            "the config makes its model itself, so a GPU's data sheet does not predict its speed",
             where="--model",
-            remedy="name one, such as --model 7b, or take the costs of a run of yours: --calibrate RUN",
+            remedy="name one, such as --model 7b, or use the costs of one of your runs: --calibrate RUN",
         )
     return replace(
         setup, gpu=gpu_named(arguments.gpu or DEFAULT_GPU), model=model_named(name),
@@ -159,7 +159,7 @@ def _with_efficiency(reached: Efficiencies, text: str) -> Efficiencies:
     known = asdict(reached)
     if key not in known:
         remedy = ", ".join(f"{name}={usual:g}" for name, usual in known.items())
-        raise UserError(f"{text!r} names nothing that is reached", where="--efficiency", remedy=f"one of {remedy}")
+        raise UserError(f"{text!r} is not a known efficiency", where="--efficiency", remedy=f"one of {remedy}")
     try:
         number = float(value)
     except ValueError:
@@ -216,7 +216,7 @@ def _print(trials: Sequence[plan.Trial]) -> None:
         slowest = min(trial.outcome.samples_per_s for trial in trials)
         print(
             f"best: {_varied(chosen)}: {chosen.outcome.samples_per_s / slowest:.2f}x the slowest; "
-            "of those within 2 % of the fastest the freshest"
+            "the freshest of those within 2 % of the fastest"
         )
     else:
         print(f"staleness of the groups trained on: {_histogram(trials[0].outcome.staleness)}")

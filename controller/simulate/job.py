@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from areal_like.emulation.lengths import Lengths
-from controller import protocol as p
+from controller.coordinator.events import Mode, OnStale, RoutingPolicy
 
 MAX_LEASES = 1_000_000
 """Samples above which a lease is a whole group."""
@@ -26,14 +26,14 @@ class Job:
     num_steps: int
     lengths: Lengths
     prompt_tokens: int = 200
-    mode: p.Mode = "async"
+    mode: Mode = "async"
     max_staleness: int | None = 4
-    on_stale: p.OnStale = "wait"
+    on_stale: OnStale = "wait"
     interruption: str = "recompute"
     updates_per_step: int = 1
     reward_s: float = 0.0
     seed: int = 1
-    routing: p.RoutingPolicy = "least_tokens"
+    routing: RoutingPolicy = "least_tokens"
     affinity: float = 1.0
     migration: bool = False
     """Running answers move to idle workers. Not where a lease is a whole group."""

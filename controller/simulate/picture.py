@@ -50,7 +50,9 @@ def draw(trials: Sequence[Trial], path: Path) -> None:
         figure.savefig(path, dpi=130)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"the picture cannot be written ({error})", where=str(path), remedy="--plot plan.png in a folder of yours"
+            f"the picture cannot be written ({error})",
+            where=str(path),
+            remedy="--plot plan.png in a folder you may write to",
         ) from error
     finally:
         pyplot.close(figure)

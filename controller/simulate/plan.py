@@ -15,7 +15,7 @@ from areal_like.emulation.lengths import Lengths
 from areal_like.emulation.machines import Gpu, Model
 from areal_like.emulation.roofline import Costs, Efficiencies, Measured, Roofline, smallest_tp
 from areal_like.errors import UserError
-from controller.config import RunConfig
+from controller.config.run_config import RunConfig
 from controller.simulate.job import Job, Outcome
 from controller.simulate.world import World
 
@@ -170,7 +170,7 @@ def _with_machine(setup: Setup, key: str, text: str) -> Setup:
             raise ValueError
     except ValueError as error:
         raise UserError(
-            f"{text!r} will not do", where=f"--sweep {key}", remedy="numbers with commas between"
+            f"{text!r} is not valid", where=f"--sweep {key}", remedy="numbers with commas between"
         ) from error
     return replace(setup, gpus=number) if key == "gpus" else replace(setup, tp=number)
 

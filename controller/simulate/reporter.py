@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from areal_like.emulation.replica import Replica, Sequence
 from areal_like.trajectory import NO_VERSION
-from controller import protocol as p
-from controller.speeds import SpeedGauge
+from controller.coordinator.events import Event, LeaseReturned, PartialReport, ProgressReported, WorkerSpeed
+from controller.runtime.throughput_gauge import SpeedGauge
 
 
 @dataclass(slots=True)
@@ -45,20 +45,20 @@ class Reporter:
         """The sample is reported as finished."""
         self._sequences.pop(lease_id, None)
 
-    def heartbeat(self, replica: Replica, leases: dict[int, Lease]) -> list[p.Event]:
+    def heartbeat(self, replica: Replica, leases: dict[int, Lease]) -> list[Event]:
         """Tokens of the running answers, and the worker's speed where it has changed."""
-        told: list[p.Event] = []
+        told: list[Event] = []
         parts = [self._part(replica, sequence, leases[sequence.lease_id]) for sequence in replica.active]
         if parts:
-            told.append(p.ProgressReported(worker=replica.name, items=tuple(parts)))
+            told.append(ProgressReported(worker=replica.name, items=tuple(parts)))
         counters = {"tokens": replica.tokens, "steps": replica.steps, "busy_s": replica.busy_s + replica.prefill_s}
         if (speed := self._gauge.read(replica.name, "0", counters)) is not None:
-            told.append(p.WorkerSpeed(worker=replica.name, tokens_per_s=speed[0], steps_per_s=speed[1]))
+            told.append(WorkerSpeed(worker=replica.name, tokens_per_s=speed[0], steps_per_s=speed[1]))
         return told
 
-    def returned(self, replica: Replica, lease_ids: Iterable[int], leases: dict[int, Lease]) -> list[p.Event]:
+    def returned(self, replica: Replica, lease_ids: Iterable[int], leases: dict[int, Lease]) -> list[Event]:
         """Take these off the worker; what has ended meanwhile stays."""
-        told: list[p.Event] = []
+        told: list[Event] = []
         for lease_id in lease_ids:
             lease = leases.get(lease_id)
             if lease is None or not lease.left:
@@ -69,15 +69,15 @@ class Reporter:
             del leases[lease_id]
             if part.num_tokens:
                 self._began[lease.group_id, lease.index] = lease.first_version
-            told.append(p.LeaseReturned(worker=replica.name, part=part, reason="migrated"))
+            told.append(LeaseReturned(worker=replica.name, part=part, reason="migrated"))
         return told
 
-    def _part(self, replica: Replica, sequence: Sequence, lease: Lease) -> p.PartialReport:
+    def _part(self, replica: Replica, sequence: Sequence, lease: Lease) -> PartialReport:
         """Everything it has, from the first token on: the coordinator keeps what is new to it."""
         tokens = int(replica.tokens_of(sequence))
         if lease.first_version == NO_VERSION:
             tokens = 0
-        return p.PartialReport(
+        return PartialReport(
             lease_id=sequence.lease_id, start=0, num_tokens=tokens, first_version=lease.first_version,
             last_version=replica.version,
         )  # fmt: skip

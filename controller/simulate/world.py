@@ -24,9 +24,19 @@ import numpy as np
 from areal_like.emulation.replica import MAX_STRIDE_TOKENS, Replica, Sequence
 from areal_like.emulation.roofline import Costs
 from areal_like.packing import partition
-from controller import protocol as p
-from controller.coordinator import Coordinator
-from controller.settings import CoordinatorSettings
+from controller.coordinator.coordinator import Coordinator
+from controller.coordinator.effects import EndRun, SendBatch, SendLeases, SendNoMoreBatches, SendRecall, SendVersion
+from controller.coordinator.events import (
+    BatchRequested,
+    CheckpointTaken,
+    Event,
+    Published,
+    RunStarted,
+    SampleReported,
+    WorkerJoined,
+    WorkerVersionLoaded,
+)
+from controller.coordinator.settings import CoordinatorSettings
 from controller.simulate.job import Job, Outcome
 from controller.simulate.record import Record
 from controller.simulate.reporter import Lease, Reporter
@@ -88,16 +98,16 @@ class World:
         self._now_s = 0.0
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._carried_out: dict[type, Callable[[Any], None]] = {
-            p.SendLeases: self._take_leases,
-            p.SendRecall: lambda effect: self._at(self._now_s, self._hand_back, effect),
-            p.SendBatch: self._take_batch,
-            p.SendNoMoreBatches: lambda effect: self._at(self._now_s, self._save),
-            p.EndRun: self._end,
+            SendLeases: self._take_leases,
+            SendRecall: lambda effect: self._at(self._now_s, self._hand_back, effect),
+            SendBatch: self._take_batch,
+            SendNoMoreBatches: lambda effect: self._at(self._now_s, self._save),
+            EndRun: self._end,
         }
         """What effects of the coordinator do; SendVersion: see `_handle`. Others are about files and sockets."""
         self._serial = 0
         self._wake_at = [math.inf] * num_workers
-        self._batches: dict[int, p.SendBatch] = {}
+        self._batches: dict[int, SendBatch] = {}
         self._trained = 0
         self._asked = 0
         self._is_training = False
@@ -109,16 +119,16 @@ class World:
 
     def run(self) -> Outcome:
         """Simulate to the end."""
-        self._handle(p.RunStarted(lineage="l0"))
+        self._handle(RunStarted(lineage="l0"))
         joining = zip(self._replicas, self._capacities, strict=True)
-        self._handle(*(p.WorkerJoined(worker=r.name, incarnation="0", capacity=held) for r, held in joining))
-        self._handle(p.Published(version=0, lineage="l0", manifest_path="v0"))
+        self._handle(*(WorkerJoined(worker=r.name, incarnation="0", capacity=held) for r, held in joining))
+        self._handle(Published(version=0, lineage="l0", manifest_path="v0"))
         self._ask()
         if self._is_moving:
             self._at(self.job.heartbeat_s, self._report)
         with _uncollected():
             self._run()
-        assert self._is_over, "the simulated job stands still"
+        assert self._is_over, "the simulated job makes no progress"
         return self._record.outcome(len(self._replicas))
 
     def _run(self) -> None:
@@ -133,32 +143,32 @@ class World:
 
     # ------------------------------------------------------------ the coordinator
 
-    def _handle(self, *events: p.Event) -> None:
+    def _handle(self, *events: Event) -> None:
         told: dict[int, list[int]] = {}
         for effect in self._coordinator.handle_together(events, self._now_s):
             kind = type(effect)
             if (carry_out := self._carried_out.get(kind)) is not None:
                 carry_out(effect)
-            elif kind is p.SendVersion:
-                assert isinstance(effect, p.SendVersion)
+            elif kind is SendVersion:
+                assert isinstance(effect, SendVersion)
                 told.setdefault(effect.version, []).append(self._index[effect.worker])
         for version, workers in told.items():
             self._announce(workers, version)
 
-    def _take_batch(self, batch: p.SendBatch) -> None:
+    def _take_batch(self, batch: SendBatch) -> None:
         self._batches[batch.step] = batch
         self._at(self._now_s, self._train)
 
-    def _end(self, effect: p.EndRun) -> None:
+    def _end(self, effect: EndRun) -> None:
         self._is_over = True
 
     def _save(self) -> None:
         if not self._is_training:
-            self._handle(p.CheckpointTaken(version=self._trained, path="c"))
+            self._handle(CheckpointTaken(version=self._trained, path="c"))
 
     # ------------------------------------------------------------ rollout
 
-    def _take_leases(self, effect: p.SendLeases) -> None:
+    def _take_leases(self, effect: SendLeases) -> None:
         worker = self._index[effect.worker]
         replica = self._replicas[worker]
         self._catch_up(worker)
@@ -214,7 +224,7 @@ class World:
 
     def _report(self) -> None:
         """A heartbeat of every worker: its answers so far, and its speed."""
-        told: list[p.Event] = []
+        told: list[Event] = []
         for worker, replica in enumerate(self._replicas):
             self._catch_up(worker)
             self._refill(worker)
@@ -223,7 +233,7 @@ class World:
         if self._queue and not self._is_over:
             self._at(self._now_s + self.job.heartbeat_s, self._report)
 
-    def _hand_back(self, recall: p.SendRecall) -> None:
+    def _hand_back(self, recall: SendRecall) -> None:
         """What the worker still holds of these goes back with its tokens; it is leased to another one at once."""
         worker = self._index[recall.worker]
         self._catch_up(worker)
@@ -234,12 +244,12 @@ class World:
     def _finish(self, lease_ids: list[int]) -> None:
         self._handle(*map(self._finished, lease_ids))
 
-    def _finished(self, lease_id: int) -> p.SampleReported:
+    def _finished(self, lease_id: int) -> SampleReported:
         lease = self._leases.pop(lease_id)
         self._reporter.ended(lease_id)
         replica = self._replicas[lease.worker]
         lengths = self._lengths[lease.group_id][0]
-        return p.SampleReported(
+        return SampleReported(
             worker=replica.name, lease_id=lease_id, group_id=lease.group_id, sample_index=lease.index,
             num_tokens=sum(lengths) if self._is_by_group else lengths[lease.index],
             first_version=lease.first_version, last_version=replica.version, verdict_kind="scored",
@@ -329,14 +339,14 @@ class World:
 
     def _loaded(self, workers: Iterable[int], version: int) -> None:
         names = (self._replicas[worker].name for worker in workers)
-        self._handle(*(p.WorkerVersionLoaded(worker=name, version=version, lineage="l0") for name in names))
+        self._handle(*(WorkerVersionLoaded(worker=name, version=version, lineage="l0") for name in names))
 
     # ------------------------------------------------------------ trainer
 
     def _ask(self) -> None:
         if self._asked < min(self._trained + 2, self.job.num_steps) and self._asked not in self._batches_missing():
             self._asked += 1
-            self._handle(p.BatchRequested(step=self._asked))
+            self._handle(BatchRequested(step=self._asked))
 
     def _batches_missing(self) -> tuple[int, ...]:
         """The step asked for and not answered, if any."""
@@ -380,7 +390,7 @@ class World:
                 self._catch_up(worker)
                 self._refill(worker)
             self._record.workers(self._replicas)
-        self._handle(p.Published(version=step, lineage="l0", manifest_path=f"v{step}"))
+        self._handle(Published(version=step, lineage="l0", manifest_path=f"v{step}"))
         if step == self.job.num_steps:
             self._at(self._now_s, self._save)
         self._ask()

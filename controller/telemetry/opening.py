@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from controller.config import RunConfig
-from controller.run_folder import RunFolder
+from controller.config.run_config import RunConfig
+from controller.config.validation.run import is_loopback
+from controller.run_folder.run_folder import RunFolder
 from controller.telemetry.sink_kinds import KINDS
 from controller.telemetry.sinks import Sink, Sinks
-from controller.validate import is_loopback
 
 
 def open_sinks(config: RunConfig, folder: RunFolder, run_id: str, note: Callable[[str], None]) -> Sinks:
@@ -43,7 +43,7 @@ def open_sinks(config: RunConfig, folder: RunFolder, run_id: str, note: Callable
             host, port, run=folder.name, losses=lambda: sinks.counts() if sinks else {}, remedy=remedies["prometheus"]
         )
         opened.append(endpoint)
-        whom = "" if is_loopback(host) else "; whoever reaches this address can read them"
+        whom = "" if is_loopback(host) else "; anyone who can reach this address can read them"
         note(f"metrics for Prometheus at {endpoint.url}{whom}")
     sinks = Sinks(opened)
     return sinks

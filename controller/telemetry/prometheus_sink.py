@@ -30,10 +30,10 @@ _HELP: Mapping[str, str] = {
     "samples": "Samples finished.",
     "busy_s": "Time spent working.",
     "idle_s": "Time in which no slot was active.",
-    "paused_s": "Time in which generation stood still for new weights.",
+    "paused_s": "Time in which generation was paused for new weights.",
     "wait_s": "Time spent waiting for a batch.",
     "wait_score_s": "Time in which nothing generated and a sample waited for its score.",
-    "wait_work_s": "Time in which there was nothing to do.",
+    "wait_work_s": "Idle time.",
     "cpu_s": "Processor time of the process itself.",
     "queue": "Requests waiting.",
     "busy_workers": "Scoring processes at work.",
@@ -68,7 +68,7 @@ class PrometheusSink:
             raise UserError(
                 "port is in use" if is_taken else f"cannot listen there ({getattr(error, 'strerror', None) or error})",
                 where=f"metrics.prometheus: {host}:{port}",
-                remedy="metrics.prometheus.port=0 takes any free one"
+                remedy="metrics.prometheus.port=0 uses any free one"
                 if is_taken
                 else "metrics.prometheus.host=127.0.0.1",
             ) from error

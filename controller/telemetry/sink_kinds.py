@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from controller.config import MetricsSettings
+from controller.config.run_config import MetricsSettings
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ class SinkThread:
             if self._thread.is_alive():
                 unwritten = len(self._rows) + self._is_busy
                 self._rows.clear()
-                self._lose(unwritten, f"it did not finish in time: {unwritten} rows were left")
+                self._lose(unwritten, f"it did not finish in time: {unwritten} rows were not written")
             return self._news("closed", self._error if self._failed_s is not None else "")
 
     # ------------------------------------------------------------ inside

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import OperationError
+from areal_like.guard import guarded
 from areal_like.metrics import encode
+from areal_like.process import last_error
 from controller.launch.launcher import tail_of
 from controller.launch.local import child_environment
-from controller.supervision import last_error
 from controller.telemetry.scalars import scalars
 from controller.telemetry.sink_kinds import is_installed
 from controller.telemetry.sinks import absent
@@ -77,7 +78,7 @@ class WandbSink:
     def _spawn(self) -> subprocess.Popen[bytes]:
         with self._log_path.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", "controller.telemetry.wandb_process"],
+                guarded([sys.executable, "-P", "-m", "controller.telemetry.wandb_process"]),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -33,10 +33,11 @@ import torch
 from areal_like.errors import EngineError, WeightError
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
-from areal_like.weights_group import GroupCall
+from areal_like.weights.process_group import GroupCall
 from rollout.config import EngineSettings
 from rollout.engine.core import Ended, GenerationCore
 from rollout.engine.device import beside_generation, finish
+from rollout.engine.group_member import GroupMember
 from rollout.engine.loading import DTYPES, open_verified, tensors_of
 from rollout.engine.making import make_core
 from rollout.engine.port import (
@@ -48,7 +49,6 @@ from rollout.engine.port import (
 )
 from rollout.engine.requests import check_request, ended_already
 from rollout.engine.slots import Answer
-from rollout.group_member import GroupMember
 
 log = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_like.config import EmulationSettings
 from areal_like.emulation.device import EmulatedClock, Lateness, roofline_of, slots_of
 from areal_like.emulation.replica import Replica, Sequence
+from areal_like.emulation.settings import EmulationSettings
 from areal_like.errors import EngineError
 from areal_like.trajectory import Segment
-from areal_like.weights import open_payload, verify
-from areal_like.weights_group import GroupCall
+from areal_like.weights.process_group import GroupCall
+from areal_like.weights.weight_store import open_payload, verify
 from rollout.config import EngineSettings
 from rollout.engine.emulated_answer import Answer, Planner, segment_of
 from rollout.engine.port import (

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from areal_like.config import EmulationSettings
 from areal_like.emulation.device import lengths_of
 from areal_like.emulation.lengths import NamedDraws
 from areal_like.emulation.replica import Sequence
+from areal_like.emulation.settings import EmulationSettings
 from areal_like.trajectory import Segment
 from rollout.engine.port import EndReason, GenerationOutcome, GenerationRequest
 

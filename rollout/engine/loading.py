@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from areal_like.errors import WeightError
-from areal_like.weights import WeightManifest, open_payload, verify
+from areal_like.weights.weight_store import WeightManifest, open_payload, verify
 from rollout.engine.shape import ModelShape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -17,7 +17,7 @@ from rollout.engine.core import GenerationCore
 from rollout.engine.decoder import Decoder, LeanDecoder
 from rollout.engine.device import find_device
 from rollout.engine.generic import GenericDecoder
-from rollout.engine.shape import read_config, why_not_lean
+from rollout.engine.shape import exact_context, read_config, why_not_lean
 
 log = logging.getLogger(__name__)
 
@@ -33,16 +33,13 @@ def make_core(
 ) -> GenerationCore:
     """Allocate both sets of weights and the cache, or leave that to the first version where `has_memory` is False.
 
-    Raises UserError: no such device or model, no room.
+    Raises UserError: no such device or model, a context the model's positions do not cover exactly, no room.
     """
     config = read_config(model_dir)
-    model_context = getattr(config, "max_position_embeddings", None) or settings.max_context
-    max_context = min(settings.max_context, model_context)
-    if max_context < settings.max_context:
-        log.info("engine.max_context %d: the model has %d positions", settings.max_context, max_context)
+    max_context = exact_context(config, settings.max_context)
     device = find_device(settings.device)
     torch.set_num_threads(num_threads)
-    reason = why_not_lean(config, max_context)
+    reason = why_not_lean(config)
     if reason:
         log.warning("no lean decoder (%s): transformers' own modules generate, one row at a time", reason)
 

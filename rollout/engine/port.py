@@ -1,4 +1,5 @@
-"""The port every generation engine sits behind: the embedded one here, SGLang later.
+"""The port every generation engine sits behind: the embedded one (embedded.py), an SGLang server (sglang/), and
+the one that takes time instead of computing (emulated.py).
 
 Owns: the request, the outcome, the protocol. Refuses: leases, groups, rewards (the worker's), sockets.
 
@@ -14,9 +15,9 @@ from typing import Literal, Protocol
 import msgspec
 import numpy as np
 
-from areal_like.messages import Sampling
 from areal_like.trajectory import Segment
-from areal_like.weights_group import GroupCall
+from areal_like.weights.process_group import GroupCall
+from areal_like.wire.messages import Sampling
 
 Interruption = Literal["recompute", "keep_kv", "drain"]
 EndReason = Literal["stop", "length", "segment", "cancelled"]
@@ -82,7 +83,7 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine(Protocol):
-    """Generates token by token and can swap its weights in the middle of answers (law 6)."""
+    """Generates token by token and can swap its weights in the middle of answers (`exact-interruption`)."""
 
     @property
     def capabilities(self) -> EngineCapabilities: ...

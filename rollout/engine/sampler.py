@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from areal_like.messages import Sampling
+from areal_like.wire.messages import Sampling
 
 _SEED_MASK = (1 << 64) - 1
 

@@ -1,21 +1,26 @@
 """Which decoder a model gets, read from its config: the dimensions of the lean one, or the reason it does not fit.
 
-Owns: `ModelShape`, the rule of what the lean decoder covers, reading a config. Refuses: weights, tensors, tokenizers.
+Owns: `ModelShape`, the rule of what the lean decoder covers, the longest context, reading a config. Refuses: weights,
+tensors, tokenizers.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from areal_like.context_limit import context_limit
 from areal_like.errors import UserError
 
+log = logging.getLogger(__name__)
+
 LEAN_FAMILIES = ("llama", "qwen2", "qwen3")
-FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Rotary variants whose frequencies do not depend on the length of the sequence."""
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
+"""Rotary variants with one table for all positions; the last two within `exact_context` alone."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,21 @@ class ModelShape:
         )
 
 
-def why_not_lean(config: PreTrainedConfig, max_context: int) -> str:
+def exact_context(config: PreTrainedConfig, max_context: int) -> int:
+    """Longest sequence of an engine set to `max_context` tokens: fewer where the model has fewer positions.
+
+    Raises UserError where its rotary frequencies depend on the length of a sequence before that.
+    """
+    limit = context_limit(vars(config.get_text_config()))
+    if limit is None:
+        return max_context
+    capped = limit.cap(max_context, where="rollout.engine.max_context")
+    if capped < max_context:
+        log.info("engine.max_context %d: the model has %d positions", max_context, capped)
+    return capped
+
+
+def why_not_lean(config: PreTrainedConfig) -> str:
     """The first reason why the lean decoder cannot run this model; empty when it can."""
     if config.model_type not in LEAN_FAMILIES:
         return f"model type {config.model_type} is not one of {', '.join(LEAN_FAMILIES)}"
@@ -75,9 +94,8 @@ def why_not_lean(config: PreTrainedConfig, max_context: int) -> str:
         return "sliding-window layers"
     rope: dict[str, Any] = config.rope_parameters or {}
     kind = rope.get("rope_type", "default")
-    trained_context = rope.get("original_max_position_embeddings") or config.max_position_embeddings
-    if kind not in FIXED_ROPE_TYPES and not (kind in ("dynamic", "longrope") and max_context <= trained_context):
-        return f"rotary variant {kind} beyond {trained_context} positions"
+    if kind not in ROPE_TYPES:
+        return f"rotary variant {kind}"
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         return "partial rotary embedding"
     return ""

@@ -9,10 +9,10 @@ keys FOLDER                   make keys for a service that is reached over a net
 import sys
 
 from areal_like.process import run_process
-from services.reward import standing
+from services.reward import standalone
 from services.reward.server import serve
 
 if __name__ == "__main__":
-    if sys.argv[1:2] and sys.argv[1] in (*standing.COMMANDS, "-h", "--help"):
-        sys.exit(standing.main(sys.argv[1:]))
+    if sys.argv[1:2] and sys.argv[1] in (*standalone.COMMANDS, "-h", "--help"):
+        sys.exit(standalone.main(sys.argv[1:]))
     run_process(serve)

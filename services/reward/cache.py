@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from areal_like.messages import ScoreRequest
+from areal_like.wire.messages import ScoreRequest
 from services.reward.job import Outcome
 
 KEY_BYTES = 16

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from areal_like.errors import OperationError, UserError, first_line
 from services.reward.classifier_folder import WHERE, check_folder
 from services.reward.model_wire import Item, Scores
-from services.scorer_options import RewardModelOptions
+from services.reward.scorer_options import RewardModelOptions
 
 
 class Classifier:
@@ -38,14 +38,14 @@ class Classifier:
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise UserError(f"{options.path} cannot be loaded ({reason})", where=WHERE) from error
         if missing := sorted(info["missing_keys"]):
-            what = f"{options.path} lacks weights ({', '.join(missing[:3])}): they would be drawn at random"
+            what = f"{options.path} lacks weights ({', '.join(missing[:3])}): they would be randomly initialised"
             raise UserError(what, where=WHERE, remedy="a folder with the trained classifier, its head included")
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token or self._tokenizer.unk_token
         if self._tokenizer.pad_token_id is None:
             raise UserError(f"the tokenizer of {options.path} has no token to pad with", where=WHERE)
         if self._head.is_per_token and not self._tokenizer.is_fast:
-            raise UserError(f"the tokenizer of {options.path} does not tell where tokens stand", where=WHERE)
+            raise UserError(f"the tokenizer of {options.path} does not report token offsets", where=WHERE)
         model.config.pad_token_id = self._tokenizer.pad_token_id  # decoders find a text's last token by it
         try:
             self._model: Any = model.eval().to(options.device)

@@ -41,8 +41,8 @@ def check_folder(path: str, label: int | str | None) -> Head:
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     if not name.endswith((SEQUENCE, TOKEN)):
         raise UserError(
-            f"{path} holds {name or 'a model without a named architecture'}, which is no classifier: its scores would "
-            "come from weights drawn at random",
+            f"{path} holds {name or 'a model without a named architecture'}, which is not a classifier: "
+            "its scores would come from randomly initialised weights",
             where=WHERE,
             remedy=f"a model whose architecture ends with {SEQUENCE} or {TOKEN}",
         )

@@ -21,8 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from areal_like.errors import UserError
-from services.config import ClipSettings, GateSettings, ScorerSettings, scorer_names
+from services.reward.config import ClipSettings, GateSettings, ScorerSettings, scorer_names
 from services.reward.job import MAX_REASON_CHARS, Job, Outcome
 from services.reward.scorer_kinds import make_scorer
 from services.reward.scorers.port import CannotJudge, Scorer, ScorerInput, TookTooLong
@@ -73,8 +72,6 @@ class WeightedSum:
         """Load all scorers. Raises UserError."""
         parts: dict[str, Part] = {}
         for name, settings in zip(scorer_names(scorers), scorers, strict=True):
-            if not math.isfinite(settings.weight):
-                raise UserError(f"weight {settings.weight} is not a finite number", where=f"reward scorer {name}")
             parts[name] = Part(name, settings.weight, make_scorer(settings), settings.gate, settings.clip)
         return WeightedSum(tuple(parts.values()), clip)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from services.config import RewardSettings
+from services.reward.config import RewardSettings
 
 PREFIX = struct.Struct(">I")
 MAX_ANSWER_BYTES = 1 << 20

@@ -28,7 +28,7 @@ import msgspec
 from areal_like.errors import OperationError, UserError
 from areal_like.process import die_with_parent
 from services.reward.model_wire import Item, Reply, decode_items, receive, send
-from services.scorer_options import RewardModelOptions
+from services.reward.scorer_options import RewardModelOptions
 
 QUIET_S = 5.0
 BACKLOG = 256

@@ -21,9 +21,10 @@ import time
 from pathlib import Path
 
 from areal_like.errors import OperationError, UserError
-from services.config import RewardSettings
+from areal_like.store_owner import claim
+from services.reward.config import RewardSettings
 from services.reward.model_host import told
-from services.scorer_options import RewardModelOptions
+from services.reward.scorer_options import RewardModelOptions
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class ModelHosts:
                 continue
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="areal_like-models-"))  # for this user alone
+                claim(self._folder)  # the next run removes it, should this process be killed
             options = {**scorer.options, "socket": str(self._folder / f"{index}.socket")}
             scorers[index] = scorer.model_copy(update={"options": options})
             with contextlib.suppress(ValueError):  # bad options: the scorer itself says so, in the pool's first process
@@ -79,7 +81,7 @@ class ModelHosts:
                     continue
                 self.num_restarts += 1
                 if self.num_restarts > MAX_RESTARTS:
-                    raise OperationError(f"the process of reward model {options.path} does not stay up")
+                    raise OperationError(f"the process of reward model {options.path} exits repeatedly")
                 log.error("the process of reward model %s ended (%s); it is started again", options.path,
                           process.returncode)  # fmt: skip
                 self._processes[index] = _spawned(options)

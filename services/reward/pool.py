@@ -22,8 +22,9 @@ from collections import Counter, deque
 
 from areal_like.descendants import children_of
 from areal_like.errors import DeadlineExceeded, OperationError, UserError
-from services.config import RewardSettings
+from areal_like.slow import print_slow
 from services.reward import process_tree
+from services.reward.config import RewardSettings
 from services.reward.job import Outcome, Ready, make_setup
 from services.reward.model_hosts import ModelHosts
 from services.reward.process_handle import Died, OutputLog, Overdue, ScoringProcess
@@ -35,6 +36,8 @@ LOOK_AGAIN_S = 5.0
 MEMORY_EVERY = 3
 """Memory is looked at every so many rounds of the watch."""
 START_TIMEOUT_S = 120.0
+SLOW_START_S = 5.0
+"""Whoever waits for longer than this is told what for."""
 MAX_FAILED_STARTS = 8
 """So many starts in a row without one success end the service."""
 IDLE_WAIT_S = START_TIMEOUT_S * 2
@@ -81,11 +84,20 @@ class Pool:
         Raises UserError when a scorer refuses, or when its loading kills or outlasts the child.
         """
         await self._hosts.start()
+        kinds = ", ".join(scorer.kind for scorer in self._settings.scorers)
+        notice = asyncio.get_running_loop().call_later(
+            SLOW_START_S, print_slow, f"loading reward scorer {kinds}", SLOW_START_S, START_TIMEOUT_S
+        )
         try:
             ready = await self._start_one()
         except Died as error:
-            kinds = ", ".join(scorer.kind for scorer in self._settings.scorers)
-            raise UserError(f"cannot be loaded: {error.reason}", where=f"reward scorer {kinds}") from error
+            raise UserError(
+                f"cannot be loaded: {error.reason}",
+                where=f"reward scorer {kinds}",
+                remedy="do less while its module is imported" if ":" in kinds else "",
+            ) from error
+        finally:
+            notice.cancel()
         self.names, self.label, self.volatile = ready.names, ready.label, ready.volatile
         self._lost.set()
 

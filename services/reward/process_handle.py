@@ -162,7 +162,7 @@ class ScoringProcess:
         if self.check():  # once it is reaped its number may be another's; its orphans are the pool's to find
             left = await process_tree.kill_tree(self.pid)
             if left:
-                log.error("processes %s of a scoring process survive SIGKILL", sorted(left))
+                log.error("processes %s of a scoring process survived SIGKILL", sorted(left))
             await self._reaped(1.0)
         self._close()
 

@@ -1,7 +1,7 @@
 """Scoring a file of rows with the pool, without a run: what `areal-like score` does.
 
 Owns: settings for a scorer given by name, the lanes, verdicts in the order of rows, what a stop leaves. Refuses: lines
-(score_rows), the output (score_output), processes (pool), what a person sees (controller/score.py).
+(score_rows), the output (score_output), processes (pool), what a person sees (controller/cli/score.py).
 
 Loops.  `_lane`    one per scoring process: takes the next row, waits for its verdict, bounded by `timeout_s` and one
                    further attempt after a crash; waits for room where too many verdicts wait for an earlier one.
@@ -27,8 +27,8 @@ import pydantic
 from areal_like.errors import UserError
 from areal_like.process import first_cause
 from areal_like.verdict import Verdict
-from services.config import CodeOptions, RewardSettings, contradictions
 from services.reward import process_tree
+from services.reward.config import CodeOptions, RewardSettings, contradictions
 from services.reward.job import MAX_REASON_CHARS, Job, Outcome, frame
 from services.reward.pool import Pool
 from services.reward.score_output import Totals, VerdictFile, verdict_line
@@ -79,7 +79,7 @@ def score_file(order: Order, show: Callable[[Standing], None]) -> Standing:
     """
     settings = settings_of(order)
     if not order.source.is_file():
-        what = "is no regular file" if order.source.exists() else "there is no such file"
+        what = "is not a regular file" if order.source.exists() else "there is no such file"
         raise UserError(what, where=str(order.source))
     if order.target.exists() and order.source.samefile(order.target):
         raise UserError("input and output are the same file", where=str(order.target))

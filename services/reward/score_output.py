@@ -27,7 +27,7 @@ from areal_like.verdict import Verdict
 from services.reward.score_rows import Row
 
 BEGINNING = b'{"id":'
-START_ANEW = "give another --output, or --overwrite to begin anew"
+START_ANEW = "give another --output, or --overwrite to start again"
 _KINDS = ("scored", "timed_out", "crashed", "invalid")
 
 
@@ -166,7 +166,7 @@ class VerdictFile:
             )  # fmt: skip
 
     def _foreign(self, number: int) -> UserError:
-        what = f"is there already, and line {number} is no verdict of this command"
+        what = f"already exists, and line {number} is not a verdict of this command"
         return UserError(what, where=str(self._path), remedy=START_ANEW)
 
 

@@ -8,14 +8,14 @@ scoring (score_file), verdicts that are there already (score_output). No line ev
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from areal_like.messages import MAX_RESPONSE_CHARS
+from areal_like.finite_json import NOT_FINITE_REMEDY, NotFinite, loads_finite
+from areal_like.wire.messages import MAX_RESPONSE_CHARS
 
 MAX_LINE_BYTES = 1 << 29
 """A longer line is not read into memory."""
@@ -90,13 +90,15 @@ def _row(number: int, line: bytes | None, digest: str, kind: str) -> Row:
         fault = f"the line is not UTF-8 (byte {error.start + 1}: {error.reason})"
         text = line.decode("utf-8", "replace")  # its id may be readable all the same
     try:
-        fields = json.loads(text, parse_int=_integer, parse_constant=lambda name: None)
+        fields = loads_finite(text, parse_int=_integer)
+    except NotFinite as error:
+        return Row(number, number, digest, refusal=fault or f"the line {error}; {NOT_FINITE_REMEDY}")
     except RecursionError:
         return Row(number, number, digest, refusal=fault or "the line is nested too deeply")
     except ValueError as error:
         return Row(number, number, digest, refusal=fault or f"the line is not JSON ({error})")
     if not isinstance(fields, dict):
-        return Row(number, number, digest, refusal=fault or f"the line is no JSON object but {_name(fields)}")
+        return Row(number, number, digest, refusal=fault or f"the line is not a JSON object but {_name(fields)}")
     row_id = fields.get("id")
     row_id = number if row_id is None else row_id
     if fault:
@@ -119,7 +121,7 @@ def _with_columns(row: Row, fields: dict[str, Any], kind: str) -> Row:
     text = fields.get(field_name)
     if not isinstance(text, str):
         wanted = "`program`" if kind == "code" else "`response`"
-        what = f"is no text but {_name(text)}" if text is not None else "is missing"
+        what = f"is not text but {_name(text)}" if text is not None else "is missing"
         return Row(row.number, row.id, row.digest, refusal=f"{wanted} {what}")
     if len(text) > MAX_TEXT_CHARS:
         long = f"`{field_name}` has {len(text):,} characters; at most {MAX_TEXT_CHARS:,} are read"

@@ -13,23 +13,24 @@ from typing import Any
 
 import pydantic
 
-from areal_like.config import Settings
 from areal_like.errors import UserError
-from services.config import BUILT_IN_SCORERS, ScorerSettings
+from areal_like.settings import Settings
+from services.reward.config import BUILT_IN_SCORERS, OPTIONS, ScorerSettings
 from services.reward.scorers.port import Scorer
 
 _SCORERS = {
-    "math": ("maths", "MathScorer", "MathOptions"),
-    "code": ("programs", "CodeScorer", "CodeOptions"),
-    "format": ("response_format", "FormatScorer", "FormatOptions"),
-    "overlong": ("lengths", "OverlongScorer", "OverlongOptions"),
-    "length": ("lengths", "LengthScorer", "LengthOptions"),
-    "http": ("remote", "HttpScorer", "HttpOptions"),
-    "llm_judge": ("llm_judge", "JudgeScorer", "JudgeOptions"),
-    "reward_model": ("reward_model", "RewardModelScorer", "RewardModelOptions"),
-    "reasoning_gym": ("reasoning_gym", "ReasoningGymScorer", "ReasoningGymScorerOptions"),
+    "math": ("maths", "MathScorer"),
+    "code": ("programs", "CodeScorer"),
+    "running_sum": ("running_sum", "RunningSumScorer"),
+    "format": ("response_format", "FormatScorer"),
+    "overlong": ("lengths", "OverlongScorer"),
+    "length": ("lengths", "LengthScorer"),
+    "http": ("remote", "HttpScorer"),
+    "llm_judge": ("llm_judge", "JudgeScorer"),
+    "reward_model": ("reward_model", "RewardModelScorer"),
+    "reasoning_gym": ("reasoning_gym", "ReasoningGymScorer"),
 }
-"""Module below services.reward.scorers, class, and class of its options (a name in the same module), by kind."""
+"""Module below services.reward.scorers, and class, by kind."""
 
 
 def make_scorer(settings: ScorerSettings) -> Scorer:
@@ -39,16 +40,10 @@ def make_scorer(settings: ScorerSettings) -> Scorer:
         from services.reward.scorers.user_function import UserFunctionScorer
 
         return UserFunctionScorer(settings.kind, settings.options)
-    if settings.kind == "running_sum":
-        from services.reward.scorers.running_sum import RunningSumScorer
-
-        if settings.options:
-            raise UserError("takes no options", where=where)
-        return RunningSumScorer()
     if settings.kind in _SCORERS:
-        module_name, scorer_name, options_name = _SCORERS[settings.kind]
+        module_name, scorer_name = _SCORERS[settings.kind]
+        options = _options(OPTIONS[settings.kind], settings.options, where)
         module = import_module(f"services.reward.scorers.{module_name}")
-        options = _options(getattr(module, options_name), settings.options, where)
         scorer: Scorer = getattr(module, scorer_name)(options)
         return scorer
     near = difflib.get_close_matches(settings.kind, BUILT_IN_SCORERS, n=1)
@@ -63,5 +58,7 @@ def _options(kind: type[Settings], options: Mapping[str, Any], where: str) -> Se
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "as a whole"
-        remedy = f"options are {', '.join(kind.model_fields)}"
-        raise UserError(f"option {key}: {first['msg']}", where=where, remedy=remedy) from error
+        remedy = f"options are {', '.join(kind.model_fields)}" if kind.model_fields else "it takes none"
+        raise UserError(
+            f"option {key}: {first['msg'].removeprefix('Value error, ')}", where=where, remedy=remedy
+        ) from None

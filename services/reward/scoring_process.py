@@ -20,10 +20,10 @@ import traceback
 import msgspec
 
 from areal_like.errors import UserError
+from areal_like.import_check import append_user_path
 from areal_like.process import die_with_parent, settle_heap
-from areal_like.shadow import append_user_path
-from services.config import ClipSettings, ScorerSettings
 from services.reward.composition import WeightedSum
+from services.reward.config import ClipSettings, ScorerSettings
 from services.reward.job import PREFIX, Began, Job, Ready, Refusal, Setup, decode_for_process, frame
 from services.reward.process_tree import become_subreaper
 

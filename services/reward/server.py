@@ -26,20 +26,20 @@ from typing import Any
 
 import pydantic
 
-from areal_like.channel import Hub, Peer
 from areal_like.config import ProcessSpec, TraceSettings
 from areal_like.errors import UserError
-from areal_like.messages import Goodbye, Heartbeat, Hello, ScoreRequest, Shutdown, StatsReply, StatsRequest
-from areal_like.sockets import Complaints
 from areal_like.state_lane import StateLane
 from areal_like.trace import Tracer
+from areal_like.transport.channel import Hub, Peer
+from areal_like.transport.sockets import RateLimitedLog
 from areal_like.verdict import Verdict
-from areal_like.wire import WireLimits
-from services.config import RewardSettings, contradictions, scorer_names
+from areal_like.wire.encoding import WireLimits
+from areal_like.wire.messages import Goodbye, Heartbeat, Hello, ScoreRequest, Shutdown, StatsReply, StatsRequest
 from services.reward import process_tree
 from services.reward.cache import ScoreCache
-from services.reward.desk import Desk, Entry
+from services.reward.config import RewardSettings, contradictions, scorer_names
 from services.reward.pool import Pool
+from services.reward.request_scheduler import Entry, RequestScheduler
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class ServiceSpec:
     name: str
     run_id: str
     bind_address: str
-    curve_dir: Path | None
+    curve_dir: Path
     run_dir: Path | None = None
     hub_address: str = ""
     heartbeat_s: float = 0.5
@@ -75,7 +75,7 @@ class ServiceSpec:
             name=spec.name,
             run_id=spec.run_id,
             bind_address=spec.bind_address,
-            curve_dir=Path(spec.curve_dir) if spec.curve_dir else None,
+            curve_dir=Path(spec.curve_dir),
             run_dir=Path(spec.run_dir),
             hub_address=spec.hub_address,
             heartbeat_s=spec.heartbeat_s,
@@ -102,12 +102,12 @@ class RewardServer:
             accept=frozenset({ScoreRequest, StatsRequest}),
             limits=LIMITS,
         )
-        self._desk = Desk(self._pool, settings, self._hub.send, self._on_busy)
+        self._desk = RequestScheduler(self._pool, settings, self._hub.send, self._on_busy)
         self._peer = self._make_peer(spec.curve_dir) if spec.hub_address else None
         self._tracer: Tracer | None = None
         self._doing: StateLane | None = None
         self._stop = asyncio.Event()
-        self._complaints = Complaints(log)
+        self._complaints = RateLimitedLog(log)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop`, then drain. Raises UserError for scorers that cannot be used and ports in use."""
@@ -195,7 +195,7 @@ class RewardServer:
             if time.monotonic() - checked_s > LISTEN_S:
                 checked_s = time.monotonic()
                 for name in self._hub.silent(self._spec.silence_s):
-                    log.warning("%s is silent; it has to say Hello, and ask, again", name)
+                    log.warning("%s is silent; it must register (Hello) and send its requests again", name)
                     self._hub.forget(name)
                     self._desk.dismiss(name)  # a dead run must not keep the pool from the others
 
@@ -231,7 +231,7 @@ class RewardServer:
         while self._desk.num_open and time.monotonic() < give_up_s:  # noqa: ASYNC110  (a deadline is what matters)
             await asyncio.sleep(DRAIN_POLL_S)
         if num_refused := self._desk.refuse_open():
-            log.warning("ending with %d requests unanswered; their clients were told", num_refused)
+            log.warning("exiting with %d requests unanswered; their clients were notified", num_refused)
 
     # ------------------------------------------------------------ towards the controller
 
@@ -270,7 +270,7 @@ class RewardServer:
             counters=self.counters(),
         )
 
-    def _make_peer(self, curve_dir: Path | None) -> Peer:
+    def _make_peer(self, curve_dir: Path) -> Peer:
         hello = Hello(
             role="reward",
             name=self._spec.name,
@@ -283,6 +283,7 @@ class RewardServer:
             address=self._spec.hub_address,
             hello=hello,
             curve_dir=curve_dir,
+            audience="controller",
             accept=frozenset({Shutdown}),
             heartbeat_s=self._spec.heartbeat_s,
             silence_s=self._spec.silence_s,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from areal_like.config import EmulationSettings
 from areal_like.emulation.device import EmulatedClock, Lateness, roofline_of
 from areal_like.emulation.lengths import BETWEEN, THINKING_QUANTILES, Lengths, NamedDraws, thinking
 from areal_like.emulation.replica import Replica, Sequence
+from areal_like.emulation.settings import EmulationSettings
 from areal_like.errors import UserError
 
 

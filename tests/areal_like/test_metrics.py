@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from areal_like.metrics import JsonlLog, read_jsonl
 
@@ -29,3 +30,13 @@ def test_line_cut_by_a_crash_costs_only_itself(tmp_path: Path) -> None:
 
 def test_no_file_means_no_records(tmp_path: Path) -> None:
     assert read_jsonl(tmp_path / "metrics.jsonl") == []
+
+
+def test_refused_write_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = JsonlLog(tmp_path / "metrics.jsonl")
+    log.close()
+    log._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115  (a device on which every write fails)
+    with pytest.raises(OSError, match="No space left") as refusal:
+        log.append({"kind": "step"})
+    assert refusal.value.filename == str(tmp_path / "metrics.jsonl")
+    log.close()

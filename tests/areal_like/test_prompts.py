@@ -29,7 +29,7 @@ def encoder(tokenizer: Any, **changes: Any) -> PromptEncoder:
 
 
 def test_characters_without_a_token_are_named_once_each_and_at_most_five() -> None:
-    with pytest.raises(UserError, match=r"no token for 'x', 'y' -> mend"):
+    with pytest.raises(UserError, match=r"no token for 'x', 'y' -> fix"):
         encoder(Digits()).encode({"prompt": "1x2yx"})
     with pytest.raises(UserError, match=r"no token for 'a', 'b', 'c', 'd', 'e' ->"):
         encoder(Digits()).encode({"prompt": "abcdefgh"})

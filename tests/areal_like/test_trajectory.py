@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from areal_like.trajectory import Segment, Trajectory
+from areal_like.trajectory import Segment, Trajectory, as_experts
 
 
 def _segment(logprobs=(-1.0, -0.5, 0.0), versions=(3, 3, 4), tokens=(7, 8, 9)) -> Segment:
@@ -73,3 +73,63 @@ def test_trajectories_that_contradict_themselves_are_refused(changed, words):
     kinds = {"tokens_T": np.int32, "loss_mask_T": np.bool_, "logprobs_T": np.float32, "versions_T": np.int32}
     with pytest.raises(ValueError, match=words):
         Trajectory(**{name: np.array(arrays[name], kind) for name, kind in kinds.items()}, finish_reason="stop")
+
+
+def _routed(experts: np.ndarray) -> Trajectory:
+    """Two prompt tokens and three answer tokens, whose four positions but the last have experts."""
+    return Trajectory.from_prompt(np.array([1, 2], np.int32), _segment(), "stop", experts)
+
+
+@pytest.mark.parametrize(("most", "kind"), [(255, np.uint8), (256, np.uint16), (65_535, np.uint16)])
+def test_experts_of_every_position_but_the_last_are_kept_in_the_smallest_type(most, kind):
+    experts = np.zeros((4, 2, 3), np.int32)
+    experts[1, 0, 2] = most
+    kept = _routed(experts).routed_experts
+    assert kept is not None
+    assert kept.dtype == kind
+    assert np.array_equal(kept, experts)
+
+
+def test_a_trajectory_has_no_experts_unless_they_are_given():
+    assert Trajectory.from_prompt(np.array([1, 2], np.int32), _segment(), "stop").routed_experts is None
+
+
+@pytest.mark.parametrize(
+    ("experts", "words"),
+    [
+        (np.zeros((5, 2, 3), np.int32), "5 positions where 4"),
+        (np.zeros((4, 2), np.int32), "three dimensions"),
+        (np.full((4, 2, 3), -1, np.int32), "at least 0"),
+        (np.full((4, 2, 3), 65_536, np.int32), "at most 65535"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(experts, words):
+    with pytest.raises(ValueError, match=words):
+        _routed(experts)
+
+
+def test_experts_of_another_type_are_refused_by_the_contract():
+    whole = _routed(np.zeros((4, 2, 3), np.int32))
+    with pytest.raises(ValueError, match="uint8 or uint16"):
+        Trajectory(
+            whole.tokens_T, whole.loss_mask_T, whole.logprobs_T, whole.versions_T, "stop", np.zeros((4, 2, 3), np.int64)
+        )
+
+
+def test_a_log_prob_may_exceed_zero_by_rounding_alone():
+    assert len(_segment(logprobs=(0.0009, -1.0, -1.0))) == 3
+    with pytest.raises(ValueError, match="finite and at most 0"):
+        _segment(logprobs=(0.0011, -1.0, -1.0))
+
+
+def test_an_empty_segment_has_no_version():
+    assert (Segment.empty().first_version, Segment.empty().last_version) == (-1, -1)
+
+
+def test_version_zero_is_a_valid_version_of_every_token():
+    made = Trajectory.from_prompt(np.array([1], np.int32), _segment(versions=(0, 0, 0)), "length")
+    assert (made.first_version, made.last_version, made.finish_reason) == (0, 0, "length")
+
+
+def test_no_experts_at_all_are_kept_in_the_smallest_type():
+    assert as_experts(np.zeros((0, 2, 3), np.int64)).dtype == np.uint8

@@ -14,7 +14,7 @@ from benchmarks.contenders import APART, FULLER, Contender, Emulated, Own, Real
 from benchmarks.measured import Measured
 from benchmarks.runs import JobFailed
 from benchmarks.steady import full_rate, late_share, refuse_distorted
-from controller.overrides import load_config
+from controller.config.loading import load_config
 
 
 def row(name, seed, rate, place="here"):

@@ -219,9 +219,9 @@ def test_devices_that_are_none_are_one_sentence(monkeypatch) -> None:
             interruption.main()
 
 
-def place_of(monkeypatch: pytest.MonkeyPatch, part: str, words: str) -> str:
+def publish_location(monkeypatch: pytest.MonkeyPatch, part: str, words: str) -> str:
     call(monkeypatch, *words.split(), "--runs-dir", "mine")
-    return async_vs_sync.place_of(part, async_vs_sync.parse()).parent.name
+    return async_vs_sync.publish_location(part, async_vs_sync.parse()).parent.name
 
 
 def test_a_published_part_is_replaced_by_its_own_command_alone(monkeypatch, tmp_path: Path) -> None:
@@ -232,12 +232,12 @@ def test_a_published_part_is_replaced_by_its_own_command_alone(monkeypatch, tmp_
     monkeypatch.setattr(async_vs_sync, "RESULT", result)
     same = "--devices real --bounds 2,8 num_steps=40"
     for words in (same, f"--sequences 64 --go-on {same}", "--devices real --replace", "my.yaml --replace"):
-        assert place_of(monkeypatch, "cores", words) == "results", words
+        assert publish_location(monkeypatch, "cores", words) == "results", words
     for words in ("--devices real num_steps=40", f"{same} --seeds 1", f"{same} group_size=4", "--devices real"):
-        assert place_of(monkeypatch, "cores", words) == "mine", words
-    assert place_of(monkeypatch, "8 h800", "--model 7b --seeds 1") == "results", "nothing is lost"
+        assert publish_location(monkeypatch, "cores", words) == "mine", words
+    assert publish_location(monkeypatch, "8 h800", "--model 7b --seeds 1") == "results", "nothing is lost"
     for words in ("my.yaml", "--model 7b num_steps=40"):
-        assert place_of(monkeypatch, "8 h800", words) == "mine", "of one's own"
+        assert publish_location(monkeypatch, "8 h800", words) == "mine", "of one's own"
 
 
 def test_a_command_is_kept_without_where_its_result_goes(monkeypatch) -> None:

@@ -19,7 +19,7 @@ from benchmarks.measured import Measured
 from benchmarks.runs import RESULTS
 from benchmarks.simulated_runs import SpeedJob, predicted_emulated, speed
 from benchmarks.tables import TABLES
-from controller.overrides import load_config
+from controller.config.loading import load_config
 
 
 def test_least_squares_finds_the_numbers_that_made_the_data_and_stays_in_the_box() -> None:
@@ -122,7 +122,7 @@ def test_runs_that_measured_nothing_are_told_in_a_sentence(
 
 def test_costs_of_other_threads_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`sync` has all cores in each phase, the others one thread a process."""
-    monkeypatch.setattr("controller.wiring.num_cores", lambda: 2)
+    monkeypatch.setattr("controller.wiring.process_specs.num_cores", lambda: 2)
     told = Path("configs/quickstart.yaml").read_text()
     sync = told.replace("mode: async", "mode: sync").replace("max_staleness: 2", "max_staleness: 0")
     for name, config in (("asynchronous", told), ("synchronous", sync)):

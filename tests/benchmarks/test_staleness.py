@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import pictures, staleness, sweep, tables
 from controller.report.data import RunData
-from controller.run_folder import RunFolder
+from controller.run_folder.run_folder import RunFolder
 
 BOUNDS = ["0", "4"]
 

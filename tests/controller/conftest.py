@@ -1,8 +1,8 @@
-"""Lets the tests of this folder import its models (ledger_model, virtual_cluster)."""
+"""Makes the helpers in support/ importable by the tests of this folder."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "support"))

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from benchmarks.tables import TABLES
-from controller.config import RunConfig
-from controller.schema import field_at
+from controller.config.run_config import RunConfig
+from controller.config.schema import field_at
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
@@ -104,7 +104,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 @pages
 def test_every_areal_like_command_parses_and_its_overrides_name_keys(page: Path) -> None:
-    from controller.cli_arguments import make_parser
+    from controller.cli.arguments import make_parser
 
     complaints: list[str] = []
 

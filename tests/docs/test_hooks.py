@@ -104,6 +104,24 @@ def test_a_plot_of_another_result_file_is_refused(root: Path) -> None:
     assert "draw it again" in warnings[0]
 
 
+@pytest.mark.parametrize("picture", sorted((HOOKS.parent / "pictures").glob("*.svg")), ids=lambda path: path.stem)
+def test_every_committed_plot_was_drawn_from_its_committed_result(picture: Path) -> None:
+    pytest.importorskip("mkdocs")
+    module = hook("pictures_inline")
+    warnings: list[str] = []
+    module.log = SimpleNamespace(warning=warnings.append)
+    module._refuse_old(picture.stem, picture.read_text(), HOOKS.parents[1] / "benchmarks" / "results")
+    assert not warnings
+
+
+def test_make_check_builds_the_documentation() -> None:
+    rules = (HOOKS.parents[1] / "Makefile").read_text().splitlines()
+    needed = next(line for line in rules if line.startswith("check:")).split()
+    assert "docs" in needed
+    build = rules[next(index for index, line in enumerate(rules) if line.startswith("docs:")) + 1]
+    assert build.endswith("mkdocs build --strict")
+
+
 def test_long_names_may_break_in_tables_alone() -> None:
     name = "rollout.engine.max_context"
     page = f"<p><code>{name}</code></p><table><tr><td><code>{name}</code> <code>a.b_c</code></td></tr></table>"

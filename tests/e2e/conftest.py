@@ -20,7 +20,7 @@ import pytest
 from areal_like.process import command_words
 from controller.launch.forked import SHARED
 from controller.launch.local import child_environment
-from controller.wiring import PRELOAD
+from controller.wiring.process_specs import PRELOAD
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))

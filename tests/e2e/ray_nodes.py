@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from areal_like.ports import quiet_port
+from areal_like.transport.ports import quiet_port
 
 RAY = str(Path(sys.executable).with_name("ray"))
 START_S = 120.0

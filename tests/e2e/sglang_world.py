@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from areal_like.messages import Sampling
 from areal_like.trajectory import Segment
-from areal_like.weights import TensorBytes, WeightStore
+from areal_like.weights.weight_store import TensorBytes, WeightStore
+from areal_like.wire.messages import Sampling
 from rollout.config import EngineSettings, SGLangSettings
 from rollout.engine.port import GenerationOutcome, GenerationRequest
 from rollout.engine.sglang.engine import SGLangEngine, Whereabouts
@@ -90,6 +90,19 @@ class World:
             python=os.environ["AREAL_LIKE_SGLANG_PYTHON"],
             sglang=SGLangSettings(**sglang),
         )
+
+    def started(self) -> Iterator[World]:
+        """This world with a running engine that has loaded version 0; its engine is closed afterwards."""
+        self.engine = self.make()
+
+        async def begin() -> None:
+            await self.engine.start()
+            await self.load(0)
+
+        self.run(begin)
+        yield self
+        self.runner.run(self.engine.close())
+        self.runner.close()
 
     def run(self, body: Callable[[], Awaitable[Any]]) -> Any:
         async def bounded() -> Any:

@@ -35,7 +35,7 @@ def test_checkpoint_on_demand_is_on_disk_exports_and_comes_back_bit_for_bit(area
     assert run.wait() == 0, run.output
     late = areal("checkpoint", str(run.folder))
     assert late.wait(60) == 2
-    assert "only a run that goes on can save" in late.output
+    assert "only a run in progress can save a checkpoint" in late.output
 
 
 def test_disk_that_refuses_a_checkpoint_in_mid_run_is_told_and_the_run_goes_on(areal, quickstart, short):
@@ -50,7 +50,7 @@ def test_disk_that_refuses_a_checkpoint_in_mid_run_is_told_and_the_run_goes_on(a
     run.wait_until(lambda: run.metrics("checkpoint_failed"), "a refusal")
     step = max(row["step"] for row in run.metrics("step"))
     run.wait_for_step(step + 2)
-    assert "the run goes on without it" in run.output
+    assert "the run continues without it" in run.output
     checkpoints.unlink()
     aside.rename(checkpoints)
     number = len(run.metrics("checkpoint"))

@@ -42,7 +42,7 @@ def test_a_worker_killed_in_any_phase_of_a_colocated_run_holds_nobody_up(areal, 
     for step in (1, 3, 5):  # right after a step: at work, loading, or about to release
         run.wait_for_step(step + 1)
         os.kill(run.pid_of("rollout", "rollout-0"), signal.SIGKILL)
-        run.wait_until(lambda step=step: run.output.count("starting it again") == (step + 1) // 2, "its loss")
+        run.wait_until(lambda step=step: run.output.count("restarting it") == (step + 1) // 2, "its loss")
         done = run.metrics("step")[-1]["step"]
         run.wait_for_step(done + 2)
     os.kill(run.process.pid, signal.SIGINT)

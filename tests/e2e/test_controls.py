@@ -41,7 +41,7 @@ def test_mode_keeps_its_bound(areal, quickstart, short, mode, bound, interruptio
 def test_two_workers_partial_rollouts_several_updates_a_step_and_no_groups_without_a_signal(areal, quickstart, short):
     run = areal(
         "train", quickstart, *short, "rollout.num_workers=2", "rollout.segment_tokens=16", "trainer.mini_batches=3",
-        "trainer.weights.kind=disk", "staleness.on_stale=drop", "staleness.max_staleness=1", "launch.curve=on",
+        "trainer.weights.kind=disk", "staleness.on_stale=drop", "staleness.max_staleness=1",
         "filter_zero_signal=true",
     )  # fmt: skip
     assert run.wait() == 0, run.output

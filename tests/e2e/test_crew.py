@@ -45,7 +45,7 @@ def test_drained_worker_hands_over_and_an_added_one_is_taken_in(areal, quickstar
     )
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.wait(90) == 0, run.output
-    assert "starting it again" not in run.output
+    assert "restarting it" not in run.output
     assert_whole(run)
     assert any("rollout-1" in text for text in notes(run, "worker_left"))
 
@@ -55,8 +55,8 @@ def test_notice_of_a_spot_machine_moves_running_answers_and_the_timeline_shows_i
     run.wait_for_step(1)
     os.kill(run.pid_of("rollout", "rollout-1.json"), signal.SIGTERM)
     assert run.wait() == 0, run.output
-    assert "rollout-1 leaves; its" in run.output
-    assert "starting it again" not in run.output
+    assert "rollout-1 is draining; its" in run.output
+    assert "restarting it" not in run.output
     assert_whole(run)
     assert run.summary["steps"] == 30
     moves = notes(run, "migrated")

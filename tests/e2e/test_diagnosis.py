@@ -13,7 +13,7 @@ import pytest
 from controller.report.data import RunData
 from controller.report.diagnosis import diagnose
 from controller.report.finding import Finding
-from controller.run_folder import RunFolder
+from controller.run_folder.run_folder import RunFolder
 
 pytestmark = pytest.mark.e2e
 
@@ -52,7 +52,7 @@ def test_run_whose_trainer_is_the_bottleneck_is_told_so_first(areal, quickstart)
     # One answer at a time, and all of them twice: a slow trainer.
     many = ["rollout.num_workers=2", "trainer.micro_batch_tokens=160", "trainer.mini_batches=4"]
     first = diagnosed(areal("train", quickstart, *SMALL, *many, "groups_per_step=24", "num_steps=20", "name=many"))[0]
-    assert "the trainer is the bottleneck, there are too many rollout workers" in first.title
+    assert "the trainer is the bottleneck, there are more rollout workers than it needs" in first.title
     assert "held back by the staleness bound (2)" in first.title
     assert "higher max_staleness would only make samples older" in first.advice
 
@@ -64,7 +64,7 @@ def test_run_with_a_stalled_reward_function_is_told_so_first(areal, quickstart, 
     first = diagnosed(areal("train", quickstart, *SMALL, *reward, *sizes))[0]
     assert first.title.startswith("The reward function stalls the run")
     assert "scorer my_rewards:hangs" in first.title
-    assert "not for want of rollout workers" in first.detail
+    assert "not for lack of rollout workers" in first.detail
     assert "timed out" in first.detail
 
 

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from areal_like.process import command_words
 from areal_like.trajectory import Trajectory
-from controller.ledger import Ledger
+from controller.ledger.ledger import Ledger
 
 pytestmark = pytest.mark.e2e
 

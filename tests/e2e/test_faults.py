@@ -30,7 +30,7 @@ def test_killed_worker_and_killed_reward_service_are_replaced_and_the_run_finish
         run.wait_for_step(step)
         kill(run.pid_of(module))
     assert run.wait() == 0, run.output
-    assert run.output.count("starting it again") == 2
+    assert run.output.count("restarting it") == 2
     assert_whole(run, 14)
 
 
@@ -92,7 +92,7 @@ def test_killed_trainer_starts_again_from_its_checkpoint_and_the_run_finishes(ar
 
 def areal_report(run):
     from controller.report.page import write_report
-    from controller.run_folder import RunFolder
+    from controller.run_folder.run_folder import RunFolder
 
     return write_report(RunFolder(run.folder)).read_text()
 

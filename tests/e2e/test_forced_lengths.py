@@ -7,15 +7,15 @@ from collections import defaultdict
 import pytest
 
 from areal_like.emulation.lengths import NamedDraws, thinking
-from controller.report.samples import read_samples
-from controller.run_folder import RunFolder
+from controller.ledger.sample_reader import read_samples
+from controller.run_folder.run_folder import RunFolder
 
 pytestmark = pytest.mark.e2e
 
 
 def test_every_answer_has_the_length_that_its_name_gives(areal, quickstart, short):
     run = areal(
-        "train", quickstart, *short, "num_steps=2", "warm_start=null", "filter_zero_signal=false", "launch.curve=off",
+        "train", quickstart, *short, "num_steps=2", "warm_start=null", "filter_zero_signal=false",
         "sampling.forced_lengths=thinking@24", "sampling.max_new_tokens=60",
     )  # fmt: skip
     assert run.wait() == 0, run.output

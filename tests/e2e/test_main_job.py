@@ -1,4 +1,4 @@
-"""The main job as a newcomer starts it: it learns, it says what it did, and its ledger keeps the laws.
+"""The main job as a newcomer starts it: it learns, it says what it did, and its ledger keeps the invariants.
 
 With two updates a step, so that a third of the steps will do; as it ships it is measured by benchmarks/quickstart.py.
 """

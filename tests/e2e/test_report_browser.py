@@ -12,7 +12,7 @@ import pytest
 from controller.report.compare import compare
 from controller.report.page import write_report
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "controller"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "controller" / "support"))
 from report_run import HOSTILE, START_S, report_run, write_traces
 
 pytestmark = pytest.mark.e2e

@@ -25,7 +25,7 @@ def test_a_run_with_two_services_goes_on_when_one_is_gone_for_good(areal, quicks
     ).stdout  # fmt: skip
     assert shown.count("scorers    running_sum@") == 2
     os.kill(run.pid_of("services.reward", "reward-0"), signal.SIGKILL)
-    run.wait_until(lambda: "the other reward services go on" in run.output, "the loss of a service")
+    run.wait_until(lambda: "the other reward services continue" in run.output, "the loss of a service")
     run.wait_for_step(max(row["step"] for row in run.metrics("step")) + 3)
     run.process.terminate()
     assert run.wait() == 0, run.output
@@ -52,7 +52,7 @@ def test_a_run_scores_at_services_that_stand_alone_and_leaves_them_running(areal
         assert f"no reward service answers at {addresses[0]}" in gone.output
         other = areal("train", quickstart, *short, f"reward.addresses=[{addresses[1]}]", "reward.scorers.0.kind=format")
         assert other.wait() == 2
-        assert f"`format` is none of the scorers of {addresses[1]}" in other.output
+        assert f"`format` is not a scorer of {addresses[1]}" in other.output
     finally:
         for service in services:
             service.terminate()

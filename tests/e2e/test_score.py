@@ -126,7 +126,7 @@ def test_an_interrupted_command_goes_on_where_it_was(
     assert again.wait() == 0, again.output
     assert out.read_bytes().startswith(first)
     assert kinds(tmp_path) == [(n, "scored", float(n)) for n in range(120)]
-    assert f"({first.count(10)} of them from before)" in again.output
+    assert f"({first.count(10)} of them from an earlier run)" in again.output
 
 
 @pytest.mark.e2e

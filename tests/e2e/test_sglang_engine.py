@@ -34,15 +34,15 @@ from sglang_world import (
 from transformers import AutoConfig
 
 from areal_like.errors import UserError, WeightError
-from areal_like.weights import WeightManifest, map_payload
-from areal_like.weights_group import GroupCall
+from areal_like.weights.process_group import GroupCall
+from areal_like.weights.weight_store import WeightManifest, map_payload
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
 from rollout.engine.port import Engine
 from rollout.engine.sglang.attach import check_attached
 from rollout.engine.sglang.layout import compare, server_checksums
 from rollout.engine.sglang.sleep import Sleeper
-from trainer.group_root import GroupRoot
+from trainer.weights.group_root import GroupRoot
 
 pytestmark = pytest.mark.e2e
 
@@ -50,16 +50,7 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, sglang_python: str) -> Iterator[World]:
     made = World(tmp_path_factory.mktemp("sglang"), num_versions=16)
-    made.engine = made.make()
-
-    async def begin() -> None:
-        await made.engine.start()
-        await made.load(0)
-
-    made.run(begin)
-    yield made
-    made.runner.run(made.engine.close())
-    made.runner.close()
+    yield from made.started()
 
 
 def test_log_probs_are_those_of_transformers_at_any_temperature(world: World) -> None:
@@ -126,8 +117,8 @@ def test_kept_keys_and_values_have_an_exact_boundary_and_serve_nobody_else(world
         tasks = await start_all(world, requests)
         for version in (4, 5):
             await world.load(version, "keep_kv")
-            seen = {n: len(s) for n, s in world.engine.progress().items()}
-            await until(lambda seen=seen: all(len(s) > seen[n] + 8 for n, s in world.engine.progress().items()))
+            seen = world.engine.counters()["tokens"]  # what follows a swap is shown at the end
+            await until(lambda seen=seen: world.engine.counters()["tokens"] > seen + 8 * SLOTS)
         later = [ask(n, prompt_length=40, prompt_seed=n - 50) for n in range(100, 100 + SLOTS)]
         late_tasks = [asyncio.ensure_future(world.engine.generate(request)) for request in later]
         await world.slow(None)
@@ -199,13 +190,16 @@ def test_attaching_needs_the_same_model_and_then_works_as_well(world: World, tmp
     async def body() -> None:
         live = await world.engine._keeper.ready()
         settings = world.settings()
+        key = live.client._session.headers["Authorization"].removeprefix("Bearer ")
         other = AutoConfig.for_model("qwen3", **{**CONFIG, "hidden_size": 64})
         other.save_pretrained(tmp_path / "other")
         with pytest.raises(UserError, match=r"holds another model .* hidden_size is 32, ours is 64"):
-            await check_attached(live.client.url, settings, "recompute", tmp_path / "other", CONTEXT)
+            await check_attached(live.client.url, settings, "recompute", tmp_path / "other", CONTEXT, key)
         with pytest.raises(UserError, match="no SGLang server answers"):
             await check_attached("http://127.0.0.1:9", settings, "recompute", world.model_dir, CONTEXT)
-        guest = world.make(attach=live.client.url)
+        key_file = tmp_path / "key"
+        key_file.write_text(key)
+        guest = world.make(world.settings(attach_key_file=str(key_file)), attach=live.client.url)
         await guest.start()
         await guest.load_version(world.manifests[7], "recompute")
         outcome = await guest.generate(request := ask(170))

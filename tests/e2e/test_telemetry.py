@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.ledger import Ledger
-from controller.wiring import trace_settings
+from controller.ledger.ledger import Ledger
+from controller.wiring.process_specs import trace_settings
 
 pytestmark = pytest.mark.e2e
 
@@ -184,8 +184,8 @@ def test_small_bound_holds_in_every_process_and_thins_whole_groups(areal, quicks
         events = [json.loads(line) for line in path.read_text().splitlines()]
         assert sum(event["ph"] != "M" for event in events) <= 200, path.name
     timeline = Timeline(run.folder / "trace.json")
-    from controller.job import read_config
-    from controller.run_folder import RunFolder
+    from controller.cli.jobs import read_config
+    from controller.run_folder.run_folder import RunFolder
 
     every = trace_settings(read_config(RunFolder(run.folder))).every_group
     groups = {event["args"]["group"] for event in timeline.events if "group" in event.get("args", {})}

@@ -108,10 +108,12 @@ def test_killed_rank_without_a_budget_ends_the_run_with_its_name_and_no_process_
     assert run.survivors(family, 15.0) == []
 
 
-def test_ranks_that_do_not_divide_the_samples_are_refused_before_anything_starts(areal, quickstart):
-    run = areal("train", quickstart, "trainer.backend=fsdp", "trainer.ranks=5")
-    assert run.wait() == 2
-    assert "384 samples of a step cannot be dealt evenly to 5 ranks" in run.output
+def test_samples_of_a_step_need_not_be_a_multiple_of_the_ranks(areal, quickstart, short):
+    odd = ["groups_per_step=5", "group_size=3", "trainer.mini_batches=2"]
+    run = areal("train", quickstart, *short, *odd, "trainer.backend=fsdp", "trainer.ranks=2")
+    assert run.wait() == 0, run.output
+    assert run.summary["audit"] == "clean"
+    assert {row["num_samples"] for row in run.metrics("step")} == {15}
 
 
 @needs_deepspeed

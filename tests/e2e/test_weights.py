@@ -12,7 +12,7 @@ pytestmark = pytest.mark.e2e
 
 STREAM = [
     "trainer.weights.kind=stream", "trainer.weights.delta={full_every: 4}", "trainer.weights.chunk_kb=16",
-    "trainer.weights.fan_out=1", "trainer.weights.swap=rolling", "rollout.num_workers=2", "launch.curve=on",
+    "trainer.weights.fan_out=1", "trainer.weights.swap=rolling", "rollout.num_workers=2",
 ]  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def test_workers_killed_while_weights_travel_are_replaced_and_catch_up(areal, qu
     run.wait_for_step(3)
     for number, name in enumerate(("rollout-0", "rollout-1"), start=1):
         os.kill(run.pid_of("rollout", name), signal.SIGKILL)  # right after a step: its version is on its way
-        run.wait_until(lambda number=number: run.output.count("starting it again") == number, "its loss")
+        run.wait_until(lambda number=number: run.output.count("restarting it") == number, "its loss")
         before = len(run.metrics("swap"))
         run.wait_until(
             lambda name=name, before=before: any(row["worker"] == name for row in run.metrics("swap")[before:]),

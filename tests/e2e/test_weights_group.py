@@ -23,7 +23,7 @@ def test_versions_by_a_process_group_carry_a_run_and_neither_a_killed_worker_nor
     run = areal("train", quickstart, *short, *GROUP, "num_steps=400")
     run.wait_for_step(2)
     os.kill(run.pid_of("rollout", "rollout-0"), signal.SIGKILL)  # right after a step: its version is on its way
-    run.wait_until(lambda: run.output.count("starting it again") == 1, "its loss")
+    run.wait_until(lambda: run.output.count("restarting it") == 1, "its loss")
     before = len(run.metrics("swap"))
     run.wait_until(
         lambda: {row["worker"] for row in run.metrics("swap")[before:]} == {"rollout-0", "rollout-1"},

@@ -12,14 +12,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from made_keys import run_keys
 
-from areal_like import messages as m
-from areal_like.channel import Hub, Peer
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from areal_like.errors import UserError, WeightError
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
+from areal_like.transport.channel import Hub, Peer
 from areal_like.verdict import Verdict
+from areal_like.wire import messages as m
 from rollout import reward_client, worker
 from rollout.config import RolloutSettings
 from rollout.engine.port import EngineCapabilities, GenerationOutcome, LoadReport
@@ -215,7 +216,8 @@ class Rig:
         return Peer(
             address=address,
             hello=hello,
-            curve_dir=None,
+            curve_dir=run_keys(),
+            audience="controller" if address == self.spec.hub_address else "services",
             accept=accept,
             heartbeat_s=0.05,
             silence_s=self.spec.silence_s,
@@ -337,7 +339,7 @@ async def make_hub(role, bind="tcp://127.0.0.1:0"):
         },
         "reward": {m.ScoreRequest},
     }
-    hub = Hub(run_id=RUN, role=role, bind=bind, curve_dir=None, accept=frozenset(accept[role]))
+    hub = Hub(run_id=RUN, role=role, bind=bind, curve_dir=run_keys(), accept=frozenset(accept[role]))
     return hub, await hub.start()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_like import messages as m
+from areal_like.wire import messages as m
 from rollout.incidents import MAX_HELD, Incidents
 
 

@@ -6,11 +6,12 @@ import asyncio
 import os
 
 import pytest
+from made_keys import run_keys
 
-from areal_like import messages as m
-from areal_like.channel import Peer
 from areal_like.errors import ChannelError
+from areal_like.transport.channel import Peer
 from areal_like.verdict import Verdict
+from areal_like.wire import messages as m
 from rollout.reward_client import ACCEPT, RewardClient
 
 
@@ -19,7 +20,8 @@ def peer(address, run_id="run-1", silence_s=10.0):
     return Peer(
         address=address,
         hello=hello,
-        curve_dir=None,
+        curve_dir=run_keys(),
+        audience="services",
         accept=ACCEPT,
         heartbeat_s=0.05,
         silence_s=silence_s,

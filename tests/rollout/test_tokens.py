@@ -216,3 +216,12 @@ def test_a_groups_prompt_is_encoded_once_and_what_a_workflow_changes_is_encoded_
     row["messages"].append({"role": "assistant", "content": "so"})
     assert text_of(tokenizer, tokens.prompt(row)).endswith("[assistant]so")
     assert len(calls) == 2
+
+
+def test_text_of_a_tool_becomes_tokens_without_template_or_special_tokens():
+    tokens = make_tokens(make_tokenizer(adds_eos=True), template="Q: {prompt}")
+    ids = tokens.encode("ab")
+    assert ids.dtype == np.int32
+    assert tokens.decode(ids) == "ab"
+    assert not {BOS, EOS} & set(ids.tolist())
+    assert tokens.encode("").shape == (0,)

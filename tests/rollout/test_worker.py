@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from areal_like import messages as m
 from areal_like.errors import DeadlineExceeded, EngineError
 from areal_like.trajectory import Segment
-from trainer.tokenizers import build_tokenizer
+from areal_like.wire import messages as m
+from trainer.model.tokenizers import build_tokenizer
 
 
 def test_an_answer_of_forced_length_goes_on_past_its_end_and_stops_where_it_was_told(rig, fake):
@@ -246,8 +246,10 @@ def test_reports_of_a_continued_answer_start_after_its_prefix(rig, fake):
     rig(scenario)
 
 
-@pytest.mark.parametrize(("length", "bound", "reason"), [(6, 100, "stop"), (50, 6, "length")])
-def test_answer_already_complete_in_its_prefix_is_only_scored(rig, fake, length, bound, reason):
+@pytest.mark.parametrize(
+    ("length", "bound", "context", "reason"), [(6, 100, 1000, "stop"), (50, 6, 1000, "length"), (50, 100, 8, "length")]
+)
+def test_answer_already_complete_in_its_prefix_is_only_scored(rig, fake, length, bound, context, reason):
     async def scenario(r):
         await r.ready()
         task = fake.task(sampling=m.Sampling(max_new_tokens=bound))
@@ -259,7 +261,7 @@ def test_answer_already_complete_in_its_prefix_is_only_scored(rig, fake, length,
         assert done.trajectory.finish_reason == reason
         assert r.engine.requests == []
 
-    rig(scenario)
+    rig(scenario, engine=lambda: fake.Engine(max_context=context))
 
 
 @pytest.mark.parametrize(

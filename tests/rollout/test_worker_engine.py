@@ -13,10 +13,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from areal_like import messages as m
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from areal_like.trajectory import Segment
-from areal_like.weights import TensorBytes, WeightStore
+from areal_like.weights.weight_store import TensorBytes, WeightStore
+from areal_like.wire import messages as m
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 
-from areal_like import messages as m
 from areal_like.trajectory import Segment
+from areal_like.wire import messages as m
 
 
 def test_recalled_answer_goes_back_with_all_its_tokens_and_is_made_no_further(rig, fake):

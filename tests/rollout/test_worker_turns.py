@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_like import messages as m
 from areal_like.errors import WeightError
+from areal_like.wire import messages as m
 
 
 class FakeReceiver:
@@ -16,13 +16,18 @@ class FakeReceiver:
 
     def __init__(self, fails=()):
         self.asked, self.fails, self.forgotten, self.is_closed = [], fails, 0, False
+        self.num_waiting = 0
 
     async def receive(self, place, deadline_s):
         self.asked.append((Path(place).name, deadline_s))
         if Path(place).name in self.fails:
             raise WeightError("the transfer broke")
         if Path(place).name == "dead":
-            await asyncio.Event().wait()
+            self.num_waiting += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.num_waiting -= 1
         return Path(place).with_name(Path(place).name.replace("v", "v0"))
 
     async def run(self):
@@ -149,6 +154,7 @@ def test_a_version_whose_trainer_is_gone_is_given_up_for_the_next_ones(receiver)
         await r.until(lambda: received.asked[-1][0] == "dead", "waiting for a trainer that died")
         r.announce(2, lineage="l1")
         await r.until(lambda: r.engine.loads == ["v00", "v02"], "the successor's version")
+        assert received.num_waiting == 0, "the fetch was ended, not left to its deadline"
         assert not r.got(m.VersionFailed), "nothing is wrong with this worker"
 
     receiver(scenario)

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from areal_like import messages as m
 from areal_like.clock import SystemClock
 from areal_like.errors import DeadlineExceeded, EngineError, UserError
 from areal_like.trace import Tracer
-from rollout.sample import Bench, SampleRun
-from rollout.versions import VersionGate
+from areal_like.wire import messages as m
+from rollout.sample import SampleContext, SampleRun
+from rollout.weights.versions import VersionGate
 
 
 def test_no_token_is_sampled_below_min_version(rig, fake):
@@ -209,7 +209,7 @@ def test_parked_tokens_are_counted_once_while_the_engine_still_shows_them(fake):
         gate.set(3)
         tokens = SimpleNamespace(stop_ids=(fake.EOS,))
         tracer = Tracer(Path(), "w", max_events=0)
-        bench = Bench(
+        bench = SampleContext(
             engine=engine, gate=gate, tokens=tokens, rewards=None, version_deadline_s=5.0, clock=SystemClock(),
             tracer=tracer,
         )  # fmt: skip
@@ -227,6 +227,53 @@ def test_parked_tokens_are_counted_once_while_the_engine_still_shows_them(fake):
         assert (await made).segment.tokens_R.tolist() == fake.answer_of(fake.task())
 
     asyncio.run(asyncio.wait_for(scenario(), 5.0))
+
+
+def sample_run(fake, engine):
+    gate = VersionGate()
+    engine.version = 3
+    gate.set(3)
+    bench = SampleContext(
+        engine=engine, gate=gate, tokens=SimpleNamespace(stop_ids=(fake.EOS,)), rewards=None, version_deadline_s=5.0,
+        clock=SystemClock(), tracer=Tracer(Path(), "w", max_events=0),
+    )  # fmt: skip
+    return SampleRun(fake.task(), bench, is_resumable=True, lane="x")
+
+
+def test_tokens_of_a_generation_that_just_ended_are_handed_back(fake):
+    """The engine is done and no longer shows the answer; the sample's own task had no turn yet."""
+    seen = []
+
+    class Engine(fake.Engine):
+        async def generate(self, request):
+            outcome = await super().generate(request)
+            asyncio.get_running_loop().call_soon(look)  # before whoever waits for this generation is woken
+            return outcome
+
+    def look():
+        assert run._generation.done()
+        seen.append(run.all_new({}).tokens_R.tolist())
+
+    async def scenario():
+        return await run.generate(np.array([97], np.int32))
+
+    run = sample_run(fake, Engine())
+    answer = asyncio.run(asyncio.wait_for(scenario(), 5.0))
+    assert seen == [answer.segment.tokens_R.tolist()] == [fake.answer_of(fake.task())]
+
+
+def test_a_generation_that_was_cancelled_or_failed_adds_no_tokens(fake):
+    async def scenario():
+        run = sample_run(fake, fake.Engine())
+        loop = asyncio.get_running_loop()
+        run._generation = loop.create_future()
+        run._generation.cancel()
+        assert len(run.all_new({})) == 0
+        run._generation = loop.create_future()
+        run._generation.set_exception(EngineError("broken"))
+        assert len(run.all_new({})) == 0
+
+    asyncio.run(scenario())
 
 
 def test_engine_that_breaks_while_loading_ends_the_worker(rig):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
-from areal_like import messages as m
 from areal_like.errors import UserError
-from areal_like.trajectory import Trajectory
+from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
-from rollout.workflow import Sample, SampleCut, SingleTurn, load_workflow
+from areal_like.wire import messages as m
+from rollout.workflow import Answer, Sample, SampleCut, SingleTurn, load_workflow
 
 
 class RaisesAfterTheAnswer(SingleTurn):
@@ -47,6 +50,16 @@ class GeneratesTwice(SingleTurn):
         prompt_P = tools.tokens.prompt(task.row)
         await tools.generate(prompt_P)
         return await super().run(task, tools)
+
+
+class TextForATrajectory(SingleTurn):
+    async def run(self, task, tools):
+        return msgspec.structs.replace(await super().run(task, tools), trajectory="the answer")
+
+
+class NumberForAVerdict(SingleTurn):
+    async def run(self, task, tools):
+        return msgspec.structs.replace(await super().run(task, tools), verdict=1.0)
 
 
 class OwnVerdict(SingleTurn):
@@ -112,7 +125,13 @@ def test_exception_before_the_answer_rejects_that_sample_alone(rig, fake):
     rig(scenario, workflow=RaisesBeforeTheAnswer())
 
 
-@pytest.mark.parametrize(("workflow", "words"), [(ReturnsNonsense, "not float"), (OwnVerdict, "cannot travel")])
+@pytest.mark.parametrize(
+    ("workflow", "words"),
+    [
+        (ReturnsNonsense, "not float"), (OwnVerdict, "cannot be sent"), (TextForATrajectory, "needs a Trajectory"),
+        (NumberForAVerdict, "needs a Trajectory and a Verdict"),
+    ],
+)  # fmt: skip
 def test_workflow_that_returns_something_else_crashes_its_sample(rig, fake, workflow, words):
     async def scenario(r):
         await r.ready()
@@ -160,7 +179,7 @@ def test_two_turns_make_one_trajectory_and_report_no_partial_work(rig, fake):
         trajectory = r.got(m.SampleFinished)[0].trajectory
         assert trajectory.loss_mask_T.tolist() == [False] * 2 + [True] * 3 + [False] + [True] * 2
         first, second = r.engine.requests
-        assert first.seed != second.seed
+        assert second.seed == (first.seed + 0x9E3779B97F4A7C15) % 2**63, "the same in every life of the run"
         assert second.prompt_P.tolist() == trajectory.tokens_T[:6].tolist()
         assert first.share_key == second.share_key == -1
 
@@ -221,8 +240,8 @@ def test_users_workflow_is_found_by_name(user_module):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("several_turns", "is no workflow"),
-        ("users_own_workflow:", "is no workflow"),
+        ("several_turns", "is not a workflow"),
+        ("users_own_workflow:", "is not a workflow"),
         ("users_own_workflow:Missing", "has no Missing"),
         ("users_own_workflow:Incomplete", "is_resumable"),
         ("users_own_workflow:NeedsArguments", "without arguments"),
@@ -233,3 +252,28 @@ def test_users_workflow_is_found_by_name(user_module):
 def test_workflow_that_cannot_be_used_is_the_users_mistake(user_module, name, words):
     with pytest.raises(UserError, match=words):
         load_workflow(name)
+
+
+class Tools:
+    """What a worker lends, with one answer of two tokens after a prompt of three."""
+
+    tokens = type("Tokens", (), {
+        "prompt": staticmethod(lambda row: np.arange(3, dtype=np.int32)), "decode": staticmethod(lambda tokens_R: "ab"),
+    })  # fmt: skip
+
+    def __init__(self, experts):
+        self._experts = experts
+
+    async def generate(self, prompt_P):
+        segment = Segment(np.zeros(2, np.int32), np.full(2, -1.0, np.float32), np.zeros(2, np.int32))
+        return Answer(segment=segment, finish_reason="stop", routed_experts=self._experts)
+
+    async def score(self, response, answer):
+        return Verdict(kind="scored", value=1.0)
+
+
+@pytest.mark.parametrize("experts", [None, np.ones((4, 2, 2), np.int32)])
+def test_experts_that_the_engine_reports_are_part_of_the_sample(experts):
+    sample = asyncio.run(SingleTurn().run(SimpleNamespace(row={}), Tools(experts)))
+    kept = sample.trajectory.routed_experts
+    assert (kept is None) if experts is None else np.array_equal(kept, experts)

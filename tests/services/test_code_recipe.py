@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from code_harness import CodeBench
 
-from controller.data import Table, load_eval, load_train
-from controller.overrides import load_config
+from controller.config.loading import load_config
+from controller.data.table import Table, load_eval, load_train
 
 
 def table(name: str, part: str, path: Path) -> Table:

@@ -10,8 +10,8 @@ import pytest
 from code_harness import CodeBench
 
 from areal_like.errors import UserError
-from services.config import RewardSettings, ScorerSettings, contradictions
 from services.reward.composition import WeightedSum
+from services.reward.config import RewardSettings, ScorerSettings, contradictions
 
 VECTOR = (
     "class V:\n    def __init__(self, x): self.x = x\n    def __eq__(self, other): return self.x == other.x\n"

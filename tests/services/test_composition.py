@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from areal_like.errors import UserError
-from services.config import ClipSettings, ScorerSettings
 from services.reward.composition import WeightedSum
+from services.reward.config import ClipSettings, ScorerSettings
 from services.reward.job import Job, Outcome
 
 
@@ -27,7 +28,10 @@ CONTAINS = {"kind": "format", "options": {"must_contain": ["<think>"]}}
 
 def test_value_is_the_weighted_sum_and_components_are_unweighted() -> None:
     weighted_sum = sum_of({"kind": "math", "weight": 2.0}, {**CONTAINS, "weight": 0.5})
+    started_s = time.perf_counter()
     outcome = score(weighted_sum, r"<think> \boxed{7}", answer="7")
+    elapsed_s = time.perf_counter() - started_s
+    assert 0 < sum(outcome.scorer_s.values()) <= elapsed_s
     assert outcome.value == 2.5
     assert outcome.components == {"math": 1.0, "correct": 1.0, "format": 1.0}
     outcome = score(weighted_sum, r"\boxed{8}", answer="7")
@@ -85,12 +89,17 @@ def test_format_asks_for_all_of_its_checks(options: dict[str, Any], good: str, b
         ({"kind": "math", "options": {"rulez": 1}}, ["rulez", "options are", "rules"]),
         ({"kind": "format"}, ["asks for nothing"]),
         ({"kind": "format", "options": {"regex": "("}}, ["regular expression"]),
-        ({"kind": "running_sum", "options": {"x": 1}}, ["takes no options"]),
-        ({"kind": "math", "weight": float("nan")}, ["weight"]),
+        ({"kind": "running_sum", "options": {"x": 1}}, ["option x", "takes none"]),
         ({"kind": "no_such_module:score"}, ["no_such_module", "cannot be imported", "No module named"]),
         ({"kind": "scorer_zoo:no_such_function"}, ["scorer_zoo", "no_such_function"]),
         ({"kind": "scorer_zoo:not_callable"}, ["scorer_zoo", "not_callable", "cannot be called"]),
         ({"kind": "scorer_zoo:wrong_signature"}, ["wrong_signature", "def score(row, response, **info)"]),
+        (
+            {"kind": "scorer_zoo:as_trl_has_them"},
+            ["as_trl", "def score(row, response, **info)", "completions=[response]"],
+        ),
+        ({"kind": "scorer_zoo:as_verl_has_them"}, ["as_verl", "solution_str=response"]),
+        ({"kind": "scorer_zoo:as_openrlhf_has_them"}, ["as_openrlhf", "def score(row, response, **info)", "OpenRLHF"]),
         ({"kind": "scorer_zoo:with_options"}, ["with_options", "scale"]),
         ({"kind": "scorer_zoo:score", "options": {"response": 1}}, ["option response is taken"]),
         ({"kind": ":score"}, ["module:function"]),
@@ -158,6 +167,12 @@ def test_a_part_asked_for_alone_is_neither_gated_nor_clipped_nor_weighted() -> N
 def test_no_number_is_not_clipped_into_one() -> None:
     weighted_sum = sum_of({"kind": "scorer_zoo:with_options", "options": {"scale": float("inf")}, "clip": {"max": 1.0}})
     assert score(weighted_sum, "").kind == "invalid"
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_is_refused(weight: float) -> None:
+    with pytest.raises(ValidationError, match="finite"):
+        ScorerSettings(kind="math", weight=weight)
 
 
 @pytest.mark.parametrize("clip", [{}, {"min": 1.0, "max": 1.0}, {"low": 0.0}])

@@ -13,8 +13,8 @@ import pytest
 from odd_server import Asked, OddServer, flood, hang, hang_up, reply, trickle
 
 from areal_like.errors import UserError
-from services.config import ScorerSettings
 from services.reward.composition import WeightedSum
+from services.reward.config import ScorerSettings
 from services.reward.job import Job, Outcome
 
 SERVERS: list[OddServer] = []
@@ -176,7 +176,7 @@ def test_the_key_is_sent_and_shown_nowhere(
     [
         ({"url": "ftp://x"}, ["http://host:port"]),
         ({"url": "http://me:pw@host/"}, ["environment variable"]),
-        ({"url": "http://host:99999/"}, ["no address"]),
+        ({"url": "http://host:99999/"}, ["not an address"]),
         ({}, ["url", "required"]),
         ({"url": "http://h", "headers": {"Authorization": "x"}}, ["key_env"]),
         ({"url": "http://h", "key_env": "A", "key_file": "B"}, ["take one"]),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from areal_like.errors import UserError
-from services.config import ScorerSettings
+from services.reward.config import ScorerSettings
 from services.reward.scorer_kinds import make_scorer
 from services.reward.scorers.port import ScorerInput
 

@@ -11,8 +11,8 @@ import pytest
 from odd_server import Asked, OddServer, chat, reply
 
 from areal_like.errors import UserError
-from services.config import ScorerSettings
 from services.reward.composition import WeightedSum
+from services.reward.config import ScorerSettings
 from services.reward.job import Job, Outcome
 from services.reward.scorer_kinds import make_scorer
 
@@ -110,9 +110,9 @@ def test_the_last_match_of_the_regex_counts(said: str, value: float) -> None:
         ('{"score": 11}', "score 11 is not within 0 to 10"),
         ('{"score": -1}', "score -1 is not within 0 to 10"),
         ('{"score": 5', "no JSON object"),
-        ("", "says nothing"),
-        (None, "says nothing"),
-        ("<think>long thoughts</think>", "says nothing"),
+        ("", "reply is empty"),
+        (None, "reply is empty"),
+        ("<think>long thoughts</think>", "reply is empty"),
         ("{" * 5000, "no JSON object"),
     ],
 )
@@ -182,7 +182,7 @@ def test_version_changes_with_the_rubric_in_a_file_and_not_with_the_key(
     ("options", "words"),
     [
         ({"rubric": None}, "rubric or rubric_file"),
-        ({"rubric": "{{ response"}, "is no Jinja template"),
+        ({"rubric": "{{ response"}, "is not a valid Jinja template"),
         ({"rubric": "good?"}, "does not show the answer"),
         ({"rubric": "{{ response }} {{ question }}"}, "names `question`; there are answer, prompt, response, row"),
         ({"rubric": None, "rubric_file": "/nowhere/rubric"}, "/nowhere/rubric cannot be read"),
@@ -191,7 +191,7 @@ def test_version_changes_with_the_rubric_in_a_file_and_not_with_the_key(
         ({"min_score": 5, "max_score": 5}, "is not below"),
         ({"correct_at": 11}, "correct_at"),
         ({"extra_body": {"temperature": 1}}, "extra_body.temperature is set by the scorer"),
-        ({"base_url": "localhost:8000"}, "no address"),
+        ({"base_url": "localhost:8000"}, "not an address"),
         ({"key_env": "SURELY_NOT_SET"}, "holds no key"),
     ],
 )

@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("reasoning_gym", reason="the extra `reasoning-gym` is not installed")
 
-from areal_like import reasoning_gym_tasks
 from areal_like.errors import UserError
-from areal_like.reasoning_gym_tasks import NO_ANSWER, part_of, rows
-from services.config import ScorerSettings
+from areal_like.tasks import reasoning_gym
+from areal_like.tasks.reasoning_gym import NO_ANSWER, part_of, rows
 from services.reward.composition import WeightedSum
+from services.reward.config import ScorerSettings
 from services.reward.job import Job, Outcome
 from services.reward.scorers.plain_answers import is_plain
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_made_is_refused(options: dict[str, Any], words: str) -> 
 
 
 def test_a_task_with_too_few_questions_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reasoning_gym_tasks, "EVAL_SHARE", 0.0)
+    monkeypatch.setattr(reasoning_gym, "EVAL_SHARE", 0.0)
     with pytest.raises(UserError, match="too few different questions"):
         made(split="eval")
 

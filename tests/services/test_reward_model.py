@@ -13,14 +13,14 @@ from tiny_classifier import save_classifier
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
 from areal_like.errors import UserError
-from services.config import ScorerSettings
 from services.reward.classifier import Classifier
 from services.reward.composition import WeightedSum
+from services.reward.config import ScorerSettings
 from services.reward.job import Job, Outcome
 from services.reward.model_wire import Item
 from services.reward.scorer_kinds import make_scorer
+from services.reward.scorer_options import RewardModelOptions
 from services.reward.scorers.reward_model import RewardModelScorer, reduced
-from services.scorer_options import RewardModelOptions
 
 ROW = {"prompt": "2+2? "}
 
@@ -153,7 +153,7 @@ def test_another_model_in_the_folder_is_another_version(tmp_path: Path) -> None:
         ({"label": 2}, "no class 2"),
         ({"label": "good"}, "no class 'good'"),
         ({"template": "{{ prompt }}"}, "does not show the answer"),
-        ({"template": "{{ response"}, "no Jinja template"),
+        ({"template": "{{ response"}, "not a valid Jinja template"),
         ({"step_separator": ";", "reduce": "prod"}, "product of logits"),
         ({"device": "tpu"}, "device"),
     ],
@@ -172,7 +172,7 @@ def test_folders_that_are_no_classifiers_are_refused(tmp_path: Path, two_classes
         return str(caught.value)
 
     causal = save_classifier(tmp_path / "causal", causal=True)
-    assert "Qwen3ForCausalLM, which is no classifier" in refusal(causal)
+    assert "Qwen3ForCausalLM, which is not a classifier" in refusal(causal)
     assert "which one is the reward?" in refusal(two_classes)
     assert "step_separator" in refusal(per_token, label=0)
     (tmp_path / "empty").mkdir()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from reward_harness import PATIENCE_S, Service, wait_until
 
-from areal_like.messages import Shutdown
-from areal_like.wire import encode
+from areal_like.wire.encoding import encode
+from areal_like.wire.messages import Shutdown
 from services.reward.process_tree import living
 
 NUM_PROCESSES = 3

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 from code_harness import CodeBench, layers_here
 
+import services
 from areal_like.errors import UserError
+from services.reward.config import CodeOptions, RewardSettings, ScorerSettings
+from services.reward.sandbox import demands
+from services.reward.sandbox.demands import sandbox_problems
 from services.reward.sandbox.interpreter import NoInterpreter, find_interpreter
-from services.reward.sandbox.layers import LAYERS, LayerMissing, find_sandbox
+from services.reward.sandbox.launch import Setup
+from services.reward.sandbox.layers import LAYERS, LayerMissing, _homes_shown, find_sandbox, sandbox_problem
 from services.reward.sandbox.staging import is_reachable
 
 ADD_TESTS = ["assert add(2, 3) == 5"]
@@ -194,3 +201,73 @@ def test_what_everybody_can_reach_is_known(tmp_path: Path) -> None:
     (hidden / "file").write_text("")
     assert not is_reachable(str(hidden))
     assert not is_reachable(str(hidden / "file"))
+
+
+def test_the_default_demands_a_layer_that_hides_files() -> None:
+    assert CodeOptions().require == "landlock"
+
+
+WEAKENED = """
+import os, sys
+sys.path.insert(0, {home!r})
+from services.reward.sandbox import layers
+layers.landlock_version = lambda: 0
+layers.shutil.which = lambda name: None
+{more}
+try:
+    print(layers.find_sandbox(*{arguments!r}).layers.chosen)
+except layers.LayerMissing as error:
+    print("missing:", error)
+"""
+"""A machine without bubblewrap and Landlock, in a process of its own."""
+
+
+def chosen_without_strong_layers(*arguments: object, more: str = "") -> str:
+    home = str(Path(services.__path__[0]).parent)
+    source = WEAKENED.format(home=home, arguments=arguments, more=more)
+    return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_without_bubblewrap_and_landlock_the_default_refuses_and_says_why() -> None:
+    said = chosen_without_strong_layers(CodeOptions().require)
+    assert said.startswith("missing:")
+    assert "bubblewrap is not installed" in said
+    assert "no Landlock" in said
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, which would run programs as root")
+@pytest.mark.parametrize("layer", ["seccomp", "limits"])
+def test_no_program_runs_as_root_in_a_layer_that_does_not_hide_files(layer: str) -> None:
+    said = chosen_without_strong_layers(layer, (layer,), more="layers._users = lambda: iter([None])")
+    assert said.startswith("missing:")
+    assert "programs would run as root" in said
+    assert "run as an ordinary user" in said
+
+
+def test_a_python_below_home_makes_a_layer_no_weaker() -> None:
+    interpreter = replace(find_interpreter(), shown=("/usr/lib", "/home/user/.pyenv/versions/3.12/lib"))
+    assert _homes_shown(Setup("namespaces", interpreter)) == {"user"}
+    assert _homes_shown(Setup("namespaces", replace(interpreter, shown=("/usr/lib",)))) == set()
+
+
+def test_a_demand_is_looked_at_before_a_run_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = RewardSettings(scorers=(ScorerSettings(kind="math"), ScorerSettings(kind="code")))
+    assert layers_here().chosen not in ("namespaces", "landlock") or list(sandbox_problems(settings)) == []
+    asked = []
+
+    def refuse(*arguments: object) -> str:
+        asked.append(arguments)
+        return "landlock: this kernel has no Landlock"
+
+    monkeypatch.setattr(demands, "sandbox_problem", refuse)
+    ((key, what, remedy),) = sandbox_problems(settings)
+    assert key == "scorers.1.options.require"
+    assert what == "no sandbox as strong as `landlock` works here: landlock: this kernel has no Landlock"
+    assert "apt install bubblewrap" in remedy
+    assert asked == [("landlock", None, "")]
+    elsewhere = settings.model_copy(update={"addresses": ("tcp://127.0.0.1:1",)})
+    assert list(sandbox_problems(elsewhere)) == [], "services that run already have chosen"
+
+
+def test_a_trial_of_one_layer_says_why_it_cannot_be_had() -> None:
+    assert sandbox_problem("namespaces", "limits") == "namespaces is not among limits"

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from areal_like.messages import ScoreRequest
+from areal_like.wire.messages import ScoreRequest
 from services.reward.cache import ScoreCache
 from services.reward.job import Outcome
 

@@ -111,7 +111,7 @@ def test_another_scorer_is_refused(path: Path) -> None:
 )  # fmt: skip
 def test_a_file_that_holds_anything_else_is_left_as_it_is(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(UserError, match="line 1 is no verdict of this command"):
+    with pytest.raises(UserError, match="line 1 is not a verdict of this command"):
         gone_on(path)
     assert path.read_bytes() == content
     assert gone_on(path, overwrite=True) == (Totals(), [1, 2, 3, 4, 5])

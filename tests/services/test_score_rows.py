@@ -29,18 +29,18 @@ def row(kind: str = "math", **fields: Any) -> Row:
         (b"  \t", "empty"),
         (b'{"response": "7", "gold": ', "not JSON"),
         (b'{"response": "7"} {"response": "8"}', "not JSON"),
-        (b"[1, 2]", "no JSON object but a list"),
-        (b"7", "no JSON object but a number"),
-        (b"null", "no JSON object but null"),
-        (b'"response"', "no JSON object but a text"),
+        (b"[1, 2]", "not a JSON object but a list"),
+        (b"7", "not a JSON object but a number"),
+        (b"null", "not a JSON object but null"),
+        (b'"response"', "not a JSON object but a text"),
         (b'{"response": "\xff\xfe"}', "not UTF-8 (byte 15"),
         (b"\xff\xfe{\x00}\x00", "not UTF-8"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"gold": "7"}', "`response` is missing"),
         (b'{"response": null}', "`response` is missing"),
-        (b'{"response": 7}', "`response` is no text but a number"),
-        (b'{"response": ["7"]}', "`response` is no text but a list"),
-        (b'{"response": {"text": "7"}}', "`response` is no text but an object"),
+        (b'{"response": 7}', "`response` is not text but a number"),
+        (b'{"response": ["7"]}', "`response` is not text but a list"),
+        (b'{"response": {"text": "7"}}', "`response` is not text but an object"),
     ],
 )
 def test_a_bad_line_is_a_row_that_says_why_and_the_next_one_is_read(line: bytes, words: str) -> None:
@@ -89,7 +89,6 @@ def test_numbers_that_python_or_the_wire_cannot_hold_are_no_obstacle() -> None:
     assert only_gold(row(response="7", gold=10**30).columns) == {"gold": "1" + "0" * 30}
     long = rows(b'{"response": "7", "gold": ' + b"9" * 5000 + b"}")[0]
     assert only_gold(long.columns) == {"gold": "9" * 5000}
-    assert rows(b'{"response": "7", "gold": NaN}')[0].columns["gold"] is None
 
 
 def test_a_gold_answer_is_text_or_a_number() -> None:
@@ -109,7 +108,7 @@ def test_a_code_row_is_its_program_its_tests_and_its_limits() -> None:
     assert row("code", tests=["assert x"]).refusal == "`program` is missing"
     assert row("code", **fields, test_imports="of another kind").columns == fields
     assert row("code", program="x = '\ud800'").columns["program"] == "x = '\0'"
-    assert row("code", program=3).refusal == "`program` is no text but a number"
+    assert row("code", program=3).refusal == "`program` is not text but a number"
 
 
 def test_a_function_sees_the_whole_row_and_what_is_known_of_the_answer() -> None:
@@ -118,3 +117,10 @@ def test_a_function_sees_the_whole_row_and_what_is_known_of_the_answer() -> None
     assert (made.finish_reason, made.num_tokens) == ("length", 9)
     odd = row("mine:score", response="7\ud800", finish_reason=3, num_tokens=-1)
     assert (odd.finish_reason, odd.num_tokens, odd.response.encode()[:1]) == ("stop", 0, b"7")
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+def test_numbers_that_are_not_finite_are_refused_with_a_remedy(number: bytes) -> None:
+    (row,) = rows(b'{"response": "7", "gold": ' + number + b"}")
+    assert row.refusal.startswith(f"the line holds {number.decode()}")
+    assert "write null" in row.refusal

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from areal_like.messages import BatchSample
 from areal_like.trajectory import Segment, Trajectory
+from areal_like.wire.messages import BatchSample
 
 VOCABULARY = 61
 

@@ -19,11 +19,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 import torch
 
-import trainer.batch
+import trainer.data.batch
 from areal_like.config import ProcessSpec
-from areal_like.messages import Batch
 from areal_like.process import die_with_parent
-from areal_like.wire import decode
+from areal_like.wire.encoding import decode
+from areal_like.wire.messages import Batch
 from trainer.activity import Activity
 from trainer.follower import Follower
 from trainer.ranks import Ranks, leave_at_once
@@ -48,10 +48,10 @@ def mean_of_each_rank(num_ranks: int) -> Any:
 
     def mini_batch(*arguments: Any) -> Any:
         micro_batches = RIGHT_MINI_BATCH(*arguments)
-        own = sum(one.packed.num_predictions for one in micro_batches if not one.is_filler)
+        own = sum(one.packed.num_predictions for one in micro_batches if not one.is_dummy)
         return tuple(
             one
-            if one.is_filler
+            if one.is_dummy
             else replace(
                 one,
                 inputs=replace(

@@ -49,7 +49,9 @@ def test_auto_says_so_where_nothing_fits_a_cpu() -> None:
 
 
 def test_torch_with_ranks_is_refused() -> None:
-    with pytest.raises(UserError, match=r"trainer\.ranks: torch trains in one process.*fsdp, deepspeed or auto"):
+    with pytest.raises(
+        UserError, match=r"trainer\.ranks: backend torch trains in one process.*fsdp, deepspeed or auto"
+    ):
         choose_backend(TrainerSettings(ranks=2), 1, CPU)
 
 

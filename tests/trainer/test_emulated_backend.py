@@ -7,11 +7,11 @@ import time
 import pytest
 import torch
 
-from areal_like.config import EmulationSettings
-from trainer.attention import AttentionChoice
+from areal_like.emulation.settings import EmulationSettings
 from trainer.backends.emulated import EmulatedBackend
 from trainer.backends.port import Setup
 from trainer.config import LossSettings, TrainerSettings
+from trainer.model.attention import AttentionChoice
 from trainer.ranks import Ranks
 from trainer.step import TrainStep
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from areal_like.config import ModelSettings
 from areal_like.errors import UserError
 from areal_like.metrics import read_jsonl
-from areal_like.weights import open_payload, verify
+from areal_like.weights.weight_store import open_payload, verify
 from trainer import sft
 from trainer.config import SftSettings
 from trainer.prepare import prepare
@@ -172,7 +172,7 @@ def damaged_generation_config(folder: Path) -> None:
         (missing_weights, "no weights"),
         (missing_tokenizer, "no tokenizer"),
         (damaged_weights, "cannot be read"),
-        (damaged_generation_config, "no JSON object"),
+        (damaged_generation_config, "not a JSON object"),
     ],
 )
 def test_bad_model_folder_is_one_sentence(damage: Any, words: str, tmp_path: Path) -> None:

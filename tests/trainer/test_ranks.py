@@ -27,12 +27,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
-from areal_like.messages import Batch, BatchSample
-from areal_like.wire import encode
-from trainer import checkpoint
-from trainer.convert import export_checkpoint, import_folder
+from areal_like.wire.encoding import encode
+from areal_like.wire.messages import Batch, BatchSample
+from trainer.checkpoints import checkpoint
+from trainer.checkpoints.convert import export_checkpoint, import_folder
 from trainer.export import write_model
-from trainer.tokenizers import build_tokenizer
+from trainer.model.tokenizers import build_tokenizer
 from trainer.training import Training
 
 pytestmark = pytest.mark.e2e
@@ -68,10 +68,20 @@ class Stage:
         build_tokenizer("characters:running_sum", None).save_pretrained(self.prepared)
         (self.prepared / "generation_config.json").write_text('{"eos_token_id": 2}')
         self.batches = batches
+        self.num_meetings = 0
         for step, samples in enumerate(batches, 1):
             frames = encode(Batch(step=step, lineage="l0", samples=tuple(samples)))
             named = {f"frame-{index}": np.frombuffer(frame, np.uint8) for index, frame in enumerate(frames)}
             np.savez(folder / f"batch-{step}.npz", **named)
+
+    def meeting(self) -> str:
+        """A file, as on one machine, or a port, as on a cluster: in turns."""
+        self.num_meetings += 1
+        return (
+            f"file://{self.folder}/ranks-{self.num_meetings}"
+            if self.num_meetings % 2
+            else f"tcp://127.0.0.1:{free_port()}"
+        )
 
     def spec(self, name: str, ranks: int, settings: dict[str, Any], **changes: Any) -> ProcessSpec:
         facts: dict[str, Any] = {
@@ -80,7 +90,7 @@ class Stage:
             "model": ModelSettings(path=str(self.prepared)), "sampling": SamplingSettings(temperature=0.9),
             "staleness": StalenessSettings(), "groups_per_step": 7, "group_size": 4, "num_steps": STEPS,
             "weight_dir": str(self.folder / name / "weights"), "num_ranks": ranks,
-            "ranks_address": f"tcp://127.0.0.1:{free_port()}",
+            "ranks_address": self.meeting(),
             "settings": {**SETTINGS, "ranks": ranks, "weights": {"kind": "disk"}, **settings},
         }  # fmt: skip
         return ProcessSpec(**{**facts, **changes})
@@ -308,6 +318,38 @@ def test_a_checkpoint_of_deepspeed_goes_on_in_one_process(zero: Stage, torch_met
 def test_three_ranks_of_uneven_shards_agree_too(stage: Stage, torch_metrics: Any) -> None:
     stage.play("three-job", 3, [stage.scene("three", 3, {"backend": "fsdp"})])
     assert_agree(stage, "three", torch_metrics)
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory, made_model: Any, made_samples: Any) -> Stage:
+    """Batches of few samples, odd ones among them: fewer than ranks times mini-batches, and down to one."""
+    sizes = ([3], [2, 3], [1], [3, 3, 1], [1, 2])
+    batches = [made_samples(sizes[step % len(sizes)], version=step, seed=step) for step in range(STEPS)]
+    return Stage(tmp_path_factory.mktemp("few"), made_model(tie_word_embeddings=False), batches)
+
+
+@pytest.fixture(scope="module")
+def few_metrics(few: Stage) -> list[dict[str, float]]:
+    torch.set_num_threads(1)
+    return few.single("torch")
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "backend"),
+    [
+        ("fsdp", 2, {"backend": "fsdp"}),
+        ("fsdp-3", 3, {"backend": "fsdp"}),
+        pytest.param("zero-1-3", 3, {"backend": "deepspeed", "deepspeed": {"stage": 1}}, marks=needs_deepspeed),
+        pytest.param("zero-3-2", 2, {"backend": "deepspeed", "deepspeed": {"stage": 3}}, marks=needs_deepspeed),
+    ],
+)
+def test_any_number_of_samples_trains_on_any_number_of_ranks(
+    name: str, ranks: int, backend: dict[str, Any], few: Stage, few_metrics: Any
+) -> None:
+    few.play(f"{name}-job", ranks, [few.scene(name, ranks, backend)])
+    assert {row["sequences"] for row in few_metrics} == {1.0, 3.0, 5.0, 7.0}
+    assert_steps_agree(few.metrics(name), few_metrics)
+    assert_states_agree(few, name)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -12,11 +12,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from areal_like.errors import UserError
-from trainer.attention import AttentionChoice
 from trainer.config import OptimizerSettings, SftSettings
-from trainer.model import make_model
+from trainer.model.attention import AttentionChoice
+from trainer.model.model import make_model
+from trainer.model.tokenizers import build_tokenizer
 from trainer.sft import Example, ExampleEncoder, _accumulate_gradient, _batches, read_rows, run_sft
-from trainer.tokenizers import build_tokenizer
 
 SDPA = AttentionChoice("sdpa", "test")
 INIT: dict[str, Any] = {
@@ -144,7 +144,7 @@ def test_every_epoch_shows_each_row_once_in_its_own_order(tokenizer: PreTrainedT
 
 
 def test_gradient_does_not_depend_on_micro_batches(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
-    from trainer.attention import attach
+    from trainer.model.attention import attach
 
     attach(model, SDPA)
     batch = examples(tokenizer)
@@ -159,7 +159,7 @@ def test_gradient_does_not_depend_on_micro_batches(tokenizer: PreTrainedTokenize
 
 
 def test_loss_is_the_mean_over_response_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
-    from trainer.attention import attach
+    from trainer.model.attention import attach
 
     batch = examples(tokenizer)
     total, count = 0.0, 0

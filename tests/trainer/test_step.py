@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from areal_like.messages import BatchSample
-from trainer.attention import AttentionChoice, attach
+from areal_like.wire.messages import BatchSample
 from trainer.backends.port import Setup
 from trainer.backends.torch_single import TorchBackend
-from trainer.batch import PreparedBatch, prepare_batch, split
 from trainer.config import LossSettings, OptimizerSettings, TrainerSettings, WeightClip
-from trainer.dealing import micro_batches
-from trainer.logprobs import token_logprobs
-from trainer.packed import PackedSequences
+from trainer.data.batch import PreparedBatch, prepare_batch, split
+from trainer.data.dealing import micro_batches
+from trainer.model.attention import AttentionChoice, attach
+from trainer.model.logprobs import token_logprobs
+from trainer.model.packed import PackedSequences
 from trainer.ranks import Ranks
 from trainer.step import TrainStep, ready_model
 
@@ -198,6 +198,7 @@ def test_with_several_updates_the_proximal_policy_is_the_one_the_step_started_fr
     proximal = trainer._proximal(prepared)
     assert len(prepared.mini_batches) == 4
     metrics = trainer.run(prepared)
+    assert 0 < metrics["grad_norm"] < metrics["grad_norm_max"], "the mean and the largest of four"
     assert metrics["ratio_min"] < 1 < metrics["ratio_max"]
     assert metrics["updates"] == 4
     fresh = _trainer(tiny_model(), config)

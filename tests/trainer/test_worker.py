@@ -17,24 +17,25 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from made_keys import keys_of, run_keys
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from areal_like import messages as m
-from areal_like.channel import Hub
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings, TraceSettings
-from areal_like.errors import ChannelError, DeadlineExceeded, OperationError, UserError
+from areal_like.errors import ChannelError, DeadlineExceeded, OperationError, UserError, WeightError, WeightsDamaged
 from areal_like.trace import Tracer, merge_traces
-from areal_like.weights import open_payload, verify
-from trainer import checkpoint
+from areal_like.transport.channel import Hub
+from areal_like.weights.weight_store import open_payload, verify
+from areal_like.wire import messages as m
 from trainer.activity import Activity
+from trainer.checkpoints import checkpoint
 from trainer.export import write_model
-from trainer.publish_delta import Written
-from trainer.tokenizers import build_tokenizer
+from trainer.model.tokenizers import build_tokenizer
 from trainer.training import Saved, Training
+from trainer.weights.version_writer import Written
 from trainer.worker import ACCEPT, TrainerWorker
 
 LIMIT_S = 20.0
-FROM_TRAINER = frozenset({m.BatchRequest, m.VersionPublished, m.CheckpointSaved})
+FROM_TRAINER = frozenset({m.BatchRequest, m.VersionPublished, m.VersionRewritten, m.CheckpointSaved})
 
 
 def process_spec(run_dir: Path, **changes: Any) -> ProcessSpec:
@@ -43,6 +44,7 @@ def process_spec(run_dir: Path, **changes: Any) -> ProcessSpec:
         "parent_pid": os.getpid(), "seed": 1, "model": ModelSettings(path=str(run_dir / "prepared")),
         "sampling": SamplingSettings(), "staleness": StalenessSettings(), "groups_per_step": 3, "group_size": 4,
         "num_steps": 6, "weight_dir": str(run_dir / "weights"), "silence_s": 5.0, "trace": {"max_events": 1000},
+        "curve_dir": str(keys_of("trainer", "trainer")),
         "settings": {"optimizer": {"lr": 1e-3}, "checkpoint": {"every_steps": 2}},
     }  # fmt: skip
     return ProcessSpec(**{**facts, **changes})
@@ -59,7 +61,7 @@ class FakeTraining:
     version: int = -1
     start: int = 0
     is_saved: bool = False
-    setup_words: str = ""
+    setup_description: str = ""
     gate: threading.Event | None = None
     error: Exception | None = None
     counters: dict[str, float] = field(default_factory=dict)
@@ -96,6 +98,12 @@ class FakeTraining:
         self.log.append(f"publish {self.version}")
         path = Path(f"/store/v{self.version}")
         return lambda: Written(path, 1, is_delta=False)
+
+    def publish_again(self, version: int) -> Written | None:
+        self.log.append(f"publish again {version}")
+        if self.disk_error:
+            raise WeightError(self.disk_error)
+        return Written(Path(f"/store/again{version}"), 1, is_delta=False) if version == self.version else None
 
     def save(self) -> Callable[[], Saved]:
         version = self.version
@@ -193,7 +201,12 @@ class Stage:
         return before
 
     async def ended(self) -> str:
-        return await asyncio.wait_for(asyncio.shield(self.task), LIMIT_S)
+        """The end; a trainer whose work is done is told that the run is over."""
+        async with asyncio.timeout(LIMIT_S):
+            while not self.task.done() and self.activity.heartbeat({}).state != "serve":  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            self.link.tell(m.Shutdown(reason="the run is over", deadline_s=1.0))
+            return await asyncio.shield(self.task)
 
 
 @contextlib.asynccontextmanager
@@ -251,9 +264,51 @@ def test_run_goes_version_by_version_and_ends_with_checkpoint_and_export(tmp_pat
     asyncio.run(scene())
 
 
+def again(version: int, lineage: str = "l0") -> m.RewriteVersion:
+    return m.RewriteVersion(version=version, lineage=lineage)
+
+
+def test_damaged_version_is_written_again_while_the_trainer_waits_and_while_it_computes(tmp_path: Path) -> None:
+    async def scene() -> None:
+        training = FakeTraining(gate=threading.Event())
+        async with on_stage(tmp_path, training) as stage:
+            await stage.link.heard_until(asked(1))
+            answer = m.VersionRewritten(version=0, lineage="l0", manifest_path="/store/again0")
+            stage.link.tell(again(0))
+            assert await stage.link.heard() == answer
+            stage.link.tell(batch(1))
+            await stage.link.heard_until(asked(2))
+            stage.link.tell(again(0))
+            assert await stage.link.heard() == answer, "step 1 runs"
+            stage.link.tell(m.Welcome(run_id="t", incarnation="a"))
+            repeated = await stage.link.heard_until(asked(2))
+            assert [one.manifest_path for one in repeated[:-1]] == ["/store/again0"], "told again with the new place"
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "disk_error", "reason"),
+    [
+        (again(7), "", "a newer version takes its place"),
+        (again(0, "l9"), "", "a newer version takes its place"),
+        (again(0), "no room", "no room"),
+    ],
+)
+def test_version_that_is_not_written_again_is_answered_with_the_reason(tmp_path, wanted, disk_error, reason) -> None:
+    async def scene() -> None:
+        async with on_stage(tmp_path, FakeTraining(disk_error=disk_error)) as stage:
+            await stage.link.heard_until(asked(1))
+            stage.link.tell(wanted)
+            answer = await stage.link.heard()
+            assert answer == m.VersionRewritten(version=wanted.version, lineage=wanted.lineage, reason=reason)
+
+    asyncio.run(scene())
+
+
 def test_what_was_chosen_is_told_once_with_the_first_version(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with on_stage(tmp_path, FakeTraining(setup_words="attention sdpa (auto)")) as stage:
+        async with on_stage(tmp_path, FakeTraining(setup_description="attention sdpa (auto)")) as stage:
             seen = await stage.first_batch()
             stage.link.tell(no_more(1))
             await stage.ended()
@@ -591,7 +646,7 @@ def test_states_are_drawn_one_after_the_other_and_arrows_arrive_at_the_step(tmp_
 
 
 def test_worker_accepts_exactly_what_the_controller_sends_trainers() -> None:
-    assert {m.Batch, m.NoMoreBatches, m.SaveCheckpoint} == ACCEPT
+    assert {m.Batch, m.NoMoreBatches, m.RewriteVersion, m.SaveCheckpoint} == ACCEPT
 
 
 # ---------------------------------------------------------------- the real thing
@@ -634,9 +689,26 @@ async def heard(hub: Hub, run_dir: Path) -> m.Message:
     return received[1]
 
 
+def published_at(seen: list[m.Message], version: int) -> str:
+    """The manifest's path that was announced for a version."""
+    return next(one.manifest_path for one in seen if isinstance(one, m.VersionPublished) and one.version == version)
+
+
+def damage(manifest_path: Path) -> None:
+    """Flip bits in the middle of a published payload; checksums find it."""
+    manifest, _ = open_payload(manifest_path)
+    with (manifest_path.parent / manifest.payload).open("r+b") as file:
+        file.seek(manifest.tensors[0].offset + 3)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 0xFF]))
+    with pytest.raises(WeightsDamaged):
+        verify(*open_payload(manifest_path))
+
+
 def test_real_process_trains_over_a_real_hub(run_dir: Path, make_samples: MakeSamples) -> None:
     async def scene() -> None:
-        hub = Hub(run_id="t", role="controller", bind="tcp://127.0.0.1:0", curve_dir=None, accept=FROM_TRAINER)
+        hub = Hub(run_id="t", role="controller", bind="tcp://127.0.0.1:0", curve_dir=run_keys(), accept=FROM_TRAINER)
         address = await hub.start()
         try:
             async with real_process(run_dir, hub, address) as process:
@@ -649,6 +721,12 @@ def test_real_process_trains_over_a_real_hub(run_dir: Path, make_samples: MakeSa
                             hub.send("trainer", m.Batch(step=step, lineage="l0", samples=samples))
                         case m.BatchRequest(step=step):
                             hub.send("trainer", no_more(step - 1))
+                        case m.CheckpointSaved(version=3):  # its work is done; it stays while workers may need it
+                            manifest = Path(published_at(seen, 3))
+                            damage(manifest)
+                            hub.send("trainer", m.RewriteVersion(version=3, lineage="l0"))
+                        case m.VersionRewritten():
+                            hub.send("trainer", m.Shutdown(reason="the run is over", deadline_s=5.0))
                 assert await asyncio.wait_for(process.wait(), LIMIT_S) == 0, (run_dir / "log").read_text()
         finally:
             await hub.close()
@@ -656,7 +734,9 @@ def test_real_process_trains_over_a_real_hub(run_dir: Path, make_samples: MakeSa
         assert [one.version for one in versions] == [0, 1, 2, 3]
         assert all(one.metrics["grad_norm"] > 0 for one in versions[1:])
         assert [one.note.partition(" (")[0] for one in versions] == ["attention sdpa", "", "", ""]
-        newest, payload = open_payload(Path(versions[-1].manifest_path))
+        (rewritten,) = [one for one in seen if isinstance(one, m.VersionRewritten)]
+        assert rewritten == m.VersionRewritten(version=3, lineage="l0", manifest_path=versions[-1].manifest_path)
+        newest, payload = open_payload(Path(rewritten.manifest_path))
         verify(newest, payload)
         assert [one.version for one in seen if isinstance(one, m.CheckpointSaved)] == [2, 3]
         assert checkpoint.latest_valid(run_dir) == checkpoint.checkpoint_folder(run_dir, 3)
@@ -691,7 +771,7 @@ def test_real_process_resumes_stops_on_sigterm_and_says_a_mistake_in_one_line(
     folder = training.save()().folder
 
     async def scene() -> None:
-        hub = Hub(run_id="t", role="controller", bind="tcp://127.0.0.1:0", curve_dir=None, accept=FROM_TRAINER)
+        hub = Hub(run_id="t", role="controller", bind="tcp://127.0.0.1:0", curve_dir=run_keys(), accept=FROM_TRAINER)
         address = await hub.start()
         try:
             async with real_process(run_dir, hub, address, resume_from=str(folder), lineage="l1") as process:

@@ -41,7 +41,7 @@ def choose_backend(settings: TrainerSettings, num_parameters: int, device: torch
         return fitting_backend(settings, num_parameters, device.type, _memory_bytes(device, settings.ranks))
     if settings.backend == "torch" and settings.ranks > 1:
         raise UserError(
-            f"torch trains in one process, and there are to be {settings.ranks} ranks",
+            f"backend torch trains in one process, and trainer.ranks is {settings.ranks}",
             where="trainer.ranks",
             remedy="trainer.backend: fsdp, deepspeed or auto",
         )

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from areal_like.config import EmulationSettings
 from areal_like.emulation.device import Lateness, roofline_of
+from areal_like.emulation.settings import EmulationSettings
 from areal_like.packing import partition
 from trainer.backends.port import ReadMoments, Setup
 from trainer.export import named_tensors
 from trainer.host_copy import Part, whole_part
+from trainer.model.packed import PackedSequences
 from trainer.optimizer import UpdateResult, learning_rate
-from trainer.packed import PackedSequences
 
 LOGPROB = -1.0
 

@@ -23,8 +23,8 @@ from trainer.backends.policy_module import PolicyModule, both
 from trainer.backends.port import MOMENTS, ReadMoments, Setup
 from trainer.export import named_tensors
 from trainer.host_copy import Part, whole_part
+from trainer.model.packed import PackedSequences
 from trainer.optimizer import UpdateResult, learning_rate, make_adamw
-from trainer.packed import PackedSequences
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from trainer.backends.port import Setup
-from trainer.logprobs import token_logprobs
-from trainer.packed import PackedSequences
+from trainer.model.logprobs import token_logprobs
+from trainer.model.packed import PackedSequences
 
 
 def policy_logprobs(

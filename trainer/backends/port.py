@@ -17,11 +17,11 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from trainer.attention import AttentionChoice
 from trainer.config import TrainerSettings
 from trainer.host_copy import Part
+from trainer.model.attention import AttentionChoice
+from trainer.model.packed import PackedSequences
 from trainer.optimizer import UpdateResult
-from trainer.packed import PackedSequences
 from trainer.ranks import Ranks
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -33,13 +33,15 @@ a scalar; float32."""
 
 @dataclass(frozen=True)
 class Setup:
-    """What a backend is made with. num_steps: of the run, for the learning rate's schedule."""
+    """What a backend is made with. num_steps: of the run, for the learning rate's schedule. max_context: longest
+    sequence in tokens; None: whatever the model's positions cover."""
 
     settings: TrainerSettings
     temperature: float
     num_steps: int
     attention: AttentionChoice
     ranks: Ranks
+    max_context: int | None = None
 
     @property
     def compute_dtype(self) -> torch.dtype:

@@ -12,8 +12,8 @@ from trainer.backends.policy_module import policy_logprobs
 from trainer.backends.port import ReadMoments, Setup
 from trainer.export import named_tensors
 from trainer.host_copy import Part, whole_part
+from trainer.model.packed import PackedSequences
 from trainer.optimizer import PolicyOptimizer, UpdateResult
-from trainer.packed import PackedSequences
 
 
 class TorchBackend:

@@ -27,8 +27,8 @@ from trainer.backends.port import MOMENTS, ReadMoments, Setup
 from trainer.backends.zero_config import zero_config
 from trainer.export import first_named
 from trainer.host_copy import Part, whole_part
+from trainer.model.packed import PackedSequences
 from trainer.optimizer import UpdateResult, learning_rate, make_adamw
-from trainer.packed import PackedSequences
 from trainer.ranks import Ranks
 
 

@@ -26,7 +26,7 @@ class Measure:
     scale: float = 1.0
     is_time: bool = False
     """Less is faster."""
-    advice: str = "look for other programs, power saving, or a limit of the virtual machine"
+    advice: str = "check for other programs, power saving, or a limit of the virtual machine"
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def resolution(machine: Machine) -> Finding:
     steps_s = {name: max(step_s(name), time.get_clock_info(name).resolution) for name in ("monotonic", "time")}
     words = f"monotonic {_text(steps_s['monotonic'])}, wall {_text(steps_s['time'])}"
     if max(steps_s.values()) > COARSE_S:
-        return warning(words, "times in metrics and traces are coarse; nothing else suffers", **steps_s)
+        return warning(words, "times in metrics and traces are coarse; nothing else is affected", **steps_s)
     return ok(words, **steps_s)
 
 
@@ -65,10 +65,10 @@ def synchronisation(machine: Machine) -> Finding:
         return NOT_HERE
     state = kernel_clock_state()
     if state is None:
-        return absent("the kernel does not say")
+        return absent("the kernel does not report it")
     if state == TIME_ERROR:
-        return absent("not synchronised", "matters with several hosts only: apt install chrony, or systemd-timesyncd")
-    return ok("synchronised (NTP or the like)")
+        return absent("not synchronised", "matters only with several hosts: apt install chrony, or systemd-timesyncd")
+    return ok("synchronised (NTP or similar)")
 
 
 def kernel_clock_state() -> int | None:

@@ -64,14 +64,14 @@ def _scratch(machine: Machine) -> Iterator[Path]:
 
 def _not_written(error: OSError) -> Finding:
     """The line of a check that needs a folder to write to; the line `runs folder` says what to do."""
-    return absent(f"cannot be tried: the runs folder cannot be written ({error.strerror})")
+    return absent(f"cannot be tested: the runs folder cannot be written ({error.strerror})")
 
 
 def runs_folder(machine: Machine) -> Finding:
     """Room, and whether we may write."""
     folder = nearest_folder(machine.runs_dir)
     where = f"{machine.runs_dir.expanduser().absolute()}"
-    elsewhere = "run in another folder, or name one: runs_dir=/some/where"
+    elsewhere = "run in another folder, or set one: runs_dir=/some/where"
     try:
         with _scratch(machine) as scratch:
             (scratch / "file").write_bytes(bytes(4096))
@@ -100,10 +100,10 @@ def file_system(machine: Machine) -> Finding:
     if fault:
         return problem(f"{kind}: SQLite's write-ahead log does not work on it ({fault})", LOCAL, **data)
     if is_network(mount.kind):
-        words = f"{kind} at {mount.point}, not a local disk; SQLite's write-ahead log is not made for that"
+        words = f"{kind} at {mount.point}, not a local disk; SQLite's write-ahead log is not designed for that"
         return warning(words, LOCAL, **data)
     if mount.kind in MEMORY_KINDS:
-        return warning(f"{kind} at {mount.point}: runs are gone after a restart, and take memory", LOCAL, **data)
+        return warning(f"{kind} at {mount.point}: runs are gone after a restart, and use memory", LOCAL, **data)
     return ok(f"{kind} at {mount.point}, SQLite's write-ahead log works", **data)
 
 
@@ -131,8 +131,8 @@ def locks(machine: Machine) -> Finding:
             return problem(f"files cannot be locked ({error.strerror})", LOCAL)
         return _not_written(error)
     if not is_exclusive:
-        return warning("two may hold the same lock, so two controllers could write one run", LOCAL)
-    return ok("a second holder is refused")
+        return warning("two processes can hold the same lock, so two controllers could write to one run", LOCAL)
+    return ok("a second lock is refused")
 
 
 def locks_exclude(path: Path) -> bool:
@@ -184,7 +184,7 @@ def temporary(machine: Machine) -> Finding:
     words = f"{folder}: {size(free)} free"
     if "noexec" in mount_of(machine, folder).options:
         return warning(
-            f"{words}, nothing there may be executed", "compiled kernels need that: set TMPDIR", free_bytes=free
+            f"{words}, files there cannot be executed", "compiled kernels need that: set TMPDIR", free_bytes=free
         )
     if free < 1_000_000_000:
         return warning(words, "make room there, or set TMPDIR", free_bytes=free)
@@ -192,7 +192,7 @@ def temporary(machine: Machine) -> Finding:
 
 
 def model_cache(machine: Machine) -> Finding:
-    """Where models and data sets of the hub are kept; the quickstart downloads none."""
+    """Where models and data sets from the hub are kept; the quickstart downloads none."""
     environment = machine.environment
     default = Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     folder = Path(environment.get("HF_HOME") or default).expanduser()

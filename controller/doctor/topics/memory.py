@@ -6,9 +6,7 @@ starts).
 
 from __future__ import annotations
 
-import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,9 +22,6 @@ STORE_BYTES = 256 << 20
 """With less left, a run's weights go through its folder instead (areal_like.weights.default_root)."""
 KEPT_VERSIONS = 4
 """Versions in shared memory at once: trainer.weights.keep (3), and one being written."""
-STORE_PREFIX = "areal_like-"
-NEW_S = 3600.0
-"""A store without an owner may be one in the making for this long."""
 
 
 def memory(machine: Machine) -> Finding:
@@ -52,7 +47,9 @@ def swap(machine: Machine) -> Finding:
     words = f"{size(found.used)} used of {size(found.total)}"
     data = {"total_bytes": found.total, "used_bytes": found.used}
     if found.used > 0.25 * found.total and found.used > QUICKSTART_BYTES:
-        return warning(words, "memory is or was short here: a process that is swapped out stalls the run", **data)
+        return warning(
+            words, "memory is or was short on this machine: a process that is swapped out stalls the run", **data
+        )
     return ok(words, **data)
 
 
@@ -65,7 +62,7 @@ def shared_memory(machine: Machine) -> Finding:
     except OSError as error:
         return warning(
             f"{SHARED_MEMORY}: {error.strerror}",
-            "weights travel through the run folder; mount a tmpfs there to mend it",
+            "weights travel through the run folder; mount a tmpfs there to fix it",
         )
     words = f"{size(free)} free of {size(total)} at {SHARED_MEMORY}"
     data = {"free_bytes": free, "total_bytes": total}
@@ -90,6 +87,8 @@ def shared_memory(machine: Machine) -> Finding:
 
 def leftovers(machine: Machine) -> Finding:
     """Weight stores in shared memory whose run is dead."""
+    from areal_like.store_owner import dead_stores  # imports psutil and pydantic, which the doctor reports on
+
     if not machine.is_linux:
         return NOT_HERE
     dead = [(path, sum(_bytes_below(path))) for path in dead_stores(SHARED_MEMORY)]
@@ -102,25 +101,6 @@ def leftovers(machine: Machine) -> Finding:
         f"the next run removes them; by hand: rm -r {SHARED_MEMORY}/{dead[0][0].name}",
         stores=[str(path) for path, _ in dead], num_bytes=total,
     )  # fmt: skip
-
-
-def dead_stores(root: Path) -> Iterator[Path]:
-    """Stores of ours that areal_like.weights.sweep_dead would remove. Looks, and removes nothing."""
-    from areal_like import weights
-    from areal_like.process import is_same_process
-
-    scope = weights._scope()
-    for store in sorted(root.glob(f"{STORE_PREFIX}*")):
-        try:
-            if store.is_symlink() or not store.is_dir() or store.stat().st_uid != os.getuid():
-                continue
-            is_new = time.time() - store.stat().st_mtime < NEW_S
-            owner = json.loads((store / "owner.json").read_text())
-            is_dead = owner["scope"] == scope and not is_same_process(int(owner["pid"]), float(owner["started_s"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            is_dead = not is_new
-        if is_dead:
-            yield store
 
 
 def _bytes_below(folder: Path) -> Iterator[int]:

@@ -71,7 +71,7 @@ def zeromq(machine: Machine) -> Finding:
         wall_s = round_trip(is_encrypted=False)
     except (zmq.ZMQError, OperationError) as error:
         return problem(
-            f"{versions}: {error}", "pip install --force-reinstall pyzmq; look for a firewall on loopback", **data
+            f"{versions}: {error}", "pip install --force-reinstall pyzmq; check for a firewall on loopback", **data
         )
     return ok(f"{versions}, {wall_s * 1e6:.0f} us there and back", round_trip_s=wall_s, **data)
 
@@ -86,7 +86,7 @@ def curve(machine: Machine) -> Finding:
     try:
         wall_s = round_trip(is_encrypted=True)
     except (zmq.ZMQError, OperationError) as error:
-        return warning(f"CURVE is there and does not work: {error}", how)
+        return warning(f"CURVE is available but does not work: {error}", how)
     return ok(f"works, {wall_s * 1e6:.0f} us there and back", round_trip_s=wall_s)
 
 

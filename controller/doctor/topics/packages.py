@@ -40,27 +40,30 @@ def sglang(machine: Machine) -> Finding:
         try:
             there = json.loads(ran.out)
         except ValueError:
-            return warning(f"{own} does not work: {ran.fault or 'no answer'}", f"make that environment again: {how}")
+            return warning(f"{own} does not work: {ran.fault or 'no answer'}", f"rebuild that environment: {how}")
         if "sglang" not in there:
             return warning(f"{own} has no SGLang", f"{own.parent}/pip install '{entry.text}'")
         if "torch" not in there:
-            return warning(f"{own} has SGLang without torch", f"make that environment again: {how}")
+            return warning(f"{own} has SGLang without torch", f"rebuild that environment: {how}")
         words, found = f"{there['sglang']} in {own.parents[1]} (torch {there['torch']})", there["sglang"]
     else:
         found = machine.version("sglang")
         if not found:
             return absent("not installed; the embedded engine needs none", f"optional: {how}")
-        words, there = f"{found} in this environment; in one of its own its pins and ours never meet", {}
+        words, there = (
+            f"{found} in this environment; in a separate environment its version pins cannot conflict with ours",
+            {},
+        )
     data = {"version": found, "known": known, "environment": there}
     if not entry.admits(found):
-        return warning(f"{words}; {known} is the version we know", f"pip install '{entry.text}' there", **data)
+        return warning(f"{words}; {known} is the tested version", f"pip install '{entry.text}' there", **data)
     return ok(words, **data)
 
 
 def _engine_settings() -> object:
     """The engine's default settings, where they can be read."""
     try:
-        from controller.config import RolloutSettings
+        from controller.config.run_config import RolloutSettings
     except ImportError:  # a required package is missing, and has its own line
         return None
     return RolloutSettings().engine
@@ -77,7 +80,7 @@ def deepspeed(machine: Machine) -> Finding:
     if not entry.admits(found):
         return warning(f"{found}, and {entry.text} is needed", how, **data)
     if ninja and compiler:
-        words = f"{found}; ninja and {Path(compiler).name} are there"
+        words = f"{found}; ninja and {Path(compiler).name} are installed"
         words += (
             f", built beforehand: {', '.join(built)}" if built else ", kernels compile on first use (a minute each)"
         )
@@ -128,7 +131,7 @@ CHECKS = (
     Check(TOPIC, "SGLang", sglang, deadline_s=30),
     Check(TOPIC, "Ray", plain("ray", "optional, for clusters")),
     Check(TOPIC, "DeepSpeed", deepspeed),
-    Check(TOPIC, "datasets", plain("datasets", "optional, for data sets of the hub")),
+    Check(TOPIC, "datasets", plain("datasets", "optional, for data sets from the hub")),
     Check(TOPIC, "TensorBoard", plain("tensorboard", "optional, metrics")),
     Check(TOPIC, "wandb", plain("wandb", "optional, metrics")),
     Check(TOPIC, "Prometheus", plain("prometheus-client", "optional, metrics")),

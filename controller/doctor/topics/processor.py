@@ -53,7 +53,7 @@ def load(machine: Machine) -> Finding:
     value, usable = machine.load(), usable_cores(machine)
     words = f"{value:.2f} on average in the last minute, of {count(math.floor(usable), 'core')}"
     if value > BUSY_SHARE * usable:
-        return warning(words, "other programs run here; times and speeds will be worse than they could be", load=value)
+        return warning(words, "other programs run here; times and speeds will be worse than possible", load=value)
     return ok(words, load=value)
 
 
@@ -63,11 +63,11 @@ def threads(machine: Machine) -> Finding:
     bound = [f"{name}={environment[name]}" for name in BINDINGS if environment.get(name, "").lower() not in FREE]
     if bound:
         return warning(
-            ", ".join(bound), f"this ties every process of a run to the same cores: unset {bound[0].partition('=')[0]}"
+            ", ".join(bound), f"this binds every process of a run to the same cores: unset {bound[0].partition('=')[0]}"
         )
     if environment.get("OMP_WAIT_POLICY", "").lower() == "active" or environment.get("KMP_BLOCKTIME") == "infinite":
         return warning(
-            "waiting threads spin for ever", "unset OMP_WAIT_POLICY and KMP_BLOCKTIME: processes share cores"
+            "waiting threads spin indefinitely", "unset OMP_WAIT_POLICY and KMP_BLOCKTIME: processes share cores"
         )
     counts = [f"{name}={environment[name]}" for name in THREAD_COUNTS if environment.get(name)]
     return ok((", ".join(counts) or "nothing set") + "; each process of a run gets a count of its own")

@@ -10,7 +10,7 @@ import struct
 import sys
 
 from areal_like.errors import UserError
-from areal_like.shadow import check_not_shadowed
+from areal_like.import_check import check_not_shadowed
 from controller.doctor import versions
 from controller.doctor.finding import Check, Finding, ok, problem, warning
 from controller.doctor.machine import Machine
@@ -23,12 +23,12 @@ OWN_LINES = ("torch", "transformers", "math-verify")
 
 def interpreter(machine: Machine) -> Finding:
     """The Python we run in, against the range that is tested."""
-    from controller.cli import python_fault
+    from controller.supported_versions import python_fault
 
     found = tuple(sys.version_info[:2])
     data = {"version": platform.python_version(), "executable": sys.executable}
     if fault := python_fault(found):
-        return problem(fault, "make the environment with another one, e.g. make PYTHON=python3.12", **data)
+        return problem(fault, "build the environment with another one, e.g. make PYTHON=python3.12", **data)
     if struct.calcsize("P") != 8:
         return problem(f"{platform.python_version()}, 32 bit", "torch needs a 64-bit Python", **data)
     words = f"{platform.python_version()}, {sys.executable}"
@@ -89,7 +89,7 @@ def transformers(machine: Machine) -> Finding:
         return problem(f"{found} cannot run a tiny Qwen3: {answer.fault}", advice, version=found)
     if not answer.data.get("is_finite"):
         return problem(
-            f"{found}: a tiny Qwen3 computes no numbers", "install torch and transformers again", version=found
+            f"{found}: a tiny Qwen3 computes non-finite numbers", "install torch and transformers again", version=found
         )
     return ok(f"{found}, runs a tiny Qwen3", version=found)
 
@@ -106,14 +106,15 @@ def math_verify(machine: Machine) -> Finding:
     if not answer.data:
         return warning(
             f"{found} does not work: {answer.fault}",
-            "its antlr4-python3-runtime does not fit: pip install --force-reinstall math-verify latex2sympy2_extended",
+            "its antlr4-python3-runtime is incompatible: pip install "
+            "--force-reinstall math-verify latex2sympy2_extended",
             version=found,
         )
     if not answer.data.get("same") or answer.data.get("other"):
         return warning(
-            f"{found} takes 1/2 for other than 0.5", "pip install --force-reinstall math-verify", version=found
+            f"{found} does not accept 1/2 as 0.5", "pip install --force-reinstall math-verify", version=found
         )
-    return ok(f"{found}, knows that 1/2 is 0.5", version=found)
+    return ok(f"{found}, accepts 1/2 as 0.5", version=found)
 
 
 CHECKS = (

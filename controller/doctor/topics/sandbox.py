@@ -5,6 +5,9 @@ Owns: the checks. Refuses: running anybody's program. The quickstart needs none 
 
 from __future__ import annotations
 
+import json
+import sys
+
 from controller.doctor.finding import NOT_HERE, Check, Finding, absent, ok, warning
 from controller.doctor.machine import Machine
 
@@ -12,6 +15,9 @@ TOPIC = "Sandbox"
 BWRAP = ("--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--ro-bind", "/", "/")
 BWRAP_PRIVATE = ("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp")
 BWRAP_TRIAL = ("--", "/bin/sh", "-c", "echo >/usr/.areal_like-doctor 2>/dev/null && echo writable; echo inside")
+LAYERS_MODULE = "services.reward.sandbox.layers"
+STRONG_LAYERS = ("namespaces", "landlock")
+"""Those that the default of option `require` accepts, strongest first."""
 CLONE_SETTING = "/proc/sys/kernel/unprivileged_userns_clone"
 APPARMOR_SETTING = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 MAX_SETTING = "/proc/sys/user/max_user_namespaces"
@@ -23,7 +29,7 @@ def namespaces(machine: Machine) -> Finding:
         return NOT_HERE
     answer = machine.probe("namespaces", deadline_s=10)
     if not answer.data:
-        return warning(f"cannot be tried: {answer.fault}", "report this with the output of --json")
+        return warning(f"cannot be tested: {answer.fault}", "report this with the output of --json")
     faults = answer.data["faults"]
     refused = {name: fault for name, fault in faults.items() if fault}
     if not refused:
@@ -88,7 +94,7 @@ def resource_limits(machine: Machine) -> Finding:
     """Limits of memory, time, files and processes on one program."""
     answer = machine.probe("resource_limits", deadline_s=20)
     if not answer.data:
-        return warning(f"cannot be tried: {answer.fault}", "report this with the output of --json")
+        return warning(f"cannot be tested: {answer.fault}", "report this with the output of --json")
     limits = answer.data["limits"]
     bound = [name for name, state in limits.items() if state == "bound"]
     loose = [name for name, state in limits.items() if state != "bound"]
@@ -103,9 +109,31 @@ def resource_limits(machine: Machine) -> Finding:
     return ok(f"{', '.join(bound)} hold", **answer.data)
 
 
+def code_rewards(machine: Machine) -> Finding:
+    """The layer that scorer `code` would take, after trying them all as the scorer does."""
+    ran = machine.run([sys.executable, "-P", "-m", LAYERS_MODULE, ""], deadline_s=90)
+    try:
+        layers = json.loads(ran.out)
+        chosen, words, parts = layers["chosen"], layers["words"], layers["parts"]
+    except (ValueError, KeyError, TypeError):
+        return warning(
+            f"cannot be tested: {ran.fault or ran.err.strip()[-200:]}", "report this with the output of --json"
+        )
+    if chosen in STRONG_LAYERS:
+        return ok(f"programs run in layer {chosen}: {words}", chosen=chosen, parts=parts)
+    faults = "; ".join(f"{name}: {parts[name]}" for name in STRONG_LAYERS if name in parts)
+    return warning(
+        f"scorer `code` does not start: {faults or words}",
+        "apt install bubblewrap, or a kernel with Landlock (Linux 5.13); "
+        "option `require` accepts a weaker layer, in which programs can read your files",
+        chosen=chosen, parts=parts,
+    )  # fmt: skip
+
+
 CHECKS = (
     Check(TOPIC, "namespaces", namespaces, deadline_s=15),
     Check(TOPIC, "bubblewrap", bubblewrap, deadline_s=30),
     Check(TOPIC, "seccomp", seccomp, deadline_s=15),
     Check(TOPIC, "resource limits", resource_limits, deadline_s=30),
+    Check(TOPIC, "code rewards", code_rewards, deadline_s=100),
 )

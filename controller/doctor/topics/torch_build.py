@@ -40,7 +40,7 @@ def _has_amd_gpu(machine: Machine) -> bool:
 
 def torch(machine: Machine) -> Finding:
     """The build: version, CPU, CUDA or ROCm, and whether it computes."""
-    from controller.cli import torch_fault
+    from controller.supported_versions import torch_fault
 
     installed, entry = machine.version("torch"), versions.required_of("torch")
     advice = f"pip install '{entry.text}' (without a GPU: with --index-url {CUDA_INDEX}cpu)"
@@ -66,7 +66,7 @@ def devices(machine: Machine) -> Finding:
     """What torch can compute on, each tried with a small product."""
     build = _build(machine)
     if not build.data:
-        return warning("cannot be told without a working torch", "mend torch first")
+        return warning("requires a working torch", "fix the torch installation first")
     if not build.data["cuda"] and not build.data["hip"]:
         return _without_gpu_build(machine, build.data)
     answer = _devices(machine)
@@ -74,7 +74,8 @@ def devices(machine: Machine) -> Finding:
     if not answer.data:
         return warning(
             f"CUDA does not answer: {answer.fault}",
-            "see whether nvidia-smi answers, restart the driver or the machine, or go without: CUDA_VISIBLE_DEVICES=''",
+            "check whether nvidia-smi answers, restart the driver or the machine, or disable CUDA: "
+            "CUDA_VISIBLE_DEVICES=''",
         )
     found = answer.data["devices"]
     if not found:
@@ -82,9 +83,9 @@ def devices(machine: Machine) -> Finding:
             here, why = count(_nvidia_gpus(machine), "NVIDIA GPU"), answer.data["fault"] or "no reason given"
             return warning(
                 f"{here} here, and CUDA shows none: {why}",
-                "the driver must fit the CUDA of this torch: update it, or install a torch for an older CUDA",
+                "the driver must match the CUDA of this torch: update it, or install a torch for an older CUDA",
             )
-        return ok("CPU only: a torch for GPUs, and none is visible", devices=[])
+        return ok("CPU only: a torch for GPUs, but none is visible", devices=[])
     bad = [f"cuda:{index}: {device['fault']}" for index, device in enumerate(found) if device["fault"]]
     words = "; ".join(_words(index, device) for index, device in enumerate(found))
     if bad:
@@ -95,7 +96,9 @@ def devices(machine: Machine) -> Finding:
     if taken:
         who = ", ".join(f"cuda:{index}" for index in taken)
         return warning(
-            f"{words}; {who} mostly taken by other programs", "see nvidia-smi for whose they are", **answer.data
+            f"{words}; {who} mostly taken by other programs",
+            "see nvidia-smi for the processes that use them",
+            **answer.data,
         )
     return ok(words, **answer.data)
 
@@ -110,7 +113,7 @@ def _without_gpu_build(machine: Machine, build: Mapping[str, Any]) -> Finding:
     number = _nvidia_gpus(machine)
     if number:
         return warning(
-            f"CPU only in spite of {count(number, 'NVIDIA GPU')}: this torch is the CPU build",
+            f"CPU only despite {count(number, 'NVIDIA GPU')}: this torch is the CPU build",
             f"pip install --force-reinstall torch --index-url {CUDA_INDEX}cu130 (or the CUDA your driver has)",
         )
     if _has_amd_gpu(machine):
@@ -124,7 +127,7 @@ def driver(machine: Machine) -> Finding:
     if not smi and not _nvidia_gpus(machine):
         if _has_amd_gpu(machine):
             return ok(f"amdgpu {machine.text('/sys/module/amdgpu/version') or '(in the kernel)'}")
-        return absent("no GPU of NVIDIA's or AMD's here")
+        return absent("no NVIDIA or AMD GPU on this machine")
     version = ""
     if smi:
         ran = machine.run([smi, "--query-gpu=driver_version", "--format=csv,noheader"], deadline_s=20)
@@ -139,7 +142,7 @@ def driver(machine: Machine) -> Finding:
         match = re.search(r"Kernel Module\D*(\d[\d.]+)", machine.text("/proc/driver/nvidia/version"))
         version = match.group(1) if match else ""
     if not version:
-        return warning("an NVIDIA GPU, and no driver that says its version", "install NVIDIA's driver")
+        return warning("an NVIDIA GPU, but no driver that reports its version", "install NVIDIA's driver")
     cuda = versions.number(str(_build(machine).data.get("cuda") or ""))
     least = LEAST_DRIVER.get(cuda[0], 0) if cuda else 0
     if versions.number(version)[:1] < (least,):
@@ -154,11 +157,11 @@ def attention(machine: Machine) -> Finding:
     """Which kernel packs sequences of unequal length without padding."""
     flash, build = machine.version("flash-attn"), _build(machine)
     if not build.data:
-        return warning("cannot be told without a working torch", "mend torch first")
+        return warning("requires a working torch", "fix the torch installation first")
     has_varlen = bool(build.data["has_varlen"])
     found = [
         f"torch's varlen {'is there' if has_varlen else 'is not in this torch'}",
-        f"flash-attn {flash}" if flash else "flash-attn not installed (not needed beside varlen)",
+        f"flash-attn {flash}" if flash else "flash-attn not installed (not needed with varlen)",
     ]
     data = {"varlen": has_varlen, "flash_attn": flash}
     if not build.data["cuda"] and not build.data["hip"]:
@@ -167,7 +170,7 @@ def attention(machine: Machine) -> Finding:
     if capabilities and min(capabilities) < (8, 0):
         return warning(
             "; ".join([*found, "this GPU is older than capability 8.0, so SDPA is used"]),
-            "works, slower; packed kernels need an Ampere GPU or newer", **data,
+            "works, but slower; packed kernels need an Ampere GPU or newer", **data,
         )  # fmt: skip
     if not has_varlen and not flash:
         return warning("; ".join(found), f"update torch, or {versions.how_to_install('flash-attn')}", **data)
@@ -186,10 +189,10 @@ def topology(machine: Machine) -> Finding | None:
     if apart:
         pairs = ", ".join(f"{a}-{b}" for a, b in apart[:6]) + (", ..." if len(apart) > 6 else "")
         return warning(
-            f"{words}; no direct way between {pairs}", "works through host memory, slower",
+            f"{words}; no direct connection between {pairs}", "works through host memory, slower",
             links=links, apart=apart,
         )  # fmt: skip
-    return ok(f"{words}; each reaches each directly", links=links)
+    return ok(f"{words}; all are connected directly", links=links)
 
 
 def _links(machine: Machine) -> str:

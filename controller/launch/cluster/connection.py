@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import OperationError, UserError, first_line
-from areal_like.sockets import own_host
+from areal_like.transport.sockets import own_host
 from controller.launch.cluster import node_look
 from controller.launch.cluster.job_guard import JOB_VARIABLE
 from controller.launch.cluster.seating import Node
@@ -42,7 +42,7 @@ class Cluster:
         logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of what we do on purpose
         if self._address.startswith("ray://"):
             raise UserError(
-                "a Ray Client address cannot carry a run",
+                "a run cannot use a Ray Client address",
                 where="launch.ray.address",
                 remedy="start on a node of the cluster, or `ray job submit`",
             )
@@ -111,7 +111,7 @@ class Cluster:
         ref = self._on(node.node_id, node_look.free_port).remote(node.address)
         answer = _answers({node.node_id: ref}, deadline_s)[node.node_id]
         if isinstance(answer, Exception):
-            raise OperationError(f"node {node.address} gives no port: {first_line(answer)}") from answer
+            raise OperationError(f"node {node.address} offers no port: {first_line(answer)}") from answer
         return int(answer)
 
     @staticmethod
@@ -163,15 +163,15 @@ def _refusal(error: Exception, address: str) -> UserError:
     words, said = first_line(error), str(error)
     if "token" in said.lower() or "authentic" in said.lower():
         return UserError(
-            f"the Ray cluster does not let us in ({words})",
+            f"the Ray cluster rejects the connection ({words})",
             where="launch.ray.address",
             remedy="export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=<the cluster's token file> here as on all nodes",
         )
     return UserError(
-        f"there is no Ray cluster to be reached at `{address}` ({words})",
+        f"no Ray cluster is reachable at `{address}` ({words})",
         where="launch.ray.address",
-        remedy="ray start --head here, or name one: launch.ray.address=HOST:6379; one with token authentication "
-        "answers only who has RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH as its nodes have them",
+        remedy="ray start --head here, or name one: launch.ray.address=HOST:6379; with token authentication, "
+        "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH as on its nodes",
     )
 
 

@@ -22,11 +22,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from areal_like.errors import OperationError, UserError
-from areal_like.shadow import USER_PATH
-from controller.config import RunConfig
+from areal_like.import_check import USER_PATH
+from controller.config.run_config import RunConfig
 from controller.launch.cluster.connection import Cluster, import_ray
 from controller.launch.cluster.node_check import check_nodes
-from controller.launch.cluster.pools import Pool, place_of, pools_of
+from controller.launch.cluster.pools import Pool, pools_of, publish_location
 from controller.launch.cluster.seat import SPEC_PLACE, Order, Place, Seat, Seated, with_host
 from controller.launch.cluster.seat_process import SeatProcess
 from controller.launch.cluster.seating import Node, seat, seat_lines
@@ -108,7 +108,7 @@ class RayLauncher(Launcher):
     async def _spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> Spawned:
         ray = import_ray()
         words, spec = _with_spec(argv)
-        pool = self._pool(place_of(name, self._pools)[0])
+        pool = self._pool(publish_location(name, self._pools)[0])
         group, index = self._place(name)
         actor = (
             ray.remote(Seat)
@@ -153,11 +153,13 @@ class RayLauncher(Launcher):
     async def _say_who_has_no_place(self, pool: Pool) -> None:
         nodes = await asyncio.to_thread(self._cluster.nodes)
         shortages = seat([pool], nodes).shortages
-        waited = f"Ray did not set the places of pool {pool.name} aside within {self._settings.placement_timeout_s:g} s"
+        waited = (
+            f"Ray did not reserve the placements of pool {pool.name} within {self._settings.placement_timeout_s:g} s"
+        )
         raise too_small((waited, *shortages))
 
     def _place(self, name: str) -> tuple[Any, int]:
-        pool_name, index = place_of(name, self._pools)
+        pool_name, index = publish_location(name, self._pools)
         if index is not None:
             return self._groups[pool_name], index
         if name not in self._added:
@@ -181,7 +183,7 @@ class RayLauncher(Launcher):
         node_id = self._seats().get(name)
         found = next((node for node in self._cluster.nodes() if node.node_id == node_id), None)
         if found is None:
-            raise OperationError(f"the node that was to hold {name} is gone")
+            raise OperationError(f"the node reserved for {name} is gone")
         return found
 
     def _give_back(self) -> None:
@@ -224,14 +226,16 @@ class RayLauncher(Launcher):
             num_threads=int(environment["OMP_NUM_THREADS"]),
             user_path=environment[USER_PATH],
             keys={
-                key: _files_in(Path(folder)) for key in ("curve_dir", "reward_curve_dir") if (folder := spec.get(key))
+                key: _client_files(Path(folder)) if key == "reward_curve_dir" else _files_in(Path(folder))
+                for key in ("curve_dir", "reward_curve_dir")
+                if (folder := spec.get(key))
             },
             weight_versions=weights.keep + 1 if is_streaming else 0,
         )
 
     def _moved(self, name: str, seated: Seated) -> None:
         """The process has its seat: whoever listens may be somewhere else than before."""
-        log.info("%s sits on node %s (process %d)", name, seated.address, seated.pid)
+        log.info("%s is placed on node %s (process %d)", name, seated.address, seated.pid)
         before = self._addresses.get(name)
         if before is None or urlsplit(before).hostname == seated.address.strip("[]"):
             return
@@ -272,7 +276,7 @@ def _take_signals_back() -> None:
 
 def too_small(shortages: Sequence[str]) -> UserError:
     """The cluster cannot hold the run."""
-    remedy = "add nodes, or lower rollout.num_workers, trainer.ranks or what launch.ray sets aside for each"
+    remedy = "add nodes, or lower rollout.num_workers, trainer.ranks or what launch.ray reserves for each"
     return UserError("; ".join(shortages), where="launch.ray", remedy=remedy)
 
 
@@ -287,6 +291,11 @@ def _with_spec(argv: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
 
 def _files_in(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()}
+
+
+def _client_files(folder: Path) -> dict[str, bytes]:
+    """What a client of a shared service needs, also where the folder is the service's own."""
+    return {name: content for name, content in _files_in(folder).items() if name != "server.secret"}
 
 
 def _nodes_of(group: Any) -> dict[int, str]:
@@ -304,4 +313,4 @@ def _remove(group: Any) -> None:
     try:
         ray.util.remove_placement_group(group)
     except ray.exceptions.RayError as error:
-        log.warning("a placement group could not be given back: %s", error)
+        log.warning("a placement group could not be released: %s", error)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import first_line
-from controller.config import RunConfig
-from controller.config_problems import Problem
+from controller.config.problems import Problem
+from controller.config.run_config import RunConfig
 from controller.launch.cluster.connection import Cluster
 from controller.launch.cluster.seating import Node
 
@@ -66,7 +66,7 @@ def check_nodes(config: RunConfig, cluster: Cluster, nodes: Sequence[Node], run_
     for node in nodes:
         answer = seen[node.node_id]
         if isinstance(answer, Exception):
-            what = f"node {node.address} cannot be looked at ({first_line(answer)})"
+            what = f"node {node.address} cannot be inspected ({first_line(answer)})"
             problems.append(Problem(("launch.ray",), what, "see `ray status` and the logs in its /tmp/ray"))
             continue
         problems += node_problems(node.address, answer, expected, took_s=took_s)
@@ -89,7 +89,7 @@ def node_problems(address: str, seen: Mapping[str, Any], expected: Expected, *, 
             yield Problem(("launch.ray",), what, f"pip install {name}=={wanted}" if wanted else f"pip uninstall {name}")
     if seen["model"]:
         what = f"{node} cannot read {expected.model} ({seen['model']})"
-        yield Problem(("model.path",), what, "a folder that all nodes see, or a copy at the same place on each")
+        yield Problem(("model.path",), what, "a folder that all nodes can access, or a copy at the same path on each")
     if seen["run_dir"]:
         what = f"{node} cannot use {expected.run_dir} ({seen['run_dir']})"
         yield Problem(("runs_dir",), what, "a folder that all nodes share and may write to")
@@ -98,10 +98,10 @@ def node_problems(address: str, seen: Mapping[str, Any], expected: Expected, *, 
         yield Problem(("rollout.engine.python",), what, "build it at the same absolute path on every node")
     if seen["controller"]:
         what = f"{node} cannot reach the controller at {expected.controller} ({seen['controller']})"
-        yield Problem(("launch.ray.host",), what, "an address of this machine that the node has a way to")
+        yield Problem(("launch.ray.host",), what, "an address of this machine that the node can reach")
     if seen["port"]:
         yield Problem(
-            ("launch.ray",), f"{node} has no port to listen on ({seen['port']})", "see its firewall and limits"
+            ("launch.ray",), f"{node} has no port to listen on ({seen['port']})", "check its firewall and limits"
         )
     skew_s = abs(seen["time_s"] - time.time()) - took_s
     if skew_s > expected.max_clock_skew_s:

@@ -88,7 +88,7 @@ def _run_dir(folder: Path, token_file: str, token: str) -> str:
     """Why the run folder cannot be used; empty if it can."""
     try:
         if (folder / token_file).read_text() != token:
-            return "another folder lies there under the same name"
+            return "a different folder exists there under the same name"
         probe = folder / f".areal_like-{uuid.uuid4().hex}"
         probe.write_bytes(b"")
         probe.unlink()

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from controller.config import RunConfig
-from controller.launch.cluster.settings import PoolSettings, Strategy
-from controller.wiring import reward_names, threads_for, trainer_names, worker_names
+from controller.config.cluster_settings import PoolSettings, Strategy
+from controller.config.run_config import RunConfig
+from controller.wiring.process_specs import reward_names, threads_for, trainer_names, worker_names
 
 PREPARE = "prepare"
 """The process that makes the starting model; it is gone before the trainer's first rank takes the same place."""
@@ -63,7 +63,7 @@ def pools_of(config: RunConfig) -> list[Pool]:
     return [pool for pool in pools if pool.members]
 
 
-def place_of(name: str, pools: list[Pool]) -> tuple[str, int | None]:
+def publish_location(name: str, pools: list[Pool]) -> tuple[str, int | None]:
     """Pool of a process, and its place there; None: a rollout worker that was added and has no place set aside."""
     if name == PREPARE:
         return "trainer", 0

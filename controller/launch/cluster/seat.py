@@ -28,8 +28,10 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from areal_like.ports import quiet_port
-from areal_like.weights import claim, default_root, sweep_dead
+from areal_like.process import PRIVATE_UMASK
+from areal_like.store_owner import claim, sweep_dead
+from areal_like.transport.ports import quiet_port
+from areal_like.weights.weight_store import default_root
 from controller.launch.processor import cpu_seconds, rss_mb
 
 CHUNK_BYTES = 256 << 10
@@ -169,7 +171,7 @@ class Seat:
 
     def _weight_dir(self, spec: Mapping[str, Any], num_versions: int) -> Path:
         """This node's own store of versions: in shared memory where they have room, else in the run folder."""
-        from controller.model_folder import weight_bytes
+        from controller.config.model_folder import weight_bytes
 
         model = spec["model"].get("path")
         need_bytes = max(64 << 20, weight_bytes(Path(model)) * num_versions) if model else 64 << 20
@@ -188,6 +190,7 @@ class Seat:
             with self._log.open("ab") as log:
                 self._child = subprocess.Popen(
                     argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,
+                    umask=PRIVATE_UMASK,
                     cwd=user_path if user_path.is_dir() else self._folder, start_new_session=True,
                 )  # fmt: skip
         except OSError as error:

@@ -1,7 +1,7 @@
 """One process on the cluster, seen from the controller: its seat's answers as a process id, a log and an end.
 
 Owns: the conversation with one seat, the relay of its log, what is said when the seat or its node is gone. Refuses:
-which place it has (launcher.py), what an end means (supervision.py).
+which place it has (launcher.py), what an end means (supervisor.py).
 
 Loop `_follow`, one task per process: waits for Ray to give the seat its place, and for its order (bounded by
 supervision, which asks what is `awaited` and gives up after launch.ray.node_wait_s), then asks for news again and
@@ -134,7 +134,7 @@ class SeatProcess:
         try:
             self._place = await self._actor.place.remote()
             assert self._place is not None
-            self._awaited = "the places of the trainer's other ranks"
+            self._awaited = "the placements of the trainer's other ranks"
             order = await self._order(self._place)
             self._awaited = ""
             self._seated = await self._actor.start.remote(order)
@@ -180,7 +180,7 @@ class SeatProcess:
 
     async def _lost(self, error: Exception) -> None:
         """Its seat is gone: say why in its log, where supervision looks for last words."""
-        where = f"on node {self._place.address}" if self._place else "before it had its place"
+        where = f"on node {self._place.address}" if self._place else "before it was placed"
         cause = getattr(error, "cause", None)  # what a method of the seat raised
         words = f"SeatLost: Ray ended its seat {where} ({first_line(cause or error)})"
         if self._place is not None and not await asyncio.to_thread(self._cluster.is_alive, self._place.node_id):

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from areal_like.errors import UserError
-from controller.config import RunConfig
-from controller.config_problems import Problem
+from controller.config.problems import Problem
+from controller.config.run_config import RunConfig
 from controller.launch.cluster.connection import Cluster
 from controller.launch.cluster.launcher import too_small
 from controller.launch.cluster.node_check import check_nodes

@@ -1,13 +1,15 @@
-"""What a server has told of one answer so far: tokens, log-probs, and the version that sampled each.
+"""What a server has sent of one answer so far: tokens, log-probs, and the version that sampled each.
 
-Owns: reading stream events, growing the arrays, the versions out of the server's spans. Refuses: sockets, retries.
+Owns: reading stream events, growing the arrays, which tokens' versions are certain. Refuses: sockets, retries.
 
-How the versions come. An answer's last event brings spans of output positions with the name of the weights they were
-sampled with: those are the truth, and the whole attempt is stamped by them. Every earlier event names the weights in
-use when the server's front passed it on. Outputs and the answer to a weight update come to the front through one queue,
-and we let generation go on only after that answer, so the name is right for every token of the event, as long as it
-holds one token, or names the same weights as the event before it. Any other event hides a boundary: its tokens, and
-those after it, are held back until the spans come, and are sampled again should the server die first.
+How versions become certain. An answer's last event brings spans of output positions with the name of the weights they
+were sampled with: those are the truth. Every earlier event names the weights in use when the server's front passed it
+on. Outputs and the answer to a weight update reach the front through two sockets, so a token of the old weights may
+pass after the update's answer and carry the new name: the name is the token's own version or a newer one, never an
+older one. An attempt begins under a version that is loaded, so its tokens are of that version or newer. Where both
+bounds are equal the version is proved, and the token is shown. From the moment other weights are sent to the server
+(`weights_change`), or another name is seen, everything that follows in the attempt is held back until the spans come.
+What was not confirmed when the attempt breaks off is dropped, counted, and sampled again.
 
 The spans' own boundary is exact without the overlapped scheduler, and in `retract` with it. A pause in place with the
 overlapped scheduler is one token early for requests in the batch under way and right for others, which no one can tell
@@ -75,7 +77,7 @@ def parse_event(data: bytes) -> StreamEvent:
     try:
         return _decoder.decode(data)
     except msgspec.MsgspecError as error:
-        raise EngineError(f"the server sent what is no event ({error}): {data[:200]!r}") from error
+        raise EngineError(f"the server sent an invalid event ({error}): {data[:200]!r}") from error
 
 
 def version_number(name: str) -> int:
@@ -96,9 +98,8 @@ class GrowingAnswer:
         self._count = 0
         self._hidden = 0
         self._attempt_start = 0
-        self._attempt_version = NO_VERSION
-        self.num_corrected = 0
-        """Tokens whose stamp the spans changed after they had been shown."""
+        self._attempt_version = self._newest_name = NO_VERSION
+        self._is_certain = True
 
     def __len__(self) -> int:
         return self._count
@@ -117,7 +118,7 @@ class GrowingAnswer:
     @property
     def newest_version(self) -> int:
         """The highest version any token may have, hidden ones included; -1 before the first."""
-        return self._attempt_version if self._hidden else self.last_version
+        return self._newest_name if self._hidden else self.last_version
 
     @property
     def last_token(self) -> int:
@@ -130,11 +131,22 @@ class GrowingAnswer:
         return self._count + self._hidden == self._attempt_start
 
     def begin_attempt(self, version: int) -> None:
-        """A new request continues the answer; positions of its events count from here. What is hidden is forgotten.
+        """A new request continues the answer; positions of its events count from here.
 
-        `version`: what the engine samples with as the attempt begins.
+        `version`: what the server has loaded as the attempt begins. All of its tokens are of this version or newer.
         """
-        self._attempt_start, self._hidden, self._attempt_version = self._count, 0, version
+        assert not self._hidden, "tokens of the attempt before were neither confirmed nor dropped"
+        self._attempt_start, self._attempt_version, self._newest_name = self._count, version, version
+        self._is_certain = True
+
+    def weights_change(self) -> None:
+        """Other weights are about to be sent to the server: from now on only the spans can confirm a version."""
+        self._is_certain = False
+
+    def drop_hidden(self) -> int:
+        """Forget the tokens whose version was never confirmed, at the end of an attempt; how many they were."""
+        num_dropped, self._hidden = self._hidden, 0
+        return num_dropped
 
     def take(self, event: StreamEvent, *, is_incremental: bool) -> int:
         """Append what the event adds; how many tokens that is.
@@ -169,19 +181,25 @@ class GrowingAnswer:
         self._hidden += len(ids)
 
     def _stamp(self, meta: MetaInfo, count: int) -> None:
-        """Show the newest `count` tokens with the version the event names, if it is certain."""
-        version = version_number(meta.weight_version)
-        is_certain = self._hidden == count and (count == 1 or version == self._attempt_version)
-        self._attempt_version = version
-        if is_certain:
-            self._versions[self._count : self._count + count] = version
+        """Show the newest `count` tokens if the version that sampled them is proved."""
+        name = version_number(meta.weight_version)
+        self._newest_name = max(self._newest_name, name)
+        self._is_certain &= name == self._attempt_version
+        if self._is_certain:
+            self._versions[self._count : self._count + count] = name
             self._count, self._hidden = self._count + count, 0
 
     def _settle(self, meta: MetaInfo) -> None:
-        """Stamp the whole attempt by the server's spans, and show it."""
+        """Stamp the whole attempt by the server's spans, and show it. Raises EngineError where they contradict a stamp
+        that was shown: the server's weights were changed by someone else.
+        """
         start, end = self._attempt_start, self._count + self._hidden
         versions = versions_of(meta, 0, end - start)
-        self.num_corrected += int((versions[: self._count - start] != self._versions[start : self._count]).sum())
+        if (versions[: self._count - start] != self._versions[start : self._count]).any():
+            raise EngineError(
+                f"the server says that versions {meta.weight_versions} sampled what it sent as version "
+                f"{self._attempt_version}: another client changes its weights"
+            )
         self._versions[start:end] = versions
         self._count, self._hidden = end, 0
 

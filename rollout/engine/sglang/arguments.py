@@ -6,6 +6,7 @@ Owns: what we set, why, and what a user may add. Refuses: starting it (process.p
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -39,7 +40,7 @@ _OURS = (
     "context-length", "max-running-requests", "weight-version", "skip-tokenizer-init", "incremental-streaming-output",
     "stream-interval", "random-seed", "mem-fraction-static", "base-gpu-id", "load-format", "skip-server-warmup",
     "config", "quantization", "kv-cache-dtype", "rl-quant-profile", "enable-deterministic-inference",
-    "enable-memory-saver", "enable-weights-cpu-backup", "enable-return-routed-experts",
+    "enable-memory-saver", "enable-weights-cpu-backup", "enable-return-routed-experts", "api-key", "admin-api-key",
 )  # fmt: skip
 _SEPARATED = re.compile(r"(enable-pd-|disaggregation-|encoder-|language-only|pdmux)")
 """Arguments that split one engine over several servers."""
@@ -65,10 +66,13 @@ class Launch:
         """It runs on a CPU."""
         return self.settings.device == "cpu"
 
-    def command(self, folder: Path, version: int, *, port: int, nccl_port: int, seed: int) -> list[str]:
-        """The server's command line. `version` -1: the folder's weights stay there, the first version brings others."""
+    def command(self, folder: Path, version: int, *, port: int, nccl_port: int, seed: int, key_file: Path) -> list[str]:
+        """The server's command line. `version` -1: the folder's weights stay there, the first version brings others.
+        `key_file`: of `write_key_file`.
+        """
         settings, sglang = self.settings, self.settings.sglang
         words: dict[str, object] = {
+            "config": key_file,
             "model-path": folder,
             "weight-version": version if version >= 0 else "none",
             "random-seed": seed % 2**31,
@@ -148,6 +152,17 @@ class Launch:
         return variables | self.settings.sglang.environment
 
 
+def write_key_file(folder: Path, key: str) -> Path:
+    """Write a configuration file with the server's key, which a command line would show to every user of the machine.
+    Both of SGLang's keys are this one: no route is closed by only one of them.
+    """
+    path = folder / "key.yaml"
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump({"api-key": key, "admin-api-key": key}, file)
+    return path
+
+
 def plan_launch(
     settings: EngineSettings,
     *,
@@ -183,9 +198,9 @@ def extra_words(settings: EngineSettings, table: Mapping[str, Argument], interru
     unset = dict.fromkeys(clashing(given, ["disable-overlap-schedule"]))
     if interruption == "keep_kv" and any(given[name] is False for name in unset):
         raise UserError(
-            "keep_kv needs the plain scheduler: the overlapped one leaves a token whose version nobody knows",
+            "keep_kv needs the plain scheduler: the overlapped one leaves a token of unknown version",
             where=_WHERE,
-            remedy="take disable-overlap-schedule away, or rollout.interruption: recompute",
+            remedy="remove disable-overlap-schedule, or set rollout.interruption: recompute",
         )
     return argument_words(given, table, _WHERE)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import UserError, first_line
-from rollout.config import EngineSettings
+from rollout.config import EngineSettings, SGLangSettings
 from rollout.engine.port import Interruption
 from rollout.engine.sglang.client import ServerGone, ServerRefused, SGLangClient
 from rollout.engine.sglang.environment import KNOWN_VERSION
@@ -26,13 +26,19 @@ SHAPE_KEYS = (
 
 
 async def check_attached(
-    url: str, settings: EngineSettings, interruption: Interruption, model_dir: Path, context: int
+    url: str,
+    settings: EngineSettings,
+    interruption: Interruption,
+    model_dir: Path,
+    context: int,
+    key: str | None = None,
 ) -> None:
     """Raises UserError when the server cannot be reached, is of another version, or holds another model."""
     client = SGLangClient(
         url,
         control_timeout_s=settings.sglang.control_timeout_s,
         load_timeout_s=settings.sglang.load_timeout_s,
+        key=key,
     )
     try:
         model, server = await client.model_info(), await client.server_info()
@@ -43,6 +49,20 @@ async def check_attached(
         await client.close()
     check_server(url, server, interruption, context)
     check_model(url, model, model_dir)
+
+
+def read_key(settings: SGLangSettings) -> str | None:
+    """The key that attached servers want; None: none. Raises UserError."""
+    if settings.attach_key_file is None:
+        return None
+    path = Path(settings.attach_key_file).expanduser()
+    try:
+        key = path.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error})", where=f"{WHERE}_key_file") from error
+    if not key or not key.isascii() or not key.isprintable():
+        raise UserError(f"{path} holds no key", where=f"{WHERE}_key_file", remedy="one line: the server's --api-key")
+    return key
 
 
 def check_server(url: str, server: Mapping[str, Any], interruption: Interruption, context: int) -> None:
@@ -57,7 +77,7 @@ def check_server(url: str, server: Mapping[str, Any], interruption: Interruption
     if interruption == "keep_kv" and not server.get("disable_overlap_schedule"):
         raise UserError(
             f"keep_kv needs the server at {url} to run with --disable-overlap-schedule: the overlapped scheduler "
-            "leaves a token whose version nobody knows",
+            "leaves a token of unknown version",
             where=WHERE,
             remedy="start it with that flag, or rollout.interruption: recompute",
         )

@@ -4,10 +4,17 @@ Owns: slots, the gate, what is sent, what the server's reasons for ending mean. 
 (engine.py), the server's life (keeper.py), reading events (answer.py).
 
 One request is as many attempts as it takes: an attempt that breaks off (the server died, or was replaced) is followed
-by another that hands the server prompt plus all tokens so far. Tokens of an answer are therefore sampled once each,
-whatever happens to servers.
+by another that hands the server prompt plus all tokens so far. Tokens that were shown are therefore sampled once each,
+whatever happens to servers; those whose version was not confirmed when an attempt broke off are dropped, counted
+(`num_dropped`), and sampled again.
 
-The gate is closed while a version is swapped in, so that no attempt begins between a pause and the new weights. Prefix
+The gate is closed while a version is swapped in, so that no attempt begins between a pause and the new weights. Where
+nothing is kept of the old weights (`recompute`), a swap also ends the attempts under way (`end_attempts`): their last
+events bring the spans that prove their versions, and each attempt lies within one version. An attempt that a swap could
+not end, or that keeps its keys and values (`keep_kv`), is told that weights change, and hides its tokens from then on
+until its end (answer.py).
+
+Prefix
 caches are told apart by `extra_key`, which changes with every swap: with `keep_kv` nothing is flushed, and keys and
 values of old weights stay with the requests that made them. An attempt whose first token carries another version than
 the gate showed was overtaken by the swap; with `keep_kv` it may have used an old prefix, and is thrown away and made
@@ -34,7 +41,7 @@ from rollout.engine.port import EndReason, GenerationOutcome, GenerationRequest
 from rollout.engine.requests import check_request, ended_already
 from rollout.engine.sglang.answer import Finish, GrowingAnswer, StreamEvent
 from rollout.engine.sglang.client import ServerGone, ServerRefused, SGLangClient
-from rollout.engine.sglang.keeper import Live, ServerKeeper
+from rollout.engine.sglang.keeper import RunningServer, ServerKeeper
 from rollout.engine.sglang.meter import Meter
 
 log = logging.getLogger(__name__)
@@ -42,6 +49,8 @@ log = logging.getLogger(__name__)
 MAX_BARREN_ATTEMPTS = 5
 """Attempts in a row that bring an answer no token: then the server, or the request, is at fault."""
 BARREN_WAIT_S = 0.5
+ABORT_AGAIN_S = 0.05
+"""Between aborts: a request that was on its way to the server when the first one came knows nothing of it."""
 
 
 @dataclass
@@ -52,9 +61,11 @@ class _Running:
     answer: GrowingAnswer = field(default_factory=GrowingAnswer)
     ticket: str = ""
     is_streaming: bool = False
+    is_ended_by_us: bool = False
+    """Its attempt was ended for a swap, and is to be followed by another."""
     is_void: bool = False
     """It has tokens of versions newer than the one swapped in: it ends as `cancelled`."""
-    barren: int = 0
+    consecutive_failures: int = 0
     routed_experts: tuple[int, str] | None = None
     """As the server said it last, of every position of that attempt, and how long the answer was then."""
 
@@ -90,7 +101,7 @@ class Attempts:
         self.gate.set()
         self.idle = asyncio.Event()
         self.idle.set()
-        self.num_streaming = self.num_corrected = 0
+        self.num_streaming = self.num_dropped = 0
         # A few more than the server runs at once, so that a slot need not wait for the next request's way there.
         self._slots = asyncio.Semaphore(num_slots + max(1, num_slots // 8))
         self._running: dict[int, _Running] = {}
@@ -146,6 +157,7 @@ class Attempts:
         answer, before = running.answer, len(running.answer)
         self._num_tickets += 1
         running.ticket = f"{self._name}-{self._num_tickets}"
+        running.is_ended_by_us = False
         answer.begin_attempt(self.version)
         expected = self.version if self._keeps_kv else None
         self._streams(running, True)
@@ -158,6 +170,7 @@ class Attempts:
                         raise ServerRefused("/generate", 200, bytes(event.error).decode(errors="replace"))
                     if running.is_void or (expected is not None and _is_overtaken(event, expected)):
                         self._spawn_abort(live.client, running.ticket)
+                        self.num_dropped += len(event.output_ids)
                         return "cancelled" if running.is_void else None
                     expected = None if event.output_ids else expected
                     self._take(running, event, live)
@@ -173,9 +186,10 @@ class Attempts:
             raise EngineError(f"the server refuses a request it should take: {error}") from error
         finally:
             self._streams(running, False)
+            self.num_dropped += answer.drop_hidden()
         return await self._end_of(running, finish, before)
 
-    async def _admitted(self, running: _Running) -> Live | None:
+    async def _admitted(self, running: _Running) -> RunningServer | None:
         """A server, at a moment when the gate is open: no await may follow before the request is made. None: too late,
         the request has been ended.
         """
@@ -217,13 +231,9 @@ class Attempts:
         }
         return body | {"return_routed_experts": True} if self._experts_shape else body
 
-    def _take(self, running: _Running, event: StreamEvent, live: Live) -> None:
+    def _take(self, running: _Running, event: StreamEvent, live: RunningServer) -> None:
         is_first = running.answer.is_attempt_empty
         count = running.answer.take(event, is_incremental=live.is_incremental)
-        if running.answer.num_corrected:
-            log.warning("%s: %d tokens were stamped anew by the server", running.ticket, running.answer.num_corrected)
-            self.num_corrected += running.answer.num_corrected
-            running.answer.num_corrected = 0
         self.meter.came(count, event.meta_info if is_first and count else None)
         if event.meta_info.routed_experts is not None:
             running.routed_experts = len(running.answer), event.meta_info.routed_experts
@@ -245,7 +255,7 @@ class Attempts:
     async def _end_of(self, running: _Running, finish: Finish | None, before: int) -> EndReason | None:
         """What the server's reason means for the whole answer; None: it must go on, or has reached its end."""
         answer = running.answer
-        if self._reached(running) is not None:
+        if self._reached(running) is not None or running.is_ended_by_us:
             return None
         if finish is not None and finish.type == "abort" and len(answer) > before:
             log.info("the server gave up %s after %d tokens: %s", running.ticket, len(answer) - before, finish.message)
@@ -267,19 +277,19 @@ class Attempts:
             return "segment"
         return "cancelled" if running.is_void else None
 
-    async def _after_break(self, running: _Running, live: Live, before: int, words: str) -> None:
+    async def _after_break(self, running: _Running, live: RunningServer, before: int, words: str) -> None:
         if running.is_void:
             return  # it ends, and what became of the server is no matter to it
         await self._count_barren(running, before, words)
         await self._keeper.settle(live.epoch, words)
 
     async def _count_barren(self, running: _Running, before: int, words: str) -> None:
-        running.barren = 0 if len(running.answer) > before else running.barren + 1
-        if running.barren >= MAX_BARREN_ATTEMPTS:
+        running.consecutive_failures = 0 if len(running.answer) > before else running.consecutive_failures + 1
+        if running.consecutive_failures >= MAX_BARREN_ATTEMPTS:
             raise EngineError(
-                f"{MAX_BARREN_ATTEMPTS} attempts brought an answer no token; the last ended with: {words}"
+                f"{MAX_BARREN_ATTEMPTS} attempts produced no token for an answer; the last one ended with: {words}"
             )
-        if running.barren:
+        if running.consecutive_failures:
             await asyncio.sleep(BARREN_WAIT_S)
 
     def _streams(self, running: _Running, is_streaming: bool) -> None:
@@ -304,8 +314,30 @@ class Attempts:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
+    async def end_attempts(self, client: SGLangClient, limit_s: float) -> None:
+        """End what streams, so that the versions of its tokens are known before the weights change; answers go on in
+        other attempts once the gate, which is shut, opens. What has not ended after `limit_s` is left running. Raises
+        ServerGone, ServerRefused.
+        """
+        deadline_s = time.monotonic() + limit_s
+        while self.num_streaming and (left_s := deadline_s - time.monotonic()) > 0:
+            for running in self._streaming():
+                running.is_ended_by_us = True
+            await client.abort_all()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(ABORT_AGAIN_S, left_s)):
+                    await self.idle.wait()
+
+    def weights_change(self) -> None:
+        """Other weights are about to be sent to the server, whatever still streams from it."""
+        for running in self._streaming():
+            running.answer.weights_change()
+
+    def _streaming(self) -> list[_Running]:
+        return [running for running in self._running.values() if running.is_streaming]
+
     def void_newer_than(self, version: int, client: SGLangClient) -> None:
-        """A rollback: answers with tokens of abandoned versions end as they are (law 5)."""
+        """A rollback: answers with tokens of abandoned versions end as they are (`stamped-versions`)."""
         for running in self._running.values():
             if max(running.answer.newest_version, running.request.prefix.last_version) > version:
                 running.is_void = True

@@ -28,14 +28,14 @@ import torch
 from torch import Tensor
 
 from areal_like.errors import TransferBroken, WeightError
-from areal_like.weights import WeightManifest
-from areal_like.weights_group import Bucket, GroupCall, buckets
+from areal_like.weights.process_group import Bucket, GroupCall, buckets
+from areal_like.weights.weight_store import WeightManifest
+from rollout.engine.group_member import GroupMember
 from rollout.engine.loading import DTYPES, tensors_of
 from rollout.engine.sglang.client import ServerRefused, SGLangClient
-from rollout.engine.sglang.keeper import Live
+from rollout.engine.sglang.keeper import RunningServer
 from rollout.engine.sglang.layout import as_checkpoint
 from rollout.engine.sglang.staging import StagedVersion, Stager, Summing
-from rollout.group_member import GroupMember
 
 RANKS = 2
 """Places of a worker: its own, then its server's."""
@@ -53,7 +53,7 @@ class ServerInGroup:
         self._joined = ("", 0)
         """Group that the server of an epoch is in."""
 
-    async def meet(self, call: GroupCall, live: Live) -> None:
+    async def meet(self, call: GroupCall, live: RunningServer) -> None:
         """Be in the group, with this server. Raises TransferBroken; ServerGone: it is not heard of any more."""
         if self._joined == (call.group, live.epoch):
             return

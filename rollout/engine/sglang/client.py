@@ -3,8 +3,8 @@
 Owns: the pooled connections, one method per endpoint, a deadline on every one, the shape of what fails. Refuses:
 deciding what follows from a failure (engine.py, supervisor.py), starting servers.
 
-A server that cannot be reached, breaks off or misses a deadline is `ServerGone`; one that answers "no" is
-`ServerRefused`.
+A server that cannot be reached or breaks off is `ServerGone`, one that misses a deadline `ServerSilent`; one
+that answers "no" is `ServerRefused`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from torch import Tensor
 
 from areal_like.errors import EngineError
-from areal_like.weights_group import GroupCall
+from areal_like.weights.process_group import GroupCall
 from rollout.engine.sglang.answer import StreamEvent, parse_event
 
 PauseMode = Literal["retract", "in_place", "abort"]
@@ -30,6 +30,10 @@ _DONE = b"[DONE]"
 
 class ServerGone(EngineError):
     """The server cannot be reached, broke off, or missed a deadline."""
+
+
+class ServerSilent(ServerGone):
+    """A call had no answer within its deadline. Its front may answer others: the scheduler behind it may hang."""
 
 
 class ServerRefused(EngineError):
@@ -43,7 +47,8 @@ class ServerRefused(EngineError):
 class SGLangClient:
     """One server's endpoints. Make it on the event loop; `close` it there."""
 
-    def __init__(self, url: str, *, control_timeout_s: float, load_timeout_s: float) -> None:
+    def __init__(self, url: str, *, control_timeout_s: float, load_timeout_s: float, key: str | None = None) -> None:
+        """`key`: sent with every request; None: the server wants none."""
         self.url = url.rstrip("/")
         self._control_timeout_s, self._load_timeout_s = control_timeout_s, load_timeout_s
         self._streams: set[aiohttp.StreamReader] = set()
@@ -51,6 +56,7 @@ class SGLangClient:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=control_timeout_s),
             trust_env=False,
+            headers={"Authorization": f"Bearer {key}"} if key else None,
         )
 
     async def close(self) -> None:
@@ -84,6 +90,10 @@ class SGLangClient:
     async def abort(self, request_id: str) -> None:
         """End one request; its stream gets what it had, with finish reason `abort`."""
         await self._post("/abort_request", {"rid": request_id})
+
+    async def abort_all(self) -> None:
+        """End every request that the server's scheduler has; each stream gets what it had and its version spans."""
+        await self._post("/abort_request", {"abort_all": True})
 
     # ------------------------------------------------------------ control
 
@@ -201,8 +211,9 @@ class SGLangClient:
             ) as response:
                 data = await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError, RuntimeError) as error:
-            words = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
-            raise ServerGone(f"{path}: {words}") from error
+            if isinstance(error, TimeoutError):
+                raise ServerSilent(f"{path}: no answer within {timeout_s:g} s") from error
+            raise ServerGone(f"{path}: {error}") from error
         if response.status != 200:
             raise ServerRefused(path, response.status, data.decode(errors="replace"))
         try:

@@ -25,7 +25,7 @@ from torch import Tensor
 from areal_like.errors import EngineError, TransferBroken, UserError, WeightError
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
-from areal_like.weights_group import GroupCall
+from areal_like.weights.process_group import GroupCall
 from rollout.config import EngineSettings
 from rollout.engine.loading import DTYPES
 from rollout.engine.port import (
@@ -36,18 +36,18 @@ from rollout.engine.port import (
     LoadReport,
 )
 from rollout.engine.sglang.arguments import plan_launch
-from rollout.engine.sglang.attach import check_attached
+from rollout.engine.sglang.attach import check_attached, read_key
 from rollout.engine.sglang.attempts import Attempts
 from rollout.engine.sglang.by_group import RANKS, ServerInGroup
-from rollout.engine.sglang.client import PauseMode, ServerGone, ServerRefused, SGLangClient
-from rollout.engine.sglang.keeper import Home, ServerKeeper
+from rollout.engine.sglang.client import PauseMode, ServerGone, ServerRefused, ServerSilent, SGLangClient
+from rollout.engine.sglang.keeper import ModelFolder, ServerKeeper
 from rollout.engine.sglang.layout import FAMILIES, check_experts, check_family, compare, experts_shape, server_checksums
 from rollout.engine.sglang.meter import Meter
 from rollout.engine.sglang.process import Whereabouts
 from rollout.engine.sglang.sleep import Sleeper, start_sleeper
 from rollout.engine.sglang.staging import StagedVersion, Stager
-from rollout.engine.sglang.turns import Turns
-from rollout.engine.shape import read_config
+from rollout.engine.sglang.turns import DeviceLease
+from rollout.engine.shape import exact_context, read_config
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class SGLangEngine:
         self._attempts: Attempts | None = None
         self._num_swaps = self._num_proven = 0
         self._is_head_tied = False
-        self._turns: Turns | None = None
+        self._turns: DeviceLease | None = None
         self._group: ServerInGroup | None = None
         self._sleeper: Sleeper | None = None
         self._is_paused = False
@@ -127,26 +127,29 @@ class SGLangEngine:
             raise UserError(
                 what, where=str(self._model_dir), remedy="save the model with transformers' save_pretrained"
             )
-        self._context = min(self._context, getattr(config, "max_position_embeddings", None) or self._context)
+        self._context = exact_context(config, self._context)
         self._is_head_tied = bool(config.get_text_config().tie_word_embeddings)
         if self._settings.sglang.checksums:
             check_family(config, "rollout.engine.sglang.checksums")
         check_experts(config)
-        launch = None
+        launch = key = None
         if not self._attach:
             launch = await asyncio.to_thread(
                 plan_launch, self._settings, dtype=self._dtype, context=self._context, num_threads=self._num_threads,
                 interruption=self._interruption, in_turns=self._starts_empty,
             )  # fmt: skip
         else:
-            await check_attached(self._attach, self._settings, self._interruption, self._model_dir, self._context)
+            key = read_key(self._settings.sglang)
+            await check_attached(self._attach, self._settings, self._interruption, self._model_dir, self._context, key)
         self._keeper = ServerKeeper(
             self._settings.sglang,
-            Home(self._model_dir, -1),
+            ModelFolder(self._model_dir, -1),
             launch=launch,
             url=self._attach,
+            key=key,
             seed=self._where.seed,
             port=self._where.port,
+            start_timeout_s=self._where.start_timeout_s,
             log_path=self._where.log_path,
             stalled_s=self._meter.stalled_s,
             report=self._report,
@@ -164,7 +167,7 @@ class SGLangEngine:
         )
         num_gpus = self._settings.sglang.tp_size
         is_cpu = self._settings.device == "cpu"
-        self._turns = Turns(self._keeper, self._attempts, is_cpu=is_cpu, num_gpus=num_gpus)
+        self._turns = DeviceLease(self._keeper, self._attempts, is_cpu=is_cpu, num_gpus=num_gpus)
         if self._starts_empty:
             self._attempts.gate.clear()
             return
@@ -192,15 +195,16 @@ class SGLangEngine:
             self._current = None
 
     def counters(self) -> dict[str, float]:
-        """Monotonic: tokens, prefill_tokens, cached_tokens, corrected_tokens (stamps the server changed), swaps,
-        proven_swaps (by the server's own checksums), sleeps, server_restarts; busy_s, idle_s, paused_s.
+        """Monotonic: tokens, prefill_tokens, cached_tokens, dropped_tokens (sampled again, since an attempt broke off
+        before the server had confirmed their version), swaps, proven_swaps (by the server's own checksums), sleeps,
+        server_restarts; busy_s, idle_s, paused_s.
         """
         own = {
             "swaps": self._num_swaps,
             "proven_swaps": self._num_proven,
             "sleeps": self._sleeper.num_sleeps if self._sleeper else 0,
             "server_restarts": self._keeper.num_restarts if self._keeper else 0,
-            "corrected_tokens": self._attempts.num_corrected if self._attempts else 0,
+            "dropped_tokens": self._attempts.num_dropped if self._attempts else 0,
         }
         return {**self._meter.counters(), **{name: float(count) for name, count in own.items()}}
 
@@ -264,7 +268,7 @@ class SGLangEngine:
         async with self._load_lock:
             await self._wake()
             num_bytes = await turns.leave()
-            keeper.home, attempts.version = Home(self._model_dir, -1), -1
+            keeper.home, attempts.version = ModelFolder(self._model_dir, -1), -1
             if self._current is not None:
                 self._thread.submit(self._stager.drop, self._current)
                 self._current = None
@@ -330,10 +334,12 @@ class SGLangEngine:
             await self._sleeper.wake()
 
     async def _swap(self, staged: StagedVersion, interruption: Interruption) -> float:
-        """Replace the weights at a token boundary; the pause in seconds. A server that dies meanwhile is replaced, and
-        the swap is made on its successor. Raises WeightError: the old version stays in use.
+        """Replace the weights at a token boundary; the pause in seconds. A server that dies meanwhile, or is not done
+        within `load_timeout_s`, is replaced, and the swap is made on its successor. Raises WeightError: the old version
+        stays in use.
         """
         keeper, attempts, _ = self._started()
+        limit_s = self._settings.sglang.load_timeout_s
         while True:
             live = await keeper.ready()
             start_s = time.monotonic()
@@ -341,8 +347,13 @@ class SGLangEngine:
             try:
                 if staged.version < attempts.version:
                     attempts.void_newer_than(staged.version, live.client)
-                await self._exchange(live.client, partial(_from_folder, staged), interruption)
+                async with asyncio.timeout(limit_s):
+                    await self._exchange(live.client, partial(_from_folder, staged), interruption)
                 break
+            except (TimeoutError, ServerSilent) as error:
+                words = str(error) or f"no end within {limit_s:g} s"
+                reason = f"it hangs in the swap to version {staged.version} ({words})"
+                await keeper.replace(live.epoch, reason, is_forgiven=False)
             except ServerGone as error:
                 await keeper.settle(live.epoch, str(error))
             except ServerRefused as error:
@@ -361,14 +372,17 @@ class SGLangEngine:
         keeper, attempts, _ = self._started()
         trace_s, num_running = self._now_s(), attempts.num_streaming
         mode: PauseMode = "in_place" if interruption == "keep_kv" else "retract"
+        if interruption != "keep_kv" and not self._is_paused:  # a paused scheduler ends nothing
+            await attempts.end_attempts(client, self._settings.sglang.control_timeout_s)
         await client.pause(mode)
+        attempts.weights_change()
         bring_s = time.monotonic()
         staged = await bring(client, interruption != "keep_kv")
         bring_s = time.monotonic() - bring_s
         if staged.checksums is not None:
             compare(await client.checksums(), staged.checksums)
             self._num_proven += 1
-        keeper.home = Home(staged.folder, staged.version)
+        keeper.home = ModelFolder(staged.folder, staged.version)
         old, self._current, attempts.version = self._current, staged, staged.version
         self._num_swaps += 1
         attempts.prefix_key += 1
@@ -385,7 +399,7 @@ class SGLangEngine:
     def _checksums(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
         return server_checksums(tensors, DTYPES[self._dtype], is_head_tied=self._is_head_tied)
 
-    def _started(self) -> tuple[ServerKeeper, Attempts, Turns]:
+    def _started(self) -> tuple[ServerKeeper, Attempts, DeviceLease]:
         if self._keeper is None or self._attempts is None or self._turns is None:
             raise EngineError("the engine was not started")
         return self._keeper, self._attempts, self._turns

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from areal_like.errors import UserError
+from areal_like.guard import guarded
 
 KNOWN_VERSION = "0.5.23"
 """The version whose control endpoints and answers were measured; others are refused."""
@@ -87,7 +88,9 @@ def versions(python: Path) -> dict[str, str]:
     try:
         found = json.loads(answer)
     except ValueError:
-        raise UserError(f"{python} does not answer sensibly ({answer[:80]!r})", where=_WHERE, remedy=_HOW) from None
+        raise UserError(
+            f"{python} returned an unexpected answer ({answer[:80]!r})", where=_WHERE, remedy=_HOW
+        ) from None
     return {str(name): str(version) for name, version in found.items()}
 
 
@@ -119,7 +122,7 @@ def argument_table(python: Path, *, is_cpu: bool, version: str = KNOWN_VERSION) 
             data = answer.read_bytes()
             table = msgspec.json.decode(data, type=dict[str, Argument])
         except (OSError, msgspec.MsgspecError) as error:
-            raise UserError(f"{python} did not tell SGLang's arguments ({error})", where=_WHERE, remedy=_HOW) from error
+            raise UserError(f"{python} did not list SGLang's arguments ({error})", where=_WHERE, remedy=_HOW) from error
         with contextlib.suppress(OSError):  # an environment nobody may write to is asked anew each time
             temporary = cached.with_name(f"{cached.name}.{os.getpid()}")
             temporary.write_bytes(data)
@@ -174,7 +177,7 @@ def _ask(python: Path, words: list[str], *, timeout_s: float, extra: Mapping[str
     """Standard output of `python -c ...`. Raises UserError when it fails."""
     try:
         ran = subprocess.run(
-            [str(python), "-c", *words],
+            guarded([str(python), "-c", *words]),
             env={**clean_environment(), **(extra or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -10,12 +10,14 @@ Signs of death, any of which ends the server's whole family:
     no answer to probes for `control_timeout_s`, two     /model_info every PROBE_S
     at least: one may have met a halt of this machine
     work, no pause, and no token for `stall_timeout_s`   the engine, asked every WATCH_S
+    a swap not done within `load_timeout_s`              the engine, which has it replaced: the front answers
+                                                         probes while the scheduler hangs
 
 The watch is a task; nobody waits for a server without its answer: `ready` and `settle` return, or raise its last error.
 A server attached to is watched by probes alone and never ended; when it is back, it is given the version in use again.
 
 Where a server shares its device, its memory is somebody else's at times. From `rest` on a server that ends has no
-successor, which would take that memory; `rouse` brings one up.
+successor, which would take that memory; `resume_server` brings one up.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import shutil
 import time
 from collections import deque
@@ -31,9 +34,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from areal_like.errors import EngineError, UserError
-from areal_like.ports import can_listen, quiet_port
+from areal_like.transport.ports import can_listen, quiet_port
 from rollout.config import SGLangSettings
-from rollout.engine.sglang.arguments import Launch
+from rollout.engine.sglang.arguments import Launch, write_key_file
 from rollout.engine.sglang.client import ServerGone, ServerRefused, SGLangClient
 from rollout.engine.sglang.process import ServerProcess, explain_start, make_scratch
 
@@ -43,14 +46,12 @@ WATCH_S = 0.25
 PROBE_S = 5.0
 """Between probes, or a quarter of `control_timeout_s` where that is less."""
 READY_POLL_S = 0.1
-START_TIMEOUT_S = 1800.0
-"""Of one start; the controller's `launch.startup_timeout_s` bounds the first one closer."""
 BACKOFF_S = (0.0, 1.0, 5.0, 15.0)
 """Before the first, second, ... restart within the window; the last value repeats."""
 
 
 @dataclass(frozen=True)
-class Home:
+class ModelFolder:
     """What a server is started with: a folder, and the version of the weights in it (-1: none worth loading)."""
 
     folder: Path
@@ -58,7 +59,7 @@ class Home:
 
 
 @dataclass(frozen=True)
-class Live:
+class RunningServer:
     """A server that is ready. `epoch` counts servers; `is_incremental`: its events hold new tokens only."""
 
     client: SGLangClient
@@ -73,26 +74,30 @@ class ServerKeeper:
     def __init__(
         self,
         settings: SGLangSettings,
-        home: Home,
+        home: ModelFolder,
         *,
         launch: Launch | None,
         url: str | None,
+        key: str | None = None,
         seed: int,
         log_path: Path,
         stalled_s: Callable[[], float],
         port: int | None = None,
+        start_timeout_s: float = 1800.0,
         report: Callable[[str], None] = log.warning,
     ) -> None:
-        """Either `launch` or the `url` of a running server. `stalled_s()`: for how long work has made no progress.
+        """Either `launch` or the `url` of a running server, with the `key` that it wants. `stalled_s()`: for how
+        long work has made no progress.
 
-        `port`: of every server launched; None: any free one. `report`: is told why a server was replaced.
+        `port`: of every server launched; None: any free one. `start_timeout_s`: of each start. `report`: is told why a
+        server was replaced.
         """
         assert (launch is None) != (url is None)
-        self._settings, self._launch, self._url = settings, launch, url
+        self._settings, self._launch, self._url, self._key = settings, launch, url, key
         self._seed, self._log_path, self._stalled_s = seed, log_path, stalled_s
-        self._port, self._report = port, report
+        self._port, self._start_timeout_s, self._report = port, start_timeout_s, report
         self.home = home
-        self._live: Live | None = None
+        self._live: RunningServer | None = None
         self._epoch = 0
         self._changed = asyncio.Condition()
         self._num_checks = 0
@@ -104,16 +109,18 @@ class ServerKeeper:
         self._scratch: Path | None = None
         self._task: asyncio.Task[None] | None = None
         self._error: EngineError | None = None
-        self._condemned = ""
+        self._kill_reason = ""
+        self._is_forgiven = True
+        """Replacing the condemned server costs nothing of the budget."""
         self._rests = False
-        self._fallen = ""
+        self._exit_reason = ""
         """Why the server that rested is gone, once it is."""
         self.num_restarts = 0
         self.last_reason = ""
 
     # ------------------------------------------------------------ life
 
-    async def start(self) -> Live:
+    async def start(self) -> RunningServer:
         """The first server, and the watch over it. Raises UserError for what a restart would not mend."""
         if self._launch is not None:
             self._scratch = make_scratch()
@@ -148,11 +155,11 @@ class ServerKeeper:
         return self._scratch
 
     @property
-    def live(self) -> Live | None:
+    def live(self) -> RunningServer | None:
         """The server if it is ready now."""
-        return None if self._condemned else self._live
+        return None if self._kill_reason else self._live
 
-    async def ready(self) -> Live:
+    async def ready(self) -> RunningServer:
         """Return a server that is ready. Raises EngineError when there will be none; bounded by starts and budget."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.live is not None or self._error is not None)
@@ -161,7 +168,7 @@ class ServerKeeper:
         assert self._live is not None
         return self._live
 
-    async def settle(self, epoch: int, doubt: str) -> Live:
+    async def settle(self, epoch: int, doubt: str) -> RunningServer:
         """Something went wrong with the server of `epoch`: return once it was found healthy, or has a successor."""
         if self._live is not None and self._live.epoch == epoch:
             target = self._num_checks + 2  # one under way may have begun before the doubt
@@ -171,10 +178,12 @@ class ServerKeeper:
                 await self._changed.wait_for(lambda: self._error or self._epoch > epoch or self._num_checks >= target)
         return await self.ready()
 
-    async def replace(self, epoch: int, reason: str) -> Live:
-        """End the server of `epoch` and return its successor: its state is unknown. Costs nothing of the budget."""
+    async def replace(self, epoch: int, reason: str, *, is_forgiven: bool = True) -> RunningServer:
+        """End the server of `epoch` and return its successor: its state is unknown, or it hangs where no probe sees it.
+        `is_forgiven`: that is no fault of the server's, and costs nothing of the budget of restarts.
+        """
         if self._live is not None and self._live.epoch == epoch:
-            self._condemned = reason
+            self._kill_reason, self._is_forgiven = reason, is_forgiven
             self._wake.set()
             async with self._changed:
                 await self._changed.wait_for(lambda: self._error is not None or self._epoch > epoch)
@@ -182,18 +191,18 @@ class ServerKeeper:
 
     def rest(self) -> None:
         """From now on a server that ends has no successor. To be called while one is ready; nobody may ask for it."""
-        self._rests, self._fallen = True, ""
+        self._rests, self._exit_reason = True, ""
 
-    async def lay_down(self, epoch: int, reason: str) -> None:
+    async def terminate(self, epoch: int, reason: str) -> None:
         """End the server of `epoch`, which rests: whatever it holds is free then."""
         assert self._rests, "a server at work has a successor at once"
         if self._live is not None and self._live.epoch == epoch:
-            self._condemned = reason
+            self._kill_reason, self._is_forgiven = reason, True
             self._wake.set()
         async with self._changed:
-            await self._changed.wait_for(lambda: self._error is not None or bool(self._fallen))
+            await self._changed.wait_for(lambda: self._error is not None or bool(self._exit_reason))
 
-    async def rouse(self) -> Live:
+    async def resume_server(self) -> RunningServer:
         """The server that rested, or a successor if it has ended. Raises EngineError when there will be none."""
         self._rests = False
         self._wake.set()
@@ -213,21 +222,24 @@ class ServerKeeper:
         except EngineError as error:
             self._error = error
         except Exception as error:
-            log.exception("the watch over the SGLang server failed")
-            self._error = EngineError(f"the watch over the SGLang server failed: {type(error).__name__}: {error}")
+            log.exception("monitoring of the SGLang server failed")
+            self._error = EngineError(f"monitoring of the SGLang server failed: {type(error).__name__}: {error}")
         await self._take_down()
         await self._tell()
 
     async def _look(self) -> None:
         if self._live is None:  # it ended at rest
             if not self._rests:
-                await self._renew(self._fallen, is_forgiven=False)
+                await self._renew(self._exit_reason, is_forgiven=False)
             return
-        reason, is_forgiven = self._condemned or await self._reason_to_end(), bool(self._condemned)
+        reason, is_forgiven = (
+            self._kill_reason or await self._reason_to_end(),
+            bool(self._kill_reason) and self._is_forgiven,
+        )
         if reason and self._rests:
-            log.warning("SGLang server: %s; another one comes with the next version", reason)
+            log.warning("SGLang server: %s; another one starts with the next version", reason)
             await self._take_down()
-            self._fallen, self._doubt = reason, ""
+            self._exit_reason, self._doubt = reason, ""
             await self._tell()
         elif reason:
             await self._renew(reason, is_forgiven=is_forgiven)
@@ -249,12 +261,12 @@ class ServerKeeper:
                 self._num_unanswered += 1
                 silent_s = time.monotonic() - self._answered_s
                 if silent_s >= settings.control_timeout_s and self._num_unanswered > 1:
-                    return f"the server answered nothing for {silent_s:.0f} s"
+                    return f"the server did not answer for {silent_s:.0f} s"
         if (stalled_s := self._stalled_s()) >= settings.stall_timeout_s:
             return f"the server reported no token for {stalled_s:.0f} s"
         return ""
 
-    async def _answers(self, live: Live) -> bool:
+    async def _answers(self, live: RunningServer) -> bool:
         try:
             await live.client.probe()
         except ServerGone:
@@ -302,10 +314,11 @@ class ServerKeeper:
 
     # ------------------------------------------------------------ up and down
 
-    async def _bring_up(self) -> Live:
-        process = None
+    async def _bring_up(self) -> RunningServer:
+        process, key = None, self._key
         if self._launch is not None:
-            process, url = await self._spawn(self._launch)
+            key = secrets.token_hex(32)
+            process, url = await self._spawn(self._launch, key)
         else:
             assert self._url is not None
             url = self._url
@@ -313,6 +326,7 @@ class ServerKeeper:
             url,
             control_timeout_s=self._settings.control_timeout_s,
             load_timeout_s=self._settings.load_timeout_s,
+            key=key,
         )
         try:
             await self._wait_ready(client, process)
@@ -327,13 +341,13 @@ class ServerKeeper:
                 await process.end()
             raise
         self._epoch += 1
-        self._live, self._condemned = Live(client, self._epoch, process, is_incremental), ""
+        self._live, self._kill_reason = RunningServer(client, self._epoch, process, is_incremental), ""
         self._probed_s = self._answered_s = time.monotonic()
         self._num_unanswered = 0
         await self._tell()
         return self._live
 
-    async def _spawn(self, launch: Launch) -> tuple[ServerProcess, str]:
+    async def _spawn(self, launch: Launch, key: str) -> tuple[ServerProcess, str]:
         assert self._scratch is not None
         port, nccl_port = self._port or quiet_port(), quiet_port()
         if not can_listen(port):
@@ -343,15 +357,16 @@ class ServerKeeper:
                 remedy="end it, name another port, or 0 for any free one",
             )
         command = launch.command(
-            self.home.folder, self.home.version, port=port, nccl_port=nccl_port, seed=self._seed + self.num_restarts
-        )
+            self.home.folder, self.home.version, port=port, nccl_port=nccl_port, seed=self._seed + self.num_restarts,
+            key_file=write_key_file(self._scratch, key),
+        )  # fmt: skip
         log.info("starting %s", " ".join(command))
         variables = launch.variables(self._scratch)
         return await ServerProcess.start(command, variables, self._log_path, self._scratch), f"http://127.0.0.1:{port}"
 
     async def _wait_ready(self, client: SGLangClient, process: ServerProcess | None) -> None:
         """Raises UserError or EngineError when it ends first, EngineError at the deadline."""
-        limit_s = START_TIMEOUT_S if process else self._settings.control_timeout_s
+        limit_s = self._start_timeout_s if process else self._settings.control_timeout_s
         deadline_s = time.monotonic() + limit_s
         while True:
             if process is not None and (ended := process.why_ended()) is not None:

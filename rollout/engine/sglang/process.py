@@ -4,9 +4,9 @@ explained in one sentence.
 Owns: the start below a guard, the family of processes, its log, its scratch folder. Refuses: HTTP (client.py),
 restarts (keeper.py).
 
-No orphans, by three independent means: the guard (guard.py) kills the whole family when we end, however and whenever
-that happens, or when the server does; the kernel kills the server with its guard; and all stay in our process group,
-which our launcher kills as a whole.
+No orphans, by three independent means: the guard (areal_like/guard.py) kills the whole family when we end, however and
+whenever that happens, or when the server does; the kernel kills the server with its guard; and all stay in our process
+group, which our launcher kills as a whole.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,23 +25,27 @@ from pathlib import Path
 import psutil
 
 from areal_like.errors import EngineError, UserError
+from areal_like.guard import STDIN, guarded, remove_recorded
 from areal_like.process import describe_status
 
 TAIL_BYTES = 64_000
 END_WAIT_S = 2.0
 SCRATCH_PREFIX = "areal_like-sg-"
-
-GUARD = Path(__file__).with_name("guard.py")
+SHARED_MEMORY = ("sglang_loads_", "sgl_shm_", "sem.mp-", "psm_", "torch_", "multi_tokenizer_args_")
+"""Prefixes of the files in /dev/shm that SGLang, multiprocessing and torch leave when they are killed."""
 
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Where an engine keeps things. `name` tells workers of a run apart. `port` of its server; None: any free one."""
+    """Where an engine keeps things. `name` tells workers of a run apart. `port` of its server; None: any free one.
+    `start_timeout_s`: of each start of the server.
+    """
 
     name: str
     log_path: Path
     seed: int
     port: int | None = None
+    start_timeout_s: float = 1800.0
 
 
 class ServerProcess:
@@ -62,10 +65,12 @@ class ServerProcess:
         """Start it; its output is appended to `log_path`. Raises EngineError when the machine refuses."""
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)
-            with log_path.open("ab") as log:
-                log_start = log.tell()
+            # SGLang writes all its arguments there, its key among them.
+            with os.fdopen(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+                os.fchmod(log.fileno(), 0o600)
+                log_start = log.seek(0, os.SEEK_END)
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", "-S", str(GUARD), *command),
+                    *guarded(command, until=STDIN, shared_memory=SHARED_MEMORY),
                     env=dict(environment),
                     cwd=scratch,
                     stdin=asyncio.subprocess.PIPE,
@@ -122,6 +127,7 @@ class ServerProcess:
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                     member.send_signal(signal.SIGKILL)
             await self._is_gone(members)
+        await asyncio.to_thread(remove_recorded, self._scratch)  # the guard did, unless it was killed
 
     async def _is_gone(self, members: Mapping[int, psutil.Process]) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -164,6 +170,7 @@ def make_scratch() -> Path:
         owner = old.name.removeprefix(SCRATCH_PREFIX).partition("-")[0]
         with contextlib.suppress(OSError):
             if owner.isdigit() and not psutil.pid_exists(int(owner)) and old.stat().st_uid == os.getuid():
+                remove_recorded(old)
                 shutil.rmtree(old, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=root))
 
@@ -181,7 +188,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
      r"|MemoryError[^\n]*|Cannot allocate memory[^\n]*)", "no memory for the SGLang server: {0}",
      "lower rollout.engine.num_slots or max_context, or change rollout.engine.sglang.memory_fraction"),
     (r"([^\n]*(?:[Aa]ddress already in use|port \d+ is (?:not available|already in use))[^\n]*)",
-     "the SGLang server's port is taken: {0}", "free it, or leave the choice to us"),
+     "the SGLang server's port is taken: {0}", "free it, or leave sglang.port unset"),
 )  # fmt: skip
 
 
@@ -198,7 +205,7 @@ def explain_start(tail: str, ended: str, log_path: Path) -> Exception:
             return UserError(what.format(words), where="rollout.engine", remedy=f"{remedy} (log: {log_path})")
     if _ARGUMENT_FRAME.search(tail):
         what = f"SGLang refuses its arguments: {last_words(tail)}"
-        remedy = f"mend the options of rollout.engine.sglang (log: {log_path})"
+        remedy = f"fix the options of rollout.engine.sglang (log: {log_path})"
         return UserError(what, where="rollout.engine", remedy=remedy)
     return EngineError(f"{ended} before it was ready: {last_words(tail)} (log: {log_path})")
 

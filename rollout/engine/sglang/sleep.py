@@ -16,7 +16,7 @@ import logging
 from areal_like.errors import EngineError
 from rollout.config import SGLangSettings
 from rollout.engine.sglang.attempts import Attempts
-from rollout.engine.sglang.client import ServerGone, ServerRefused
+from rollout.engine.sglang.client import ServerGone, ServerRefused, ServerSilent
 from rollout.engine.sglang.keeper import ServerKeeper
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,8 @@ class Sleeper:
             self._attempts.gate.clear()
             try:
                 await live.client.release_memory(self._tags)
+            except ServerSilent as error:
+                await self._keeper.replace(live.epoch, f"it does not release its memory ({error})", is_forgiven=False)
             except ServerGone as error:
                 await self._keeper.settle(live.epoch, str(error))
             except ServerRefused as error:  # e.g. a request aborted just now is still there
@@ -90,7 +92,7 @@ class Sleeper:
             else:
                 self._epoch = live.epoch
                 self.num_sleeps += 1
-                log.info("nothing to generate for %g s: %s given back", self._idle_s, " and ".join(self._tags))
+                log.info("nothing to generate for %g s: released %s", self._idle_s, " and ".join(self._tags))
                 return True
             self._attempts.gate.set()
             return False
@@ -105,7 +107,7 @@ class Sleeper:
             try:
                 await live.client.resume_memory(self._tags)
             except (ServerGone, ServerRefused) as error:
-                await self._keeper.replace(epoch, f"it did not take its memory again ({error})")
+                await self._keeper.replace(epoch, f"it did not allocate its memory again ({error})")
         self._wanted.set()
         return True
 

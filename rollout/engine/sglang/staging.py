@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from areal_like.errors import WeightError
-from areal_like.weights import WeightManifest
+from areal_like.weights.weight_store import WeightManifest
 from rollout.engine.loading import open_verified
 from rollout.engine.sglang.layout import as_checkpoint
 

@@ -1,7 +1,8 @@
 """A server's turns on a device that it shares with the trainer (`placement: colocated`).
 
 Owns: whether the server may hold memory now, and how it gives it up and takes it again. Refuses: whose turn it is
-(controller/alternation.py), what is loaded afterwards (engine.py), short naps inside a turn of the engines (sleep.py).
+(controller/coordinator/colocation.py), what is loaded afterwards (engine.py), short naps inside a turn of the engines
+(sleep.py).
 
     no server --take--> a server with memory, a version is loaded --leave--> the same server without it --take--> ...
                                                                   `-leave--> no server: it kept its memory, or died
@@ -27,7 +28,7 @@ from rollout.engine.sglang.sleep import ALL
 log = logging.getLogger(__name__)
 
 
-class Turns:
+class DeviceLease:
     """Of one engine; all methods under the lock that its loads and pauses take."""
 
     def __init__(self, keeper: ServerKeeper, attempts: Attempts, *, is_cpu: bool, num_gpus: int) -> None:
@@ -63,8 +64,8 @@ class Turns:
             try:
                 await live.client.resume_memory(ALL)
             except (ServerGone, ServerRefused) as error:
-                await self._keeper.lay_down(live.epoch, f"it did not take its memory again ({error})")
-        await self._keeper.rouse()
+                await self._keeper.terminate(live.epoch, f"it did not allocate its memory again ({error})")
+        await self._keeper.resume_server()
 
     async def leave(self) -> int:
         """Give the memory up; the bytes. A server that does not is ended: it holds none then either.
@@ -85,7 +86,7 @@ class Turns:
             await live.client.release_memory(ALL)
             self._epoch = live.epoch
         except (ServerGone, ServerRefused) as error:
-            await self._keeper.lay_down(live.epoch, f"it did not give its memory back ({error})")
+            await self._keeper.terminate(live.epoch, f"it did not release its memory ({error})")
         return num_bytes
 
     async def _held_bytes(self, client: SGLangClient) -> int:

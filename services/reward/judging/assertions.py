@@ -1,7 +1,7 @@
-"""Tests that are Python: assert statements, or a `check` function. They run here, the program in its sandbox.
+"""Tests that are Python: assert statements, or a `check` function. They run here, in a process of tests.
 
-Owns: the tests' namespace, running each test, who is to blame for a failure. Refuses: sandboxes (program), names
-(names), row formats (problem).
+Owns: the tests' namespace, running each test, who is to blame for a failure. Refuses: the program (program), names
+(names), row formats (problem), and any authority: this code shares its process with code of the row (tests_process).
 
 All tests of a program run against one process of it, one after the other, as they would below it in one file. With
 partial credit a program that died gets a new process for the tests that are left. Where tests use helpers of the task's
@@ -12,23 +12,21 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import os
+import io
 import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.reward.judging.deadline import Deadline
 from services.reward.judging.names import Meanings, bind, make_hints, meanings_of
 from services.reward.judging.problem import Asserts, Findings, Unjudgeable
-from services.reward.judging.program import TESTS, Program, ProgramOver, Raised
+from services.reward.judging.program import TESTS, LateProgram, Program, ProgramOver, ProgramSource, Raised
 from services.reward.judging.remote import World
 from services.reward.judging.rewriting import num_asserts_in_check, with_counted_asserts, with_tolerance
-from services.reward.sandbox.layers import Sandbox
-from services.reward.sandbox.limits import Limits
 
 MAX_REASON_CHARS = 160
+TIME_IS_OVER = "time limit of all its tests together"
 MAX_RECURSION = 3_000
 """Results may be nested more deeply than a test's own code ever is."""
 
@@ -41,10 +39,7 @@ class TestFailed(Exception):
 class Conditions:
     """How one program is judged by its asserts."""
 
-    sandbox: Sandbox
-    source: bytes
-    limits: Limits
-    deadline: Deadline
+    source: ProgramSource
     partial_credit: bool
     float_tolerance: float
     prefers_own: bool = False
@@ -55,17 +50,17 @@ class Session:
     """One process of the program with the tests' namespace around it."""
 
     def __init__(self, problem: Asserts, conditions: Conditions, findings: Findings) -> None:
-        """Raises SandboxFailed, Unjudgeable."""
+        """Raises Unjudgeable."""
         self._problem, self._conditions, self._findings = problem, conditions, findings
         self._hints = make_hints(problem.entry_point, problem.reference, problem.prompt, conditions.prefers_own)
         self._meanings = Meanings()
         self._namespace: dict[str, Any] = {"__name__": TESTS}
         self._imports = _modules_of(problem)
-        self._program = Program(conditions.sandbox, conditions.source, conditions.limits, conditions.deadline)
+        self._program = Program(conditions.source)
         self.world = World(self._program)
 
     def begin(self) -> None:
-        """Load the program and run the tests' set-up. Raises TestFailed, Unjudgeable."""
+        """Load the program and run the tests' set-up. Raises TestFailed, Unjudgeable, LateProgram."""
         with self._blame("the program"):
             self._program.load()
         with self._blame("the set-up of its tests"):
@@ -96,10 +91,6 @@ class Session:
             callable(value) and self._namespace.get(name) is value for name, value in self._hints.trusted.items()
         )
 
-    def close(self) -> None:
-        """End the program."""
-        self._program.close()
-
     def _execute(self, tree: ast.Module, source: str) -> None:
         bind(source, self._namespace, self.world, self._hints, self._meanings)
         if self._conditions.float_tolerance:
@@ -123,7 +114,7 @@ class Session:
         try:
             with _silence():
                 yield
-        except (TestFailed, Unjudgeable):
+        except (TestFailed, Unjudgeable, LateProgram):
             raise
         except ProgramOver as over:
             raise TestFailed(f"{prefix}{over}") from None
@@ -165,17 +156,28 @@ def _modules_of(problem: Asserts) -> set[str]:
     return found - {""}
 
 
+class _Nothing(io.TextIOBase):
+    """A text stream that keeps nothing. A sandbox may have no file that can be written, not even /dev/null."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
     """Tests may print; nobody reads it."""
-    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+    nothing = _Nothing()
+    with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
         yield
 
 
 def judge_asserts(problem: Asserts, conditions: Conditions) -> Findings:
     """Run the tests: all of them with partial credit, else up to the first failure.
 
-    Raises Unjudgeable, SandboxFailed.
+    Raises Unjudgeable.
     """
     sys.setrecursionlimit(MAX_RECURSION)
     random.seed(0)  # tests with random inputs give the same verdict twice
@@ -192,7 +194,7 @@ def _judge_tests(problem: Asserts, conditions: Conditions) -> Findings:
     counts = has_assert if any(has_assert) else [True] * len(problem.tests)
     findings = Findings(num_tests=sum(counts))
     waiting, prepared = list(zip(range(1, len(counts) + 1), counts, problem.tests, strict=True)), list[str]()
-    while waiting and not conditions.deadline.is_over:
+    while waiting:
         session = Session(problem, conditions, findings)
         try:
             session.begin()
@@ -211,12 +213,12 @@ def _judge_tests(problem: Asserts, conditions: Conditions) -> Findings:
         except TestFailed as failed:  # it does not even begin, and will not do so next time
             findings.add_failure(0, str(failed))
             return findings
+        except LateProgram:
+            findings.add_failure(0, TIME_IS_OVER)
+            return findings
         finally:
             findings.weaker |= session.world.weaker
             findings.uses_helpers |= session.uses_helpers()
-            session.close()
-    if waiting:
-        findings.add_failure(0, "time limit of all its tests together")
     return findings
 
 
@@ -238,10 +240,12 @@ def _judge_check(problem: Asserts, conditions: Conditions) -> Findings:
     except TestFailed as failed:
         findings.add_failure(0, str(failed))
         findings.num_tests += 1
+    except LateProgram:
+        findings.add_failure(0, TIME_IS_OVER)
+        findings.num_tests += 1
     finally:
         findings.weaker |= session.world.weaker
         findings.uses_helpers |= session.uses_helpers()
-        session.close()
     with contextlib.suppress(SyntaxError):
         written = sum(num_asserts_in_check(ast.parse(test)) for test in problem.tests)
         findings.num_tests = max(findings.num_tests, written)

@@ -1,48 +1,224 @@
-"""One program judged: the trusted process in which its tests run. Forked for one program, then gone.
+"""One program judged: what runs where, and what the end of each side means.
 
-Owns: this process's own bounds, choosing between the kinds of tests, what its end means. Refuses: waiting for itself: a
-judge that hangs over what a program gave it is ended by the supervisor, and the program has failed.
+Owns: the program's process and the process of its tests, the messages between them, the verdict. Refuses: executing,
+compiling or parsing anything of a row or of a program: both run in sandboxes of their own, apart from each other and
+from this process, which has the service's environment and user.
+
+    tests that are input and output   compared here, as bytes (streams)
+    tests that are code               run in a process of tests (tests_process); this process passes its requests on to
+                                      the program and the answers back, bounded, without looking into them
+
+Who waits: always this process, for one of the two at a time, each within the limits of its own run.
 """
 
 from __future__ import annotations
 
 import contextlib
-import resource
+import json
+import time
+from dataclasses import asdict, replace
 from typing import Any
 
-from services.reward.judging import assertions, streams
-from services.reward.judging.deadline import Deadline
-from services.reward.judging.problem import Asserts, Findings, Task, Unjudgeable
-from services.reward.sandbox.cell import SandboxFailed
-from services.reward.sandbox.layers import Sandbox
+from services.reward.judging import streams
+from services.reward.judging.deadline import TESTS_ROOM_S, Deadline
+from services.reward.judging.exchange import Exchange, Over
+from services.reward.judging.problem import MAX_FAILURES, Asserts, Findings, Task, Unjudgeable
+from services.reward.sandbox.cell import Cell, SandboxFailed
+from services.reward.sandbox.layers import TESTS_LIMITS, Sandbox
 from services.reward.sandbox.limits import Limits
+from services.reward.sandbox.run import Stopped
 
-OWN_MEMORY_BYTES = 2 << 30
-"""Address space of the judge itself: what a program answers is bounded, what a test computes from it is not."""
+MAX_FINDINGS_BYTES = 1 << 20
+MAX_REQUEST_BYTES = 1 << 26
+"""Of tests to a program: arguments may be large."""
+MAX_WORD_CHARS = 1_000
+_CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE")
+"""Ends of a process of tests that only a program's answers bring about."""
 
 
-def judge(task: Task, sandbox: Sandbox) -> dict[str, Any]:
-    """`Findings` as a dict, or {"unjudgeable": why} or {"failed": why} where no program is to blame."""
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (OWN_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+class Judge:
+    """Judges one program after the other. `close` when there are no more."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._tests: Cell | None = None
+        """Its first process has imported what tests need, and forks a process for each program's tests."""
+
+    def warm_up(self) -> None:
+        """Start the cell for tests, so that the first program need not wait for it. Raises SandboxFailed."""
+        if self._tests is None:
+            self._tests = self._sandbox.open_tests()
+            self._tests.wait_ready()
+
+    def judge(self, task: Task) -> dict[str, Any]:
+        """`Findings` as a dict, or {"unjudgeable": why} or {"failed": why} where no program is to blame."""
+        limits, deadline = Limits.of(task.limits), Deadline(task.total_limit_s)
+        source = task.program.encode("utf-8", "surrogatepass")
+        try:
+            if isinstance(task.problem, Asserts):
+                self.warm_up()
+                assert self._tests is not None
+                return _Mediation(task, task.problem, self._sandbox, self._tests, source, limits, deadline).run()
+            conditions = streams.Conditions(
+                self._sandbox, source, limits, deadline, task.partial_credit, task.compare, task.float_tolerance
+            )
+            return streams.judge_streams(task.problem, conditions).as_dict()
+        except Unjudgeable as error:
+            return {"unjudgeable": str(error)}
+        except SandboxFailed as error:
+            self.close()
+            return {"failed": str(error)}
+        except _TestsStopped as stopped:
+            self.close()
+            return stopped.answer
+
+    @property
+    def pids(self) -> set[int]:
+        """Of the cell for tests, which outlives a judgement."""
+        return {self._tests.pid} if self._tests is not None else set()
+
+    def close(self) -> None:
+        """End the cell for tests."""
+        if self._tests is not None:
+            self._tests.close()
+            self._tests = None
+
+
+class _TestsStopped(Exception):
+    """The process of tests had to be stopped: its cell is of no more use. `answer`: what it means."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self.answer = answer
+        super().__init__()
+
+
+class _Mediation:
+    """The tests of one program in their process, the program in its own, and this process between them."""
+
+    def __init__(
+        self, task: Task, problem: Asserts, sandbox: Sandbox, tests: Cell, source: bytes, limits: Limits,
+        deadline: Deadline,
+    ) -> None:  # fmt: skip
+        self._task, self._problem, self._sandbox, self._source = task, problem, sandbox, source
+        self._limits, self._deadline = limits, deadline
+        self._tests_cell = tests
+        self._program_cell: Cell | None = None
+        self._program: Exchange | None = None
+        self._over = ""
+        """Why the present process of the program answers no more."""
+
+    def run(self) -> dict[str, Any]:
+        """Raises SandboxFailed, Unjudgeable, _TestsStopped."""
+        self._program_cell = self._sandbox.open(self._source, self._limits)  # comes up while the tests are prepared
+        total_s = self._deadline.total_s + TESTS_ROOM_S
+        limits = replace(TESTS_LIMITS, time_s=total_s, max_output_bytes=MAX_REQUEST_BYTES)
+        try:
+            tests = Exchange(self._tests_cell, "tests", limits, time.monotonic() + total_s)
+            with contextlib.closing(tests):
+                return self._serve(tests)
+        finally:
+            self._close_program()
+
+    def _serve(self, tests: Exchange) -> dict[str, Any]:
+        fields = {
+            "problem": asdict(self._problem),
+            "partial_credit": self._task.partial_credit,
+            "float_tolerance": self._task.float_tolerance,
+        }
+        try:
+            tests.send(b"t" + json.dumps(fields).encode())
+            while True:
+                message = tests.receive()
+                kind, body = message[:1], message[1:]
+                if kind == b"f":
+                    _await_end(tests)
+                    return _read_findings(body)
+                if kind == b"o":
+                    tests.send(self._open_program(tests))
+                elif kind == b"a" and self._program is not None:
+                    tests.send(self._ask_program(self._program, body))
+                else:
+                    raise Over("it broke the protocol of the judge")
+        except Over as over:
+            raise _TestsStopped(self._meaning_of(over)) from over
+
+    def _meaning_of(self, over: Over) -> dict[str, Any]:
+        """The tests did not come to their end: by the program's answers, or by themselves."""
+        is_crash = any(name in over.why for name in _CRASHES)
+        if self._program is not None and (over.is_stopped or is_crash):
+            how = f"its tests did not end with what it answered ({over.why})"
+            return Findings(num_tests=1, failures=[how]).as_dict()
+        return {"unjudgeable": f"the tests did not run to their end: {over.why}"}
+
+    def _open_program(self, tests: Exchange) -> bytes:
+        """The first message of a new process of the program, for the tests."""
+        if self._deadline.is_over:
+            return b"n"
+        if self._program is not None:
+            self._close_program()
+            self._program_cell = self._sandbox.open(self._source, self._limits)
+        assert self._program_cell is not None
+        self._program_cell.wait_ready()
+        self._deadline.start()
+        tests.run.until_s = self._deadline.until_s + TESTS_ROOM_S
+        self._over = ""
+        self._program = Exchange(self._program_cell, "calls", self._limits, self._deadline.until_s)
+        try:
+            return b"m" + self._program.receive()
+        except Over as over:
+            self._over = over.why
+            return b"x" + over.why.encode()
+
+    def _ask_program(self, program: Exchange, request: bytes) -> bytes:
+        try:
+            if not self._over and program.has_unread():
+                self._over = "it answered before it was asked"
+            if not self._over:
+                program.send(request)
+                return b"m" + program.receive()
+        except Over as over:
+            self._over = over.why
+        return b"x" + self._over.encode()
+
+    def _close_program(self) -> None:
+        if self._program is not None:
+            self._program.close()
+        if self._program_cell is not None:
+            self._program_cell.close()
+            self._program_cell = None
+
+
+def _await_end(tests: Exchange) -> None:
+    """The process of tests ends itself after its last message; its cell can then take the next program's.
+
+    Raises _TestsStopped where it does not.
+    """
+    tests.run.until_s = time.monotonic() + TESTS_ROOM_S
     try:
-        return _findings(task, sandbox).as_dict()
-    except Unjudgeable as error:
-        return {"unjudgeable": str(error)}
-    except SandboxFailed as error:
-        return {"failed": str(error)}
+        while tests.run.status is None:
+            tests.run.wait({})
+    except Stopped as stopped:
+        raise _TestsStopped({"unjudgeable": f"the tests did not run to their end: {stopped.why}"}) from stopped
 
 
-def _findings(task: Task, sandbox: Sandbox) -> Findings:
-    source = task.program.encode("utf-8", "surrogatepass")
-    limits, deadline = Limits.of(task.limits), Deadline(task.total_limit_s)
-    problem = task.problem
-    if isinstance(problem, Asserts):
-        return assertions.judge_asserts(
-            problem,
-            assertions.Conditions(sandbox, source, limits, deadline, task.partial_credit, task.float_tolerance),
-        )
-    return streams.judge_streams(
-        problem,
-        streams.Conditions(sandbox, source, limits, deadline, task.partial_credit, task.compare, task.float_tolerance),
-    )
+def _read_findings(body: bytes) -> dict[str, Any]:
+    """What a process of tests reported, checked: code of the row may have written it. Raises Over, Unjudgeable."""
+    try:
+        told = json.loads(body) if len(body) <= MAX_FINDINGS_BYTES else None
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise Over("it reported no findings")
+    if isinstance(told.get("unjudgeable"), str):
+        raise Unjudgeable(told["unjudgeable"][:MAX_WORD_CHARS])
+    numbers = [told.get("num_tests"), told.get("num_passed")]
+    words = [told.get("failures"), told.get("weaker")]
+    if not all(type(number) is int and 0 <= number < 1 << 31 for number in numbers) or not all(map(_are_words, words)):
+        raise Over("it reported no findings")
+    return Findings(
+        told["num_tests"], told["num_passed"], told["failures"][:MAX_FAILURES], set(told["weaker"])
+    ).as_dict()
+
+
+def _are_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) and len(word) <= MAX_WORD_CHARS for word in value)

@@ -2,8 +2,9 @@
 
 Owns: feeding, collecting with a bound, the verdict of each test. Refuses: comparing (output), sandboxes (cell, run).
 
-A program's tests share one sandbox, each in a process of its own, everything else of which is ended before the next
-test. After a test that had to be stopped the sandbox is replaced.
+No run leaves anything for the next one: they share a sandbox only where each run in it has process ids, /tmp and
+/dev/shm of its own (Sandbox.has_fresh_runs); elsewhere each run has its own sandbox. After a test that was
+stopped the sandbox is replaced in any case.
 """
 
 from __future__ import annotations
@@ -109,13 +110,17 @@ def judge_streams(problem: Streams, conditions: Conditions) -> Findings:
                 findings.add_failure(number, "time limit of all its tests together")
                 break
             if cell is None:
-                cell = conditions.sandbox.open(conditions.source, conditions.limits)
+                cell = conditions.sandbox.open(conditions.source, conditions.limits, is_repeated=len(problem.tests) > 1)
                 cell.wait_ready()
                 conditions.deadline.start()
             try:
                 why = _run_test(cell, conditions, given, expected)
             except Stopped as stopped:
                 why = stopped.why
+                is_spent = True
+            else:
+                is_spent = not conditions.sandbox.has_fresh_runs
+            if is_spent:
                 cell.close()
                 cell = None
             if not why:

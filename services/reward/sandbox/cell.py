@@ -89,19 +89,29 @@ class Cell:
             raise SandboxFailed(f"a sandbox broke: {error}") from error
 
     @property
+    def pid(self) -> int:
+        """Of what was started: bubblewrap, or the first process itself."""
+        return self._process.pid
+
+    @property
     def control_fd(self) -> int:
         """Readable when the run has ended."""
         return self._control.fileno()
 
     def ended(self) -> int | None:
-        """The wait status of the run that ended; None when the whole cell did."""
+        """The wait status of the run that ended; None when the whole cell did. Raises SandboxFailed."""
         reply = self._receive(0.0)
+        if reply == b"broke":
+            raise SandboxFailed("the namespaces of a run cannot be made")
         word, _, status = reply.partition(b" ")
         return int(status) if word == b"ended" and status.isdigit() else None
 
     def usage(self) -> Usage:
         """What the program uses now, and has used."""
-        return usage_below(self._first_pid, with_root=False) if self._first_pid else Usage()
+        root = self._first_pid
+        if self.setup.is_fresh:  # the first process of the run's own namespace is no more the program's than ours
+            root = next(iter(children_of(root)), 0)
+        return usage_below(root, with_root=False) if root else Usage()
 
     def close(self) -> None:
         """End everything in it; returns when nothing of it runs."""

@@ -5,8 +5,10 @@ Owns: starting runs of one program, the limits of its process. Refuses: judging.
 This file and the other `inside_*` share a sandbox with the program, which may read, replace or forge all they do. So
 nothing outside believes more than "this is what the program answers", and nothing is sent in that a program may not
 know. They import nothing of this project and run under whatever Python runs the programs: their code is handed to it
-as one piece, executed in one namespace (inside_writing, inside_answering, inside). What the judge sends is a Python
-expression, because the judge is trusted; what goes back is JSON.
+as one piece, executed in one namespace (inside_writing, inside_answering, inside_namespaces, inside). Commands to the
+first process are Python expressions, and come from the judge alone; questions to a program are, too, and come from its
+tests, which may do what the program may; what goes back is JSON. Tests that are code run in a sandbox of their own,
+whose first process is the same (mode `tests`).
 
 The first process waits for the judge's commands on its control socket, one run of the program each; when the program's
 process ends it ends everything else (it is process 1 of its world) and says so.
@@ -25,12 +27,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from services.reward.sandbox.inside_answering import Respondent
+    from services.reward.sandbox.inside_namespaces import fork_run, status_from
 
 MAX_COMMAND_BYTES = 1 << 16
 FD_BYTES = 4
 PARKED_FD = 100
 MAX_FD = 256
 CHANNEL_FD = 3
+TESTS = "services.reward.judging.tests_process"
+_SET_PARENT_DEATH_SIGNAL, _SET_DUMPABLE = 1, 4
 STDIN_NAME, STDIN_COPY = b"/dev/stdin", "/tmp/.stdin"
 """There is no /proc for the device to lead to; bubblewrap makes it a link to this file."""
 
@@ -43,19 +48,52 @@ def first_process(control_fd: int) -> Callable[[], None]:
     control = _socket.socket(-1, -1, -1, control_fd)
     settings, fds = receive_command(control)
     source = read_all(fds[0])
+    if settings["parent"]:
+        die_with(settings["parent"])
+    confine = confinement_of(settings)
+    if TESTS in sys.modules:
+        sys.modules[TESTS].prepare()
     control.send(b"ready")
     while True:
         command, fds = receive_command(control)
-        pid = os.fork()
+        pid, status_fd = fork_run(settings)
         if pid == 0:
             control.close()
-            return become_program(settings, command["mode"], source, fds)
+            if settings["parent"]:
+                die_with(os.getppid())
+            return become_program(settings, confine, command["mode"], source, fds)
         for fd in fds:
             os.close(fd)
-        status = wait_for(pid)
+        status: int | None = wait_for(pid)
+        if status_fd >= 0:
+            status = status_from(status_fd)
         if os.getpid() == 1:
             end_everything_else()
-        control.send(b"ended %d" % status)
+        control.send(b"broke" if status is None else b"ended %d" % status)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel end this process when `parent` ends: no namespace does it here."""
+    prctl(_SET_PARENT_DEATH_SIGNAL, 9)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def prctl(option: int, value: int) -> None:
+    """Raises OSError."""
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def confinement_of(settings: dict[str, Any]) -> Callable[[], None] | None:
+    """What confines a process of the program, compiled once; None where the sandbox around it does all."""
+    if not settings["confinement"]:
+        return None
+    space: dict[str, Any] = {}
+    exec(compile(settings["confinement"].pop("code"), "<confine>", "exec"), space)
+    return lambda: space["confine"](**settings["confinement"])
 
 
 def receive_command(control: _socket.socket) -> tuple[Any, list[int]]:
@@ -101,7 +139,9 @@ def end_everything_else() -> None:
             return
 
 
-def become_program(settings: dict[str, Any], mode: str, source: bytes, fds: list[int]) -> Callable[[], None]:
+def become_program(
+    settings: dict[str, Any], confine: Callable[[], None] | None, mode: str, source: bytes, fds: list[int]
+) -> Callable[[], None]:
     """Set up the program's process: `fds` become 0, 1, 2 and, with questions to answer, 3. Returns what runs it."""
     for number, fd in enumerate(fds):
         os.dup2(fd, PARKED_FD + number)
@@ -113,13 +153,15 @@ def become_program(settings: dict[str, Any], mode: str, source: bytes, fds: list
         ceiling = resource.getrlimit(kind)[1]
         bound = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
         resource.setrlimit(kind, (bound, bound))
-    if settings["confinement"]:
-        space: dict[str, Any] = {}
-        exec(compile(settings["confinement"].pop("code"), "<confine>", "exec"), space)
-        space["confine"](**settings["confinement"])
+    if mode == "tests" and (confine is not None or settings["parent"]):  # else a filter around it forbids the call,
+        prctl(_SET_DUMPABLE, 0)  # and nobody is there to read its memory, which holds expected results
+    if confine is not None:
+        confine()
     sys.path[:] = [path for path in sys.path if path and path != "/"] + settings["packages"]
     sys.argv[:] = ["program.py"]
     add_site_names()
+    if mode == "tests":
+        return lambda: sys.modules[TESTS].serve(CHANNEL_FD)
     main: Any = type(sys)("__main__")
     main.__builtins__ = sys.modules["builtins"]
     main.__file__ = "program.py"

@@ -15,6 +15,8 @@ import sys
 from dataclasses import dataclass
 from functools import lru_cache
 
+from areal_like.guard import tied
+
 FLAGS = ("-s", "-S", "-B", "-X", "utf8")
 """No user site, no site at all (packages are put on the path inside), nothing written beside modules."""
 ASK_TIMEOUT_S = 30.0
@@ -36,7 +38,7 @@ paths = sysconfig.get_paths()
 print(json.dumps({
     "executable": os.path.realpath(sys.executable), "prefix": sys.base_prefix, "exec_prefix": sys.base_exec_prefix,
     "stdlib": [paths["stdlib"], paths["platstdlib"]], "packages": [paths["purelib"], paths["platlib"]],
-    "mapped": sorted(mapped), "version": list(sys.version_info[:3]),
+    "mapped": sorted(mapped), "version": list(sys.version_info[:3]), "implementation": sys.implementation.name,
 }))
 """
 
@@ -57,6 +59,7 @@ class Interpreter:
     hidden: tuple[str, ...]
     packages: tuple[str, ...]
     version: tuple[int, ...]
+    implementation: str
 
 
 @lru_cache(maxsize=8)
@@ -65,7 +68,9 @@ def find_interpreter(python: str = "") -> Interpreter:
     chosen = python or getattr(sys, "_base_executable", sys.executable) or sys.executable
     command = [chosen, "-I", *([] if python else ["-S"]), "-c", _QUESTION]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True, env={})
+        answer = subprocess.run(
+            tied(command), capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True, env={}
+        )
         told = json.loads(answer.stdout)
         packages = tuple(path for path in dict.fromkeys(told["packages"]) if python and os.path.isdir(path))
         executable = os.path.abspath(chosen) if python else told["executable"]
@@ -75,7 +80,7 @@ def find_interpreter(python: str = "") -> Interpreter:
     except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
         raise NoInterpreter(f"{chosen} cannot be used ({type(error).__name__}: {error})") from error
     hidden = () if python else tuple(path for path in _package_folders(told) if _is_under(path, shown))
-    return Interpreter(executable, shown, hidden, packages, tuple(told["version"]))
+    return Interpreter(executable, shown, hidden, packages, tuple(told["version"]), told["implementation"])
 
 
 def _shown(told: dict[str, list[str] | str], executable: str, packages: tuple[str, ...]) -> tuple[str, ...]:

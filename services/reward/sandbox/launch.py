@@ -8,28 +8,46 @@ from __future__ import annotations
 
 import importlib.resources
 import json
+import marshal
 import math
 import os
 import platform
 import re
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass, field
 from typing import Any
 
+from areal_like.guard import tied
 from services.reward.sandbox import seccomp
 from services.reward.sandbox.interpreter import FLAGS, Interpreter, NoInterpreter
 from services.reward.sandbox.limits import Limits
 
-CODE_PARTS = ("inside_writing.py", "inside_answering.py", "inside.py")
+CODE_PARTS = ("inside_writing.py", "inside_answering.py", "inside_namespaces.py", "inside.py")
+TESTS_MODULES = (
+    "services", "services.reward", "services.reward.sandbox", "services.reward.sandbox.inside_answering",
+    "services.reward.judging", "services.reward.judging.problem", "services.reward.judging.plain",
+    "services.reward.judging.program", "services.reward.judging.remote", "services.reward.judging.names",
+    "services.reward.judging.rewriting", "services.reward.judging.assertions", "services.reward.judging.tests_process",
+)  # fmt: skip
+"""Modules of this project that a process of tests runs, in the order in which they import each other."""
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 INSIDE_UID = 65534
 STACK_ROOM_BYTES = 512 << 20
 """Address space beyond the memory limit: stacks and arenas are reserved long before they are used."""
-_BOOT = "import os,marshal\nfor part in marshal.loads(os.pread({fd},1<<24,0)): exec(part)"
+_BOOT = """
+import os,marshal,sys
+for name, part in marshal.loads(os.pread({fd},1<<24,0)):
+    space = globals()
+    if name:
+        module = sys.modules[name] = type(sys)(name)
+        module.__path__, space = [], module.__dict__
+    exec(part, space)
+"""
 _COMPILE = """
 import sys, json, marshal
-parts = [compile(text, name, "exec", 0, True) for name, text in json.load(sys.stdin)]
+parts = [(name, compile(text, file, "exec", 0, True)) for name, file, text in json.load(sys.stdin)]
 sys.stdout.buffer.write(marshal.dumps(parts))
 """
 
@@ -38,7 +56,8 @@ sys.stdout.buffer.write(marshal.dumps(parts))
 class Setup:
     """One way to run programs. layer: see layers; uid: the user to become first, None to stay who we are.
 
-    staged: other places of the interpreter's folders, for a user that cannot reach them (staging).
+    staged: other places of the interpreter's folders, for a user that cannot reach them (staging). is_fresh: every run
+    gets namespaces of its own within those of the sandbox (layer `namespaces` only; inside_namespaces).
     """
 
     layer: str
@@ -47,6 +66,9 @@ class Setup:
     bubblewrap: str = ""
     landlock: int = 0
     staged: dict[str, str] = field(default_factory=dict)
+    is_fresh: bool = False
+    is_read_only: bool = False
+    """Not even /tmp and /dev/shm can be written to."""
 
     def command(self, limits: Limits, code_fd: int, control_fd: int, filter_fd: int) -> list[str]:
         """What to start; the descriptors are inherited. filter_fd: -1 without a filter from outside."""
@@ -58,15 +80,18 @@ class Setup:
         command = [self.bubblewrap, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc"]
         command += ["--unshare-uts", "--hostname", "sandbox", "--unshare-cgroup-try", "--die-with-parent"]
         command += ["--new-session", "--as-pid-1", "--cap-drop", "ALL"]
+        command += ["--cap-add", "CAP_SYS_ADMIN"] if self.is_fresh else []
         command += ["--uid", str(INSIDE_UID), "--gid", str(INSIDE_UID)]
         for path in self.interpreter.shown:
             command += ["--ro-bind", self.staged.get(path, path), path]
         for path in self.interpreter.hidden:
             command += ["--tmpfs", path, "--remount-ro", path]
-        command += ["--size", tmp, "--tmpfs", "/tmp", "--size", "65536", "--tmpfs", "/dev"]
+        command += ["--size", tmp, "--tmpfs", "/tmp", *(["--remount-ro", "/tmp"] if self.is_read_only else [])]
+        command += ["--size", "65536", "--tmpfs", "/dev"]
         for device in ("null", "zero", "random", "urandom"):
             command += ["--dev-bind-try", f"/dev/{device}", f"/dev/{device}"]
-        command += ["--symlink", "/tmp/.stdin", "/dev/stdin", "--dir", "/dev/shm", "--size", tmp, "--tmpfs", "/dev/shm"]
+        command += ["--symlink", "/tmp/.stdin", "/dev/stdin", "--dir", "/dev/shm"]
+        command += [] if self.is_read_only else ["--size", tmp, "--tmpfs", "/dev/shm"]
         command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
         return [*command, "--seccomp", str(filter_fd)] if filter_fd >= 0 else command
 
@@ -77,7 +102,7 @@ class Setup:
 
     def outer_filter(self) -> bytes:
         """The filter that bubblewrap is to install; empty where there is none, or the inside installs it."""
-        if self.layer != "namespaces" or not self.has_filter:
+        if self.layer != "namespaces" or self.is_fresh or not self.has_filter:
             return b""
         return seccomp.make_filter(seccomp.machine(), in_namespaces=True)
 
@@ -93,17 +118,23 @@ class Setup:
         if platform.system() == "Linux":
             rlimits |= {"RLIMIT_MEMLOCK": 0, "RLIMIT_MSGQUEUE": 0, "RLIMIT_SIGPENDING": 256}
             if self.uid is not None or (self.layer == "namespaces" and _kernel() >= (5, 14) and os.getuid() != 0):
-                rlimits["RLIMIT_NPROC"] = limits.max_tasks + 1  # else it would count all processes of our user
+                rlimits["RLIMIT_NPROC"] = limits.max_tasks + 2  # else it would count all processes of our user
         confinement: dict[str, Any] = {}
-        if self.layer in ("landlock", "seccomp"):
+        if self.layer in ("landlock", "seccomp") or self.is_fresh:
             confinement = {
                 "code": _part("inside_confine.py"),
-                "system_calls": seccomp.make_filter(seccomp.machine(), in_namespaces=False),
+                "system_calls": seccomp.make_filter(seccomp.machine(), in_namespaces=self.is_fresh),
                 "own_pid_mark": seccomp.OWN_PID,
                 "readable": [self.staged.get(path, path) for path in self.interpreter.shown],
                 "landlock": self.landlock if self.layer == "landlock" else 0,
             }
-        return {"limits": rlimits, "packages": list(self.interpreter.packages), "confinement": confinement}
+        return {
+            "limits": rlimits,
+            "packages": list(self.interpreter.packages),
+            "confinement": confinement,
+            "parent": os.getpid() if platform.system() == "Linux" and self.layer != "namespaces" else 0,
+            "fresh": {"clone_call": seccomp.number_of("clone"), "tmp_bytes": limits.tmp_bytes} if self.is_fresh else {},
+        }
 
 
 def _kernel() -> tuple[int, int]:
@@ -115,15 +146,30 @@ def _part(name: str) -> str:
     return (importlib.resources.files("services.reward.sandbox") / name).read_text(encoding="utf-8")
 
 
-def compile_inside(interpreter: Interpreter) -> bytes:
-    """The code of the inside, compiled by the Python that will run it. Raises NoInterpreter."""
-    parts = json.dumps([(name, _part(name)) for name in CODE_PARTS])
+def compile_inside(interpreter: Interpreter, *, with_tests: bool = False) -> bytes:
+    """The code of the inside, for the Python that will run it. `with_tests`: for a process of tests.
+
+    Raises NoInterpreter.
+    """
+    parts = [(name, name, _module_source(name)) for name in TESTS_MODULES] if with_tests else []
+    parts += [("", name, _part(name)) for name in CODE_PARTS]
+    if interpreter.version == sys.version_info[:3] and interpreter.implementation == sys.implementation.name:
+        return marshal.dumps([(name, compile(text, file, "exec", 0, True)) for name, file, text in parts])
     command = [interpreter.executable, *FLAGS, "-c", _COMPILE]
     try:
-        done = subprocess.run(command, input=parts.encode(), capture_output=True, timeout=60, check=True, env={})
+        done = subprocess.run(
+            tied(command), input=json.dumps(parts).encode(), capture_output=True, timeout=60, check=True, env={}
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise NoInterpreter(f"{interpreter.executable} cannot compile our code ({error})") from error
     return done.stdout
+
+
+def _module_source(name: str) -> str:
+    """The text of a module of this project; a package is empty."""
+    package, _, module = name.rpartition(".")
+    file = importlib.resources.files(package) / f"{module}.py" if package else None
+    return file.read_text(encoding="utf-8") if file is not None and file.is_file() else ""
 
 
 def file_of(content: bytes) -> int:

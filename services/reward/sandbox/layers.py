@@ -10,7 +10,8 @@ anybody's program.
     seccomp     as landlock, but every file this user can read can be read
     limits      resource limits and a killed process tree, nothing else
 
-Where the service is root, a program runs under a user id of its own, if that is possible.
+Where the service is root, programs run under a user id of their own, and tests that are code under another one, if that
+is possible. Layers that do not hide files are refused where it is not: root may read everything.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
+from areal_like.guard import guarded
 from services.reward.sandbox import seccomp
 from services.reward.sandbox.cell import Cell, SandboxFailed
 from services.reward.sandbox.interpreter import NoInterpreter, find_interpreter
@@ -38,8 +40,11 @@ from services.reward.sandbox.staging import stage
 
 LAYERS = ("namespaces", "landlock", "seccomp", "limits")
 """Strongest first."""
-FIRST_UID, NUM_UIDS = 61_184, 4_000
-"""Users that no system gives to anybody (systemd's range for dynamic users)."""
+FIRST_UID, NUM_UIDS = 61_184, 2_000
+"""Users that no system gives to anybody (systemd's range for dynamic users): so many for programs, then for tests."""
+HIDES_FILES = ("namespaces", "landlock")
+TESTS_LIMITS = Limits(time_s=3600.0, memory_bytes=1536 << 20)
+"""Of a process of tests. Its time is bounded per program, by who waits for it (judging/judge)."""
 TRIAL_TIMEOUT_S = 60.0
 _LANDLOCK_VERSION_CALL = 444
 
@@ -51,9 +56,14 @@ if "namespaces" in {promises!r}:
 if "files" in {promises!r}:
     for path in ("/etc/passwd", "/proc/1/environ", "/home"):
         try:
-            held.append(not (os.listdir(path) if path == "/home" else open(path).read(1)))
+            seen = os.listdir(path) if path == "/home" else open(path).read(1)
+            held.append(set(seen) <= {homes!r})
         except OSError:
             pass
+if "fresh" in {promises!r}:
+    held.append((os.getpid(), os.listdir("/tmp"), os.listdir("/dev/shm"), os.getcwd()) == (2, [], [], "/tmp"))
+    open("/tmp/left", "w").close()
+    open("/dev/shm/left", "w").close()
 if "calls" in {promises!r}:
     import _socket
     try:
@@ -81,15 +91,33 @@ class SandboxLayers:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """A layer that works, ready for use: `open` gives a cell for one program."""
+    """A layer that works, ready for use: cells for programs, and for the tests that are code."""
 
     setup: Setup
     code_fd: int
+    tests_setup: Setup
+    tests_code_fd: int
     layers: SandboxLayers
+    has_fresh_runs: bool
+    """One cell may run a program several times, and no run can leave anything for the next."""
 
-    def open(self, source: bytes, limits: Limits) -> Cell:
-        """A new cell with this program in it, not waited for. Raises SandboxFailed."""
-        return Cell.start(self.setup, limits, self.code_fd, source)
+    def open(self, source: bytes, limits: Limits, *, is_repeated: bool = False) -> Cell:
+        """A new cell with this program in it, not waited for. `is_repeated`: it is to run more than once.
+
+        Raises SandboxFailed.
+        """
+        setup = replace(self.setup, is_fresh=True) if is_repeated and self.has_fresh_runs else self.setup
+        return Cell.start(setup, limits, self.code_fd, source)
+
+    def open_tests(self) -> Cell:
+        """A new cell that runs tests, any number of times, each in a process of its own. Raises SandboxFailed."""
+        setup = replace(self.tests_setup, is_fresh=self.has_fresh_runs, is_read_only=not self.has_fresh_runs)
+        return Cell.start(setup, TESTS_LIMITS, self.tests_code_fd, b"")
+
+    def close(self) -> None:
+        """Close the descriptors; cells that were opened stay."""
+        os.close(self.code_fd)
+        os.close(self.tests_code_fd)
 
 
 def sandbox_layers(python: str = "") -> SandboxLayers:
@@ -97,10 +125,23 @@ def sandbox_layers(python: str = "") -> SandboxLayers:
 
     Never raises: where the trial itself fails, `chosen` is empty and `words` says why.
     """
+    return _tried([python])
+
+
+def sandbox_problem(required: str, layer: str | None, python: str = "") -> str:
+    """Why no sandbox as strong as `required` (or this `layer` alone) can be had here; empty where one works.
+
+    Tried in a process of its own. Never raises.
+    """
+    found = _tried([python, required, *([layer] if layer else [])])
+    return "" if found.chosen else found.words
+
+
+def _tried(arguments: list[str]) -> SandboxLayers:
     isolation = ["-P"] if sys.flags.safe_path else []
-    command = [sys.executable, *isolation, "-m", "services.reward.sandbox.layers", python]
+    command = [sys.executable, *isolation, "-m", "services.reward.sandbox.layers", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=True)
+        done = subprocess.run(guarded(command), capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=True)
         return SandboxLayers(**json.loads(done.stdout))
     except subprocess.CalledProcessError as error:
         return SandboxLayers("", f"the trial failed: {error.stderr.strip()[-300:]}")
@@ -118,7 +159,7 @@ def _try_all(python: str) -> SandboxLayers:
         except LayerMissing as error:
             parts[layer] = str(error)
             continue
-        os.close(sandbox.code_fd)
+        sandbox.close()
         parts[layer] = f"works: {sandbox.layers.words}"
         chosen, words = (chosen, words) if chosen else (layer, sandbox.layers.words)
     return SandboxLayers(chosen, words, parts)
@@ -128,8 +169,8 @@ def find_sandbox(required: str, allowed: tuple[str, ...] = LAYERS, python: str =
     """The strongest working one of the `allowed` layers, at least as strong as `required`. Raises LayerMissing."""
     faults: dict[str, str] = {}
     try:
-        interpreter = find_interpreter(python)
-        code = compile_inside(interpreter)
+        code = compile_inside(find_interpreter(python))
+        tests_code = compile_inside(find_interpreter(sys.executable), with_tests=True)
     except NoInterpreter as error:
         raise LayerMissing(str(error)) from error
     for layer in LAYERS[: LAYERS.index(required) + 1]:
@@ -140,17 +181,49 @@ def find_sandbox(required: str, allowed: tuple[str, ...] = LAYERS, python: str =
             faults[layer] = missing
             continue
         for uid in _users():
+            if uid is None and os.getuid() == 0 and layer not in HIDES_FILES:
+                faults[layer] = _words_for_root(faults.get(layer, ""))
+                continue
             try:
-                setup = _make_setup(layer, uid, python)
-                code_fd = file_of(code)
-                _try_out(setup, code_fd)
+                return _ready(layer, uid, python, code, tests_code, faults)
             except (SandboxFailed, Stopped, OSError) as error:
                 faults[layer] = str(error)
-                continue
-            words = _words(setup)
-            return Sandbox(setup, code_fd, SandboxLayers(layer, words, {**faults, layer: words}))
     told = "; ".join(f"{layer}: {fault}" for layer, fault in faults.items())
     raise LayerMissing(told or f"{required} is not among {', '.join(allowed)}")
+
+
+def _words_for_root(fault: str) -> str:
+    why = f" ({fault})" if fault else ""
+    return (
+        f"programs would run as root, and this layer does not hide files: no separate user is available{why}; "
+        "run as an ordinary user, or use a Python that every user can read"
+    )
+
+
+def _ready(layer: str, uid: int | None, python: str, code: bytes, tests_code: bytes, faults: dict[str, str]) -> Sandbox:
+    """This layer, tried. Raises SandboxFailed, Stopped, OSError."""
+    setup, tests_setup = _make_setups(layer, uid, python)
+    code_fd = file_of(code)
+    try:
+        _try_out(setup, code_fd, _PROMISES[layer])
+        has_fresh_runs = _has_fresh_runs(setup, code_fd)
+    except BaseException:
+        os.close(code_fd)
+        raise
+    words = _words(setup)
+    layers = SandboxLayers(layer, words, {**faults, layer: words})
+    return Sandbox(setup, code_fd, tests_setup, file_of(tests_code), layers, has_fresh_runs)
+
+
+def _has_fresh_runs(setup: Setup, code_fd: int) -> bool:
+    """Each run can have namespaces of its own here. Some systems allow bubblewrap none within its own (AppArmor)."""
+    if setup.layer != "namespaces" or not setup.has_filter:
+        return False
+    try:
+        _try_out(replace(setup, is_fresh=True), code_fd, f"{_PROMISES['namespaces']} fresh", num_runs=2)
+    except (SandboxFailed, Stopped, OSError):
+        return False
+    return True
 
 
 def _missing_part(layer: str) -> str:
@@ -182,38 +255,47 @@ def _users() -> Iterator[int | None]:
     yield None
 
 
-def _make_setup(layer: str, uid: int | None, python: str) -> Setup:
-    interpreter = find_interpreter(python)
-    staged = {} if uid is None else stage((*interpreter.shown, interpreter.executable))
-    return Setup(
+def _make_setups(layer: str, uid: int | None, python: str) -> tuple[Setup, Setup]:
+    """For programs, and for tests that are code. Raises OSError where folders cannot be staged."""
+    programs, tests = find_interpreter(python), find_interpreter(sys.executable)
+    needed = [path for one in (programs, tests) for path in (*one.shown, one.executable)]
+    staged = {} if uid is None else stage(tuple(dict.fromkeys(needed)))
+    setup = Setup(
         layer=layer,
-        interpreter=interpreter,
+        interpreter=programs,
         uid=uid,
         bubblewrap=shutil.which("bwrap") or "",
         landlock=landlock_version() if layer == "landlock" else 0,
         staged=staged,
     )
+    return setup, replace(setup, interpreter=tests, uid=None if uid is None else uid + NUM_UIDS)
 
 
-def _try_out(setup: Setup, code_fd: int) -> None:
+def _try_out(setup: Setup, code_fd: int, promises: str, num_runs: int = 1) -> None:
     """Run a program of ours in it, which looks whether the layer holds. Raises SandboxFailed and Stopped."""
     limits = Limits(time_s=5.0)
-    source = _TRIAL.format(promises=_PROMISES[setup.layer]).encode()
+    source = _TRIAL.format(promises=promises, homes=_homes_shown(setup)).encode()
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as errors:
         cell = Cell.start(setup, limits, code_fd, source, errors.fileno())
         try:
             cell.wait_ready()
             with open(os.devnull, "r+b") as nothing:
-                run = Run(cell, limits, time.monotonic() + limits.time_s)
-                cell.begin("script", [nothing.fileno(), told.fileno(), errors.fileno()])
-                run.wait({})
+                for _ in range(num_runs):
+                    run = Run(cell, limits, time.monotonic() + limits.time_s)
+                    cell.begin("script", [nothing.fileno(), told.fileno(), errors.fileno()])
+                    run.wait({})
         except (SandboxFailed, Stopped) as error:
             raise SandboxFailed(f"{error} {_last_line(errors.fileno())}".strip()) from error
         finally:
             cell.close()
         answer = os.pread(told.fileno(), 100, 0).decode()
-        if answer != "holds":
+        if answer != "holds" * num_runs:
             raise SandboxFailed(answer or f"its trial failed: {_last_line(errors.fileno())}")
+
+
+def _homes_shown(setup: Setup) -> set[str]:
+    """Folders below /home that a program sees because its Python is installed there."""
+    return {path.split("/")[2] for path in setup.interpreter.shown if path.startswith("/home/")}
 
 
 def _last_line(fd: int) -> str:
@@ -237,5 +319,21 @@ def _words(setup: Setup) -> str:
     return " + ".join([*parts, "limits", *own_user])
 
 
+def _try_one(python: str, required: str, allowed: tuple[str, ...]) -> SandboxLayers:
+    try:
+        sandbox = find_sandbox(required, allowed or LAYERS, python)
+    except LayerMissing as error:
+        return SandboxLayers("", str(error))
+    sandbox.close()
+    return sandbox.layers
+
+
+def main() -> None:
+    """`python -m services.reward.sandbox.layers PYTHON [REQUIRED [LAYER]]`: print SandboxLayers as JSON."""
+    python, required, *allowed = [*sys.argv[1:], "", ""][: max(len(sys.argv) - 1, 2)]
+    found = _try_one(python, required, tuple(allowed)) if required else _try_all(python)
+    print(json.dumps(asdict(found)))
+
+
 if __name__ == "__main__":
-    print(json.dumps(asdict(_try_all(sys.argv[1] if len(sys.argv) > 1 else ""))))
+    main()

@@ -36,7 +36,7 @@ class Run:
 
     def __init__(self, cell: Cell, limits: Limits, until_s: float) -> None:
         """`until_s`: no wait goes beyond this moment (of time.monotonic)."""
-        self._cell, self._limits, self._until_s = cell, limits, until_s
+        self._cell, self.limits, self.until_s = cell, limits, until_s
         self._waited_s, self._looked_s, self._queued_s = 0.0, time.monotonic(), 0.0
         self._cpu_before_s = cell.usage().cpu_s
         self.status: int | None = None
@@ -45,7 +45,7 @@ class Run:
     def wait(self, fds: dict[int, int]) -> dict[int, int]:
         """Wait for any of these (descriptor: poll events); what happened, empty when the run ended first.
 
-        Raises Stopped.
+        Raises Stopped, SandboxFailed.
         """
         poll = select.poll()
         for fd, events in fds.items():
@@ -73,13 +73,13 @@ class Run:
 
     def _look(self, now_s: float) -> None:
         self._looked_s = now_s
-        usage, limits = self._cell.usage(), self._limits
+        usage, limits = self._cell.usage(), self.limits
         cpu_s = usage.cpu_s - self._cpu_before_s
         self._queued_s = max(self._queued_s, usage.queued_s)
         own_s = max(cpu_s, self._waited_s - self._queued_s)
         if own_s > limits.time_s or self._waited_s > WALL_FACTOR * limits.time_s + WALL_ROOM_S:
             raise Stopped(f"time limit of {limits.time_s:g} s")
-        if now_s > self._until_s:
+        if now_s > self.until_s:
             raise Stopped("time limit of all its tests together")
         if why := _excess(usage, limits):
             raise Stopped(why)

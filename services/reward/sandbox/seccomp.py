@@ -45,6 +45,13 @@ def machine() -> str:
     return name if name in ARCHITECTURES else ""
 
 
+def number_of(call: str) -> int:
+    """The number of a checked call on this machine. Raises KeyError for an architecture without a table."""
+    number = CHECKED[call][ARCHITECTURES[machine()][0]]
+    assert number is not None, "every machine of the tables has this call"
+    return number
+
+
 def make_filter(machine: str, *, in_namespaces: bool) -> bytes:
     """The filter as an array of `struct sock_filter`. Raises KeyError for an architecture without a table."""
     column, architecture = ARCHITECTURES[machine]

@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from areal_like.errors import OperationError, UserError
+from services.reward.scorer_options import EndpointOptions
 from services.reward.scorers.port import CannotJudge, TookTooLong
-from services.scorer_options import EndpointOptions
 
 TRY_AGAIN = frozenset({408, 425, 429})
 MAX_PAUSE_S = 5.0
@@ -48,7 +48,7 @@ class Endpoint:
         try:
             httpx.URL(url)
         except httpx.InvalidURL as error:
-            raise UserError(f"`{shown(url)}` is no address ({error})", where=where) from error
+            raise UserError(f"`{shown(url)}` is not an address ({error})", where=where) from error
         self._httpx = httpx
         self._url, self._options = url, options
         self._shown_url = shown(url)
@@ -138,7 +138,7 @@ def read_key(options: EndpointOptions, where: str) -> str | None:
     if not key:
         raise UserError(f"{place} holds no key", where=where, remedy="set it where the job is started")
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise UserError(f"{place} holds something that is no key: white space or letters beyond ASCII", where=where)
+        raise UserError(f"{place} does not contain a valid key: white space or letters beyond ASCII", where=where)
     return key
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
-from areal_like.boxed import final_boxes, last_boxed
+from areal_like.tasks.boxed import final_boxes, last_boxed
+from services.reward.scorer_options import ALL_RULES as ALL_RULES
+from services.reward.scorer_options import Rule
 
-Rule = Literal["pattern", "boxed", "marker", "last_number"]
-ALL_RULES: tuple[Rule, ...] = ("boxed", "marker", "last_number")
 GOLD_FIELDS = ("answer", "final_answer", "gold", "solution")
 """Columns looked at for the gold answer, in this order."""
 

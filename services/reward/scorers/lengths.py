@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from services.reward.scorer_options import LengthOptions, OverlongOptions
 from services.reward.scorers.port import ScorerInput
-from services.scorer_options import LengthOptions, OverlongOptions
 
 
 def soft_overlong_penalty(num_tokens: int, max_tokens: int, soft_tokens: int) -> float:

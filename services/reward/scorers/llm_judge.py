@@ -21,10 +21,10 @@ from typing import Any
 import msgspec
 
 from areal_like.errors import UserError
+from services.reward.scorer_options import JudgeOptions, fault_of_template
 from services.reward.scorers.endpoint import SHOWN_CHARS, Endpoint, shown
 from services.reward.scorers.port import CannotJudge, ScorerInput
 from services.reward.scorers.templates import SampleTemplate
-from services.scorer_options import JudgeOptions, fault_of_template
 
 WHERE = "reward scorer llm_judge"
 MAX_OBJECTS = 200
@@ -95,14 +95,16 @@ class JudgeScorer:
         try:
             completion = _decoder.decode(reply)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise CannotJudge(f"{shown(self._url)} replies what is no chat completion ({error})") from error
+            raise CannotJudge(
+                f"{shown(self._url)} replied with something other than a chat completion ({error})"
+            ) from error
         if not completion.choices:
             raise CannotJudge(f"{shown(self._url)} replies without choices")
         choice = completion.choices[0]
         said = (choice.message.content or "").rpartition(END_OF_THOUGHT)[2].strip()
         if not said:
             cut = f" (cut at max_tokens {self._options.max_tokens})" if choice.finish_reason == "length" else ""
-            raise CannotJudge(f"the judge says nothing{cut}")
+            raise CannotJudge(f"the judge's reply is empty{cut}")
         return said
 
     def _score_in(self, said: str) -> float:

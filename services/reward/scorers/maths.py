@@ -1,6 +1,6 @@
 """Scorer `math`: is the final answer of a response equivalent to the gold answer of the row?
 
-Owns: its options, the order in which two answers are compared, what is too large to be evaluated, the call of
+Owns: the order in which two answers are compared, what is too large to be evaluated, the call of
 math-verify. Refuses: where the answer stands (final_answer), how it is written (notation, quantities, regions), time
 limits: math-verify's own use SIGALRM and are off here; slow symbolic work is ended from outside by killing the process.
 """
@@ -15,31 +15,9 @@ from functools import lru_cache
 from importlib.metadata import version as installed_version
 from typing import Any
 
-from pydantic import Field
-
-from areal_like.config import Settings
-from areal_like.errors import UserError
+from services.reward.scorer_options import MathOptions
 from services.reward.scorers import final_answer, notation, quantities, regions
 from services.reward.scorers.port import CannotJudge, ScorerInput
-
-
-class MathOptions(Settings):
-    """How answers are found and compared."""
-
-    gold_field: str | None = None
-    """Column of the gold answer; None: `answer`, `final_answer`, `gold`, or the box in `solution`."""
-    rules: tuple[final_answer.Rule, ...] = Field(final_answer.ALL_RULES, min_length=1)
-    """Where the final answer may stand, in order; ["boxed"] accepts boxed answers only, ["pattern"] what you say."""
-    pattern: str | None = None
-    """Regular expression for the rule `pattern`; its first group (else all of it) of its last match is the answer."""
-    must_stop: bool = False
-    """A response cut at the token limit counts as wrong."""
-    float_digits: int = Field(6, ge=1, le=15)
-    """Decimal places that count where one side is a decimal number."""
-    max_response_chars: int = Field(50_000, gt=0)
-    """Only this much of a response's end is read."""
-    max_answer_chars: int = Field(400, gt=0)
-    """A longer final answer counts as right only if it equals the gold answer literally."""
 
 
 class MathScorer:
@@ -47,7 +25,7 @@ class MathScorer:
 
     def __init__(self, options: MathOptions) -> None:
         self._options = options
-        self._pattern = _compiled(options)
+        self._pattern = re.compile(options.pattern, re.DOTALL) if options.pattern is not None else None
         self.version = f"3/math-verify-{installed_version('math-verify')}"
 
     def warm_up(self) -> None:
@@ -149,20 +127,6 @@ _MAX_SUM_EXPONENT = 60
 _MAX_DEPTH = 8
 _MIN_LONG_CHARS, _LONG_FACTOR = 150, 8
 """An answer that is longer, and so many times longer than the gold answer, is no final answer but a computation."""
-
-
-def _compiled(options: MathOptions) -> re.Pattern[str] | None:
-    """The user's pattern. Raises UserError where it is none, or where rule and pattern do not go together."""
-    if ("pattern" in options.rules) != (options.pattern is not None):
-        raise UserError(
-            "rule `pattern` and option `pattern` go together",
-            where="math scorer",
-            remedy="rules: [pattern, boxed], pattern: '<answer>(.*?)</answer>'",
-        )
-    try:
-        return re.compile(options.pattern, re.DOTALL) if options.pattern is not None else None
-    except re.error as error:
-        raise UserError(f"pattern is no regular expression: {error}", where="math scorer", remedy="mend it") from error
 
 
 def _squeezed(text: str) -> str:

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from areal_like.errors import OperationError, UserError
-from services.config import CodeOptions
+from services.reward.config import CodeOptions
 from services.reward.judging.client import Judges, NoSandbox
 from services.reward.judging.problem import Task
+from services.reward.sandbox.demands import SANDBOX_REMEDY
 from services.reward.sandbox.limits import Limits
 from services.reward.scorers.port import CannotJudge, ScorerInput
 from services.reward.scorers.program_rows import memory_limit_of, problem_of, prompt_of, time_limit_of
@@ -45,8 +46,8 @@ class CodeScorer:
             raise UserError(
                 f"no sandbox as strong as `{options.require}` works here: {error}",
                 where="reward scorer code",
-                remedy="apt install bubblewrap, or demand less with option require; `areal-like doctor` shows more",
-            ) from error
+                remedy=SANDBOX_REMEDY,
+            ) from None
         self.version = f"1/{self._judges.layer}"
         print(f"programs run in sandbox layer {self._judges.layer}: {self._judges.words}", file=sys.stderr, flush=True)
 

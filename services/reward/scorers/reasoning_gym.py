@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 
 from areal_like.errors import UserError
-from areal_like.reasoning_gym_tasks import TaskPlace, entry_at
+from areal_like.tasks.reasoning_gym import TaskPlace, entry_at
+from services.reward.scorer_options import ReasoningGymScorerOptions
 from services.reward.scorers.plain_answers import is_plain
 from services.reward.scorers.port import CannotJudge, ScorerInput
-from services.scorer_options import ReasoningGymScorerOptions
 
 FULL_SCORE = 1.0 - 1e-9
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)

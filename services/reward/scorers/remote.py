@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
+from services.reward.scorer_options import HttpOptions
 from services.reward.scorers.endpoint import Endpoint, shown
 from services.reward.scorers.port import CannotJudge, ScorerInput
-from services.scorer_options import HttpOptions
 
 
 class Reply(msgspec.Struct, forbid_unknown_fields=False):
@@ -75,4 +75,6 @@ class HttpScorer:
         try:
             return _decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise CannotJudge(f"{shown(self._options.url)} replies what is no score ({error})") from error
+            raise CannotJudge(
+                f"{shown(self._options.url)} replied with something other than a score ({error})"
+            ) from error

@@ -20,9 +20,9 @@ import msgspec
 from areal_like.errors import UserError
 from services.reward.classifier_folder import check_folder
 from services.reward.model_wire import Item, ModelClient, Scores
+from services.reward.scorer_options import RewardModelOptions
 from services.reward.scorers.port import CannotJudge, ScorerInput
 from services.reward.scorers.templates import SampleTemplate, prompt_of
-from services.scorer_options import RewardModelOptions
 
 MAX_ANSWER_CHARS = 4_000_000
 

@@ -1,11 +1,12 @@
-"""Scorer of the quickstart's task. Owns: its port. Refuses: the rule itself (areal_like/running_sum.py)."""
+"""Scorer of the quickstart's task. Owns: its port. Refuses: the rule itself (areal_like/tasks/running_sum.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from areal_like import running_sum
+from areal_like.tasks import running_sum
+from services.reward.scorer_options import NoOptions
 from services.reward.scorers.port import CannotJudge, ScorerInput
 
 
@@ -13,6 +14,9 @@ class RunningSumScorer:
     """1.0 where the text after the last `#` is the answer and the model ended by itself, else 0.0."""
 
     version = "1"
+
+    def __init__(self, options: NoOptions) -> None:
+        """Nothing to set."""
 
     def warm_up(self) -> None:
         """Nothing to load."""

@@ -15,12 +15,40 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from areal_like.errors import UserError
+from areal_like.import_check import check_own_module
 from services.reward.scorers.port import ScorerInput
 
 EXPECTED = "def score(row, response, **info) -> float or dict"
+
+
+class Foreign(NamedTuple):
+    """Reward functions of another system: names among their first two parameters, and how ours calls one."""
+
+    system: str
+    names: tuple[str, ...]
+    call: str
+
+
+_FOREIGN = (
+    Foreign(
+        "OpenRLHF",
+        ("queries", "labels"),
+        "return float(yours([row['prompt'] + response], [row['prompt']], [row['answer']])['rewards'][0])",
+    ),
+    Foreign(
+        "TRL",
+        ("prompts", "completions", "completion_ids"),
+        "return yours(prompts=[row['prompt']], completions=[response])[0]",
+    ),
+    Foreign(
+        "verl",
+        ("data_source", "solution_str", "ground_truth"),
+        "return yours(data_source=..., solution_str=response, ground_truth=row['answer'])",
+    ),
+)
 _INFO = ("finish_reason", "num_tokens")
 
 
@@ -80,12 +108,15 @@ def find_function(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise UserError("is neither a scorer nor module:function", where=where)
+    check_own_module(module_name, where)
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
         reason = f"{type(error).__name__}: {error}"
         remedy = "is it installed, or in the folder the job is started from?" if isinstance(error, ImportError) else ""
-        raise UserError(f"module {module_name} cannot be imported ({reason})", where=where, remedy=remedy) from error
+        is_missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
+        cause = None if is_missing else error  # only what the user's own module did is worth a traceback
+        raise UserError(f"module {module_name} cannot be imported ({reason})", where=where, remedy=remedy) from cause
     function: Any = module
     for part in function_name.split("."):
         function = getattr(function, part, None)
@@ -115,4 +146,16 @@ def _check_signature(function: Callable[..., Any], where: str, options: Mapping[
         signature.bind({}, "", finish_reason="stop", num_tokens=0, **options)
     except TypeError as error:
         reason = f"does not take what it is called with ({error}); its signature is {signature}"
-        raise UserError(reason, where=where, remedy=EXPECTED) from error
+        raise UserError(reason, where=where, remedy=f"{EXPECTED}{_hint(signature)}") from None
+    if hint := _hint(signature):  # it could be called, with values that mean something else to it
+        reason = f"is written for another system; its signature is {signature}"
+        raise UserError(reason, where=where, remedy=f"{EXPECTED}{hint}")
+
+
+def _hint(signature: inspect.Signature) -> str:
+    """How to call a function that is written for another system, known by its parameters; empty for any other."""
+    names = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    for foreign in _FOREIGN:
+        if set(names[:2]) & set(foreign.names):
+            return f"; to use a function written for {foreign.system}, write one that calls it: {foreign.call}"
+    return ""

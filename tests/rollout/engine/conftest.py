@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from areal_like.messages import Sampling
 from areal_like.trajectory import Segment
-from areal_like.weights import TensorBytes, WeightStore
+from areal_like.weights.weight_store import TensorBytes, WeightStore
+from areal_like.wire.messages import Sampling
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
 from rollout.engine.port import GenerationOutcome, GenerationRequest

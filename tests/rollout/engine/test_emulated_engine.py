@@ -1,4 +1,6 @@
-"""Claims about the emulated engine: times are the roofline's however late the machine is, and no law is broken."""
+"""Claims about the emulated engine: times are the roofline's however late the machine is, and no invariant is
+broken.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from areal_like.config import EmulationSettings
+from areal_like.emulation.settings import EmulationSettings
 from areal_like.errors import EngineError, WeightError
-from areal_like.messages import Sampling
 from areal_like.trajectory import Segment
-from areal_like.weights import TensorBytes, WeightStore
+from areal_like.weights.weight_store import TensorBytes, WeightStore
+from areal_like.wire.messages import Sampling
 from rollout.config import EngineSettings
 from rollout.engine.emulated import EmulatedEngine
 from rollout.engine.port import GenerationRequest

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from areal_like.errors import TransferBroken, WeightError
-from areal_like.weights import WeightManifest, map_payload
-from areal_like.weights_group import GroupCall
-from trainer.group_root import GroupRoot
+from areal_like.weights.process_group import GroupCall
+from areal_like.weights.weight_store import WeightManifest, map_payload
+from trainer.weights.group_root import GroupRoot
 
 TOLERANCE = 1e-4
 DEADLINE_S = 300.0

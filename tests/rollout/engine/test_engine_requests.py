@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from areal_like.errors import EngineError, PolicyDiverged, UserError
 from areal_like.trajectory import Segment
 from rollout.config import EngineSettings
+from rollout.engine import core
 from rollout.engine.decoder import plan_passes
 from rollout.engine.embedded import EmbeddedEngine
 
@@ -119,6 +121,30 @@ def test_prompt_of_a_group_is_prefilled_once(kit: Any) -> None:
     kit.run(body())
 
 
+@pytest.mark.parametrize(
+    ("longest", "num_prompt", "num_answer", "is_borrowed"),
+    [(1024, 6, 10, True), (1024, 6, 11, False), (8, 12, 8, True), (8, 12, 9, False)],
+)
+def test_prompt_is_borrowed_only_by_an_answer_with_little_behind_it(
+    kit: Any, monkeypatch: pytest.MonkeyPatch, longest: int, num_prompt: int, num_answer: int, is_borrowed: bool
+) -> None:
+    """At most twice the prompt, and at most LONGEST_REST: the mask of what is behind it grows with its square."""
+    monkeypatch.setattr(core, "LONGEST_REST", longest)
+    bench = kit.bench()
+    prompt = np.arange(1, num_prompt + 1, dtype=np.int32)
+    requests = []
+    for number, length in enumerate((num_answer + 1, num_answer)):  # the longer one lends
+        prefix = Segment(np.full(length, 5, np.int32), np.zeros(length, np.float32), np.zeros(length, np.int32))
+        requests.append(kit.ask(number, prompt_P=prompt, share_key=3, prefix=prefix, max_new_tokens=length + 2))
+
+    async def body() -> None:
+        async with bench.engine(num_slots=3) as engine:
+            await kit.generate_all(engine, requests)
+            assert (engine.counters()["shared_prefill_tokens"] > 0) == is_borrowed
+
+    kit.run(body())
+
+
 def test_equal_share_keys_with_different_prompts_share_nothing(kit: Any) -> None:
     bench = kit.bench()
     requests = [kit.ask(i, prompt_length=5, share_key=3) for i in range(4)]
@@ -183,6 +209,25 @@ def test_cancelled_request_frees_its_slot(kit: Any) -> None:
     kit.run(body())
 
 
+def test_cancelling_a_queued_request_leaves_the_others_in_the_queue(kit: Any) -> None:
+    bench = kit.bench()
+
+    async def body() -> None:
+        async with bench.engine(num_slots=1) as engine:
+            requests = [kit.ask(i, max_new_tokens=20) for i in range(4)]
+            running, first, second, third = await kit.start(engine, requests, 3)
+            second.cancel()
+            await asyncio.wait([second])
+            await engine.resume()
+            async with asyncio.timeout(60.0):
+                outcomes = await asyncio.gather(running, first, third)
+            assert second.cancelled()
+            assert [outcome.request_id for outcome in outcomes] == [0, 1, 3]
+            assert all(outcome.end_reason != "cancelled" for outcome in outcomes)
+
+    kit.run(body())
+
+
 def test_progress_is_always_a_prefix_of_the_outcome(kit: Any) -> None:
     bench = kit.bench()
     bench.add_other(1)
@@ -224,6 +269,22 @@ def test_paused_engine_samples_nothing_and_goes_on_where_it_was(kit: Any) -> Non
             assert outcome.paused_s >= 0.05
             assert engine.counters()["paused_s"] >= 0.05
             assert bench.worst_error(kit.ask(0), outcome.segment) < 1e-4
+
+    kit.run(body())
+
+
+def test_times_of_an_answer_fit_into_the_time_it_took(kit: Any) -> None:
+    bench = kit.bench()
+
+    async def body() -> None:
+        async with bench.engine(num_slots=1) as engine:
+            started_s = time.monotonic()
+            outcomes = await kit.generate_all(engine, [kit.ask(i, max_new_tokens=3) for i in range(3)])
+            elapsed_s = time.monotonic() - started_s
+        for outcome in outcomes:
+            assert min(outcome.queue_s, outcome.generate_s, outcome.paused_s) >= 0
+            assert outcome.queue_s + outcome.generate_s + outcome.paused_s <= elapsed_s
+        assert sum(outcome.generate_s for outcome in outcomes) <= elapsed_s, "one slot: one after another"
 
     kit.run(body())
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
-from areal_like.messages import Sampling
+from areal_like.wire.messages import Sampling
 from rollout.engine.sampler import DrawPlan, draw, uniforms
 
 CPU = torch.device("cpu")

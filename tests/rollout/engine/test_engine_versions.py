@@ -1,4 +1,6 @@
-"""Versions come in at token boundaries, in three modes; nothing is lost, repeated or stamped wrongly (laws 5, 6)."""
+"""Versions come in at token boundaries, in three modes; nothing is lost, repeated or stamped wrongly
+(`stamped-versions`, `exact-interruption`).
+"""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from areal_like.messages import Sampling
 from areal_like.trajectory import Segment
-from areal_like.weights import TensorBytes, WeightStore
+from areal_like.weights.weight_store import TensorBytes, WeightStore
+from areal_like.wire.messages import Sampling
 from rollout.config import EngineSettings, SGLangSettings
 from rollout.engine.port import GenerationRequest
 from rollout.engine.sglang.engine import SGLangEngine, Whereabouts

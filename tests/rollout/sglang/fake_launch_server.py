@@ -1,5 +1,8 @@
 """A stand-in for `python -m sglang.launch_server`: the endpoints and manners of SGLang's control plane, no model.
 
+Outputs and the answers to control calls leave the scheduler through two sockets, as SGLang's do: with
+`FAKE_FRONT_LAG_S` outputs wait in the front, which then passes several at once and names the weights in use by then.
+
 Token at output position p of a request is (last input token + 1 + p) % 50, whatever the version; its log-prob is
 -(1 + version) / 100. So a token lost, repeated or stamped wrongly shows. `FAKE_*` variables make it misbehave.
 """
@@ -9,6 +12,7 @@ import asyncio
 import hashlib
 import json
 import os
+import random
 import sys
 import time
 from pathlib import Path
@@ -20,9 +24,57 @@ BUSY_S = 0.05
 """For how long the scheduler keeps the batch of an answer that has ended."""
 
 
+FRONT_LAG_S = float(os.environ.get("FAKE_FRONT_LAG_S", "0"))
+"""The front halts for up to so long, now and then."""
+
+
+class Front:
+    """Passes outputs to the clients in the order they came, those of one request that wait together as one event."""
+
+    def __init__(self, server):
+        self.server = server
+        self.waiting = {}
+        self.wake = asyncio.Event()
+        self.random = random.Random(int(os.environ.get("FAKE_FRONT_SEED", "0")))
+
+    def put(self, response, event):
+        """An output of the scheduler; the future it returns is done once the output was passed on."""
+        sent = asyncio.get_running_loop().create_future()
+        self.waiting.setdefault(response, []).append((event, sent))
+        self.wake.set()
+        return sent
+
+    async def run(self):
+        while True:
+            await self.wake.wait()
+            if FRONT_LAG_S and self.random.random() < 0.2:
+                await asyncio.sleep(self.random.uniform(0.0, FRONT_LAG_S))
+            self.wake.clear()
+            waiting, self.waiting = self.waiting, {}
+            for response, outputs in waiting.items():
+                await self.pass_on(response, outputs)
+
+    async def pass_on(self, response, outputs):
+        events = [event for event, _ in outputs]
+        event = events[-1]
+        meta = event["meta_info"]
+        event["output_ids"] = [token for one in events for token in one["output_ids"]]
+        meta["output_token_logprobs"] = [e for one in events for e in one["meta_info"]["output_token_logprobs"]]
+        spans = meta.get("weight_versions")
+        meta["weight_version"] = spans[-1]["version"] if spans else self.server.version
+        try:
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        except ConnectionError:
+            pass
+        for _, sent in outputs:
+            if not sent.done():
+                sent.set_result(None)
+
+
 class Server:
     def __init__(self, arguments):
         self.arguments = arguments
+        self.front = Front(self)
         self.version = arguments.weight_version
         self.model_path = arguments.model_path
         self.is_paused = False
@@ -84,20 +136,21 @@ class Server:
                     "prompt_tokens": len(ids),
                     "cached_tokens": 0,
                     "completion_tokens": len(tokens),
-                    "weight_version": self.version,
                     **({"weight_versions": spans} if finish else {}),
                     "output_token_logprobs": logprobs,
                 },
             }
             told = len(tokens)
-            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+            sent = self.front.put(response, event)
+        await sent
         await response.write(b"data: [DONE]\n\n")
 
     async def abort(self, request):
         body = await request.json()
-        self.calls.append(["abort", body["rid"]])
-        if body["rid"] in self.requests:
-            self.requests[body["rid"]]["is_aborted"] = True
+        self.calls.append(["abort", body.get("rid", "all")])
+        for rid, mine in self.requests.items():
+            if body.get("abort_all") or rid == body.get("rid"):
+                mine["is_aborted"] = True
         return web.Response()
 
     async def pause(self, request):
@@ -123,6 +176,10 @@ class Server:
             return web.json_response({"success": False, "message": "does not fit"}, status=400)
         if body["weight_version"] == os.environ.get("FAKE_DIE_LOADING") and not self.marked("died loading"):
             os._exit(9)
+        if body["weight_version"] == os.environ.get("FAKE_HANG_LOADING") and (
+            "FAKE_HANG_AGAIN" in os.environ or not self.marked("hung loading")
+        ):
+            await asyncio.sleep(3600)  # the scheduler; the front goes on answering
         assert (Path(body["model_path"]) / "model.safetensors").exists()
         assert not self.asleep, "a version is loaded into memory that was given back"
         self.version, self.model_path = body["weight_version"], body["model_path"]
@@ -182,6 +239,11 @@ class Server:
         self.calls.append(["end"])
         return self.maybe(None)
 
+    async def running_front(self, _):
+        task = asyncio.create_task(self.front.run())
+        yield
+        task.cancel()
+
     def maybe(self, fault):
         is_well = fault is None or fault not in os.environ
         return web.json_response({"success": is_well, "message": "as told"}, status=200 if is_well else 400)
@@ -239,12 +301,22 @@ def main():
     for name in ("skip-tokenizer-init", "incremental-streaming-output", "skip-server-warmup",
                  "disable-overlap-schedule", "enable-memory-saver", "sleep-on-idle"):  # fmt: skip
         parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--config", type=Path)
     arguments = parser.parse_args()
+    arguments.key = json.loads(arguments.config.read_text())["admin-api-key"] if arguments.config else None
     words = os.environ.get("FAKE_DIE_AT_START")
     if words:
         sys.exit(words)
     server = Server(arguments)
-    app = web.Application()
+
+    @web.middleware
+    async def wants_the_key(request, handler):
+        if arguments.key and request.headers.get("Authorization") != f"Bearer {arguments.key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
+
+    app = web.Application(middlewares=[wants_the_key])
+    app.cleanup_ctx.append(server.running_front)
     app.add_routes([
         web.post("/generate", server.generate), web.post("/abort_request", server.abort),
         web.post("/pause_generation", server.pause), web.post("/continue_generation", server.resume),

@@ -7,13 +7,15 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 import rollout
-from rollout.engine.sglang.guard import SWEEP_S
+from areal_like.guard import RECORD, STDIN, SWEEP_S, guarded, remove_recorded
+from rollout.engine.sglang.process import SHARED_MEMORY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs a subreaper and /proc")
 
@@ -109,9 +111,81 @@ def test_a_signal_to_the_whole_group_leaves_the_end_to_the_worker(tmp_path):
 
 
 def test_a_command_that_is_not_there_ends_with_words(tmp_path):
-    script = Path(HERE) / "rollout" / "engine" / "sglang" / "guard.py"
-    command = [sys.executable, "-I", "-S", str(script), str(tmp_path / "nothing")]
+    command = guarded([str(tmp_path / "nothing")], until=STDIN)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ended:
         assert ended.wait(DEADLINE_S) == 127
         assert ended.stderr is not None
         assert "nothing cannot be started: No such file or directory" in ended.stderr.read()
+
+
+SHARER = """
+import mmap, multiprocessing, os, sys, time
+lock = multiprocessing.get_context("spawn").Lock()
+def share(name):
+    fd = os.open("/dev/shm/" + name, os.O_CREAT | os.O_RDWR, 0o600)
+    os.truncate(fd, 4096)
+    kept.append(mmap.mmap(fd, 4096))
+    os.close(fd)
+kept = []
+for name in sys.argv[1:]:
+    share(name)
+if os.fork() == 0:
+    print("sem." + lock._semlock.name.removeprefix("/"), flush=True)
+time.sleep(600)
+"""
+"""A server and its child that map files in /dev/shm, as SGLang does: a load snapshot, a semaphore, and weights."""
+
+
+def shm_names(tag: str) -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir() if tag in path.name}
+
+
+@pytest.mark.parametrize("victim", ["server", "guard", "worker"])
+def test_files_in_shared_memory_go_with_the_server_that_made_them_and_no_others_do(tmp_path, victim):
+    tag = tmp_path.parent.name + tmp_path.name
+    made = [f"sglang_loads_{tag}.shm", f"model-{tag}"]
+    foreign = Path(f"/dev/shm/sglang_loads_foreign-{tag}.shm")
+    foreign.write_text("another server's")
+    command = guarded([sys.executable, "-c", SHARER, *made], until=STDIN, shared_memory=SHARED_MEMORY)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path) as guard:
+        try:
+            semaphore = Path("/dev/shm", guard.stdout.readline().decode().strip())
+            assert semaphore.name.startswith("sem.mp-")
+            assert semaphore.exists()
+            wait_until((tmp_path / RECORD).exists)
+            if victim == "server":
+                psutil.Process(guard.pid).children()[0].kill()
+            elif victim == "guard":
+                guard.kill()
+            guard.stdin.close()
+            guard.wait(DEADLINE_S)
+            if victim == "guard":
+                remove_recorded(tmp_path)
+            assert not semaphore.exists()
+            assert shm_names(tag) == {f"model-{tag}", foreign.name}
+        finally:
+            guard.kill()
+            for name in shm_names(tag):
+                Path("/dev/shm", name).unlink()
+
+
+def test_a_recorded_name_that_is_another_file_by_now_stays(tmp_path):
+    path = Path(f"/dev/shm/sem.mp-{tmp_path.parent.name}{tmp_path.name}")
+    path.write_text("of another server")
+    try:
+        found = path.stat()
+        (tmp_path / RECORD).write_text(f"{path.name} {found.st_dev} {found.st_ino + 1}\n../etc/x 1 2\nnonsense\n")
+        remove_recorded(tmp_path)
+        assert path.exists()
+        (tmp_path / RECORD).write_text(f"{path.name} {found.st_dev} {found.st_ino}\n")
+        remove_recorded(tmp_path)
+        assert not path.exists()
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def wait_until(condition):
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)

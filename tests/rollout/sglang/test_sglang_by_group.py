@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from areal_like.errors import TransferBroken, WeightError
-from areal_like.weights import WeightManifest, WeightStore, open_payload
-from areal_like.weights_group import GroupCall, buckets
+from areal_like.weights.process_group import GroupCall, buckets
+from areal_like.weights.weight_store import WeightManifest, WeightStore, open_payload
 from rollout.engine.sglang import by_group
 from rollout.engine.sglang.by_group import RANKS, announced
 from rollout.engine.sglang.layout import as_checkpoint

@@ -21,7 +21,12 @@ def launch(*, device: str = "cuda", in_turns: bool = False, **sglang) -> Launch:
 
 
 def words(version: int = 3, **options) -> str:
-    return " ".join(launch(**options).command(Path("folder"), version, port=1, nccl_port=2, seed=3)) + " "
+    return (
+        " ".join(
+            launch(**options).command(Path("folder"), version, port=1, nccl_port=2, seed=3, key_file=Path("key.yaml"))
+        )
+        + " "
+    )
 
 
 @pytest.mark.parametrize("version", [-1, 3])
@@ -116,7 +121,7 @@ def test_a_server_that_cannot_take_its_memory_again_is_replaced_and_no_answer_is
             outcome = await engine.generate(fake_world.ask())
             fake_world.check(outcome.segment)
             assert engine.counters()["server_restarts"] == 1
-            assert "did not take its memory again" in fake_world.reports[0]
+            assert "did not allocate its memory again" in fake_world.reports[0]
 
     fake_world.run(body())
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import socket
 
+import psutil
 import pytest
 
 from areal_like.errors import EngineError, UserError
 from rollout.config import EngineSettings, SGLangSettings
 from rollout.engine.sglang.arguments import extra_words
 from rollout.engine.sglang.attach import check_model, check_server
+from rollout.engine.sglang.client import ServerRefused, SGLangClient
 from rollout.engine.sglang.environment import Argument, argument_table, check_version, find_python
 from rollout.engine.sglang.process import explain_start
 
@@ -137,6 +140,16 @@ def test_a_server_that_refuses_to_start_leaves_nothing_behind(fake_world):
     fake_world.run(body())
 
 
+def test_a_context_the_rotary_embedding_does_not_cover_is_refused_before_a_server_starts(fake_world):
+    config = json.loads((fake_world.model_dir / "config.json").read_text())
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    config["rope_parameters"] = {**rope, "original_max_position_embeddings": 64}
+    (fake_world.model_dir / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="128 is more than 64 positions"):
+        fake_world.run(fake_world.make().start())
+    assert fake_world.living_servers() == []
+
+
 def test_a_port_that_is_taken_is_said_before_anything_starts(fake_world):
     async def body():
         with socket.socket() as taken:
@@ -152,6 +165,36 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(fake_world):
         assert engine._keeper is not None
         assert (await engine._keeper.ready()).client.url == f"http://127.0.0.1:{port}"
         await engine.close()
+
+    fake_world.run(body())
+
+
+def test_a_server_answers_nobody_without_its_random_key_which_no_command_line_shows(fake_world):
+    async def body():
+        async with fake_world.engine(load=None) as engine:
+            live = await engine._keeper.ready()
+            key = live.client._session.headers["Authorization"].removeprefix("Bearer ")
+            assert len(key) == 64
+            for process in psutil.Process().children(recursive=True):
+                assert key not in " ".join(process.cmdline())
+            readable = [path for path in engine._keeper.scratch.rglob("*") if path.is_file()]
+            for path in (*readable, fake_world.root / "logs" / "w.log"):
+                assert path.stat().st_mode & 0o077 == 0, f"{path} is readable by others"
+            for wrong in (None, "0" * 64):
+                stranger = SGLangClient(live.client.url, control_timeout_s=5.0, load_timeout_s=5.0, key=wrong)
+                with pytest.raises(ServerRefused, match="status 401"):
+                    await stranger.pause("abort")
+                with pytest.raises(ServerRefused, match="status 401"):
+                    await stranger.model_info()
+                await stranger.close()
+            key_file = fake_world.root / "key"
+            key_file.write_text(key + "\n")
+            with pytest.raises(UserError, match="no SGLang server answers"):
+                await fake_world.make(attach=live.client.url).start()
+            guest = fake_world.make(attach=live.client.url, attach_key_file=str(key_file))
+            await guest.start()
+            await guest.load_version(fake_world.publish(1), "recompute")
+            await guest.close()
 
     fake_world.run(body())
 

@@ -33,6 +33,8 @@ def test_a_swap_pauses_loads_and_continues(fake_world, mode, pause, flush):
         fake_world.monkeypatch.setenv("FAKE_TICK_S", SLOW)
         async with fake_world.engine(interruption=mode) as engine:
             tasks = await begin(fake_world, engine)
+            info = await fake_world.server_info(engine)
+            keys = [call[1] for call in info["calls"] if call[0] == "generate"]
             report = await engine.load_version(fake_world.publish(1), mode)
             assert (report.version, engine.version) == (1, 1)
             for outcome in await asyncio.gather(*tasks):
@@ -40,11 +42,69 @@ def test_a_swap_pauses_loads_and_continues(fake_world, mode, pause, flush):
                 assert set(outcome.segment.versions_R.tolist()) == {0, 1}
             info = await fake_world.server_info(engine)
             assert calls_of(info)[-3:] == [["pause", pause], ["load", "1", flush], ["resume"]]
-            keys = [call[1] for call in info["calls"] if call[0] == "generate"]
+            # Attempts are ended first where nothing is kept of the old weights: each lies within one version.
+            assert (["abort", "all"] in info["calls"]) == (mode == "recompute")
             await engine.generate(fake_world.ask(50))
             after = [call for call in (await fake_world.server_info(engine))["calls"] if call[0] == "generate"][-1]
             assert after[1] not in keys, "a prefix of the old weights could be found again"
             assert 0 < engine.counters()["paused_s"] < 5
+
+    fake_world.run(body())
+
+
+@pytest.mark.parametrize("mode", ["recompute", "keep_kv"])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_late_output_of_the_front_is_stamped_with_the_version_after_it(fake_world, mode, seed):
+    """Outputs that wait in a halted front are passed on after the update's answer, under the new version's name."""
+
+    async def body():
+        fake_world.monkeypatch.setenv("FAKE_TICK_S", SLOW)
+        fake_world.monkeypatch.setenv("FAKE_FRONT_LAG_S", "0.3")
+        fake_world.monkeypatch.setenv("FAKE_FRONT_SEED", str(seed))
+        async with fake_world.engine(interruption=mode, max_restarts=9) as engine:
+            cut = asyncio.ensure_future(engine.generate(fake_world.ask(99, 100)))
+            tasks = await begin(fake_world, engine, length=100)
+            moves = asyncio.ensure_future(swap_and_kill(fake_world, engine, mode, cut))
+            while not moves.done():
+                for segment in engine.progress().values():
+                    fake_world.check(segment)
+                await asyncio.sleep(0.002)
+            await moves
+            for outcome in await asyncio.gather(*tasks):
+                fake_world.check(outcome.segment)
+                assert (outcome.end_reason, len(outcome.segment)) == ("length", 100)
+
+    fake_world.run(body())
+
+
+async def swap_and_kill(fake_world, engine, mode, cut):
+    """Three versions, an answer cut off behind the second, the server killed behind the third."""
+    for version in (1, 2, 3):
+        await engine.load_version(fake_world.publish(version), mode)
+        if version == 2:
+            cut.cancel()
+            await asyncio.wait([cut])
+    live = await engine._keeper.ready()
+    os.kill(live.process.pid, signal.SIGKILL)
+    await fake_world.until(lambda: engine._keeper.live is not live)
+    await engine._keeper.ready()
+
+
+def test_tokens_of_a_kept_cache_are_dropped_and_counted_when_their_server_dies(fake_world):
+    async def body():
+        fake_world.monkeypatch.setenv("FAKE_TICK_S", SLOW)
+        async with fake_world.engine(interruption="keep_kv", max_restarts=9) as engine:
+            (task,) = await begin(fake_world, engine, count=1, length=100)
+            await engine.load_version(fake_world.publish(1), "keep_kv")
+            shown, sampled = len(engine.progress()[0]), engine.counters()["tokens"]
+            await fake_world.until(lambda: engine.counters()["tokens"] > sampled + 5)
+            assert len(engine.progress()[0]) == shown, "what follows a swap is not certain before the end"
+            os.kill((await engine._keeper.ready()).process.pid, signal.SIGKILL)
+            outcome = await task
+            fake_world.check(outcome.segment)
+            assert len(outcome.segment) == 100
+            assert engine.counters()["dropped_tokens"] >= 6
+            assert engine.counters()["tokens"] == 100 + engine.counters()["dropped_tokens"]
 
     fake_world.run(body())
 
@@ -144,7 +204,7 @@ def test_answers_go_on_after_their_server_died_or_froze(fake_world, number):
             info = await fake_world.server_info(engine)
             assert info["weight_version"] == "4", "the successor did not start with the version in use"
             assert engine.counters()["server_restarts"] == len(fake_world.reports) >= 1
-            reason = "ended with signal SIGKILL" if number == signal.SIGKILL else r"answered nothing for \d+ s"
+            reason = "ended with signal SIGKILL" if number == signal.SIGKILL else r"did not answer for \d+ s"
             words = rf"SGLang server: .*{reason}; starting another with version 4 \(restart 1 of 9 allowed\)"
             assert re.fullmatch(words, fake_world.reports[0])
 
@@ -189,6 +249,37 @@ def test_a_server_that_dies_while_it_loads_is_replaced_and_loads_again(fake_worl
             for outcome in await asyncio.gather(*tasks):
                 fake_world.check(outcome.segment)
                 assert len(outcome.segment) == 60
+
+    fake_world.run(body())
+
+
+def test_a_server_that_hangs_while_it_loads_is_replaced_and_its_successor_loads(fake_world):
+    """Its front answers every probe."""
+
+    async def body():
+        fake_world.monkeypatch.setenv("FAKE_TICK_S", SLOW)
+        fake_world.monkeypatch.setenv("FAKE_HANG_LOADING", "1")
+        async with fake_world.engine(load_timeout_s=3.0) as engine:
+            tasks = await begin(fake_world, engine, length=100)
+            await engine.load_version(fake_world.publish(1), "recompute")
+            assert engine.version == 1
+            for outcome in await asyncio.gather(*tasks):
+                fake_world.check(outcome.segment)
+                assert (len(outcome.segment), outcome.segment.last_version) == (100, 1)
+            assert engine.counters()["server_restarts"] == len(fake_world.reports) == 1
+            words = r"SGLang server: it hangs in the swap to version 1 \(.*\); starting another with version 0 "
+            assert re.match(words + r"\(restart 1 of 3 allowed\)", fake_world.reports[0])
+
+    fake_world.run(body())
+
+
+def test_servers_that_all_hang_while_they_load_spend_the_budget_of_restarts(fake_world):
+    async def body():
+        fake_world.monkeypatch.setenv("FAKE_HANG_LOADING", "1")
+        fake_world.monkeypatch.setenv("FAKE_HANG_AGAIN", "1")
+        async with fake_world.engine(load_timeout_s=3.0, max_restarts=1) as engine:
+            with pytest.raises(EngineError, match=r"died more than 1 times .* it hangs in the swap to version 1"):
+                await engine.load_version(fake_world.publish(1), "recompute")
 
     fake_world.run(body())
 

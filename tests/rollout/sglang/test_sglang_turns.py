@@ -125,9 +125,9 @@ def test_a_server_that_dies_in_the_trainers_turn_has_no_successor_before_the_nex
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("FAKE_KEEP_MEMORY", "it did not give its memory back"),
-        ("FAKE_STAY_BUSY", "it did not give its memory back"),
-        ("FAKE_KEEP_SLEEPING", "it did not take its memory again"),
+        ("FAKE_KEEP_MEMORY", "it did not release its memory"),
+        ("FAKE_STAY_BUSY", "it did not release its memory"),
+        ("FAKE_KEEP_SLEEPING", "it did not allocate its memory again"),
     ],
 )
 def test_a_server_that_will_not_hand_over_is_ended_and_the_next_version_has_another(fake_world, fault, said):

@@ -1,0 +1,47 @@
+"""Numbers on a command line, each with its limits.
+
+Owns: the types that argparse calls. Refuses: which argument there is (each command's own module).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+from areal_like import limits
+
+
+def seconds(text: str) -> float:
+    """A duration above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 < value <= limits.SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, at most {limits.SECONDS:,.0f}")
+    return value
+
+
+def whole(text: str) -> int:
+    """A whole number, 0 or more, that fits every counter of a run."""
+    if not text.isascii() or not text.isdecimal() or len(text) > 15:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def processes(text: str) -> int:
+    """How many processes to start."""
+    number = whole(text)
+    if not 0 < number <= 1024:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1024")
+    return number
+
+
+def whole_or_all(text: str) -> int | None:
+    """A whole number, or None for `all`."""
+    if text == "all":
+        return None
+    try:
+        return whole(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor `all`") from error

@@ -1,0 +1,275 @@
+"""Processes that end with the one that started them, however that ends: `guarded` and `tied` commands.
+
+Owns: that nothing a command starts outlives it, not even after `kill -9`. Refuses: everything else. A script as well:
+
+    python -I -S guard.py tied PID COMMAND...        become the command, which the kernel ends with its parent PID
+    python -I -S guard.py guarded PID COMMAND...     run the command; end it with all below it when process PID ends
+    python -I -S guard.py guarded stdin COMMAND...   the same when the standard input ends (the command has none)
+
+As a script it uses the standard library only, so that it starts at once and imports nothing of a user's.
+
+Why a process between, where the command runs somebody else's code. Such code starts processes of its own, which do not
+ask the kernel to die with their parent, or ask only after many seconds of imports. The guard is the family's subreaper,
+so whoever loses its parent becomes the guard's child and is found. The kernel's signal on a parent's death alone would
+be lost on them; it also comes when merely the *thread* that started a process ends, and is forgotten at the start of a
+program with other privileges.
+
+Programs that are killed leave files in /dev/shm. `guarded(..., shared_memory=PREFIXES)` records those that processes of
+the family map, in the working folder and while they live, and removes them with the family (`remove_recorded`); should
+the guard be killed too, the process that removes the folder removes them. A file counts as the family's when one of its
+processes maps it, it is younger than the guard, and its name starts with one of the prefixes.
+
+A guard ends as its command did: with the same status, or by the same signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+SWEEP_S = 8.0
+"""Killed processes are gone by then, unless the kernel holds them."""
+POLL_S = 0.5
+"""How often the parent is looked for where the kernel does not report its end (not Linux)."""
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Meant for the starter, whose end is ours."""
+STDIN = "stdin"
+SHARED_MEMORY = "--shared-memory="
+RECORD = "shared-memory"
+"""File in the working folder: a line of name, device and inode for each file in /dev/shm that is to be removed."""
+RECORD_S = 2.0
+"""Interval between checks of what the family maps."""
+SHM = "/dev/shm"
+
+
+def guarded(command: Sequence[str], *, until: str = "", shared_memory: Sequence[str] = ()) -> list[str]:
+    """The command that runs `command` and ends it, with all it started, when this process ends.
+
+    `shared_memory`: prefixes of files in /dev/shm that are removed with the family that maps them.
+
+    `until`: STDIN to end it when its standard input ends. SIGTERM and SIGINT do not reach it; SIGKILL to the guard ends
+    the command, but not what that started in sessions of its own.
+    """
+    option = [SHARED_MEMORY + ",".join(shared_memory)] if shared_memory else []
+    return [sys.executable, "-I", "-S", __file__, "guarded", until or str(os.getpid()), *option, *command]
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command that becomes `command` and ends when this process does, or the thread that starts it. Linux only.
+
+    For our own commands, which end what they start themselves; signals and the process id are the command's own.
+    """
+    return [sys.executable, "-I", "-S", __file__, "tied", str(os.getpid()), *command]
+
+
+def main(mode: str, until: str, *command: str) -> None:
+    """See the module."""
+    if mode == "tied":
+        _become(list(command), int(until))
+    prefixes: tuple[str, ...] = ()
+    if command and command[0].startswith(SHARED_MEMORY):
+        prefixes, command = tuple(command[0].removeprefix(SHARED_MEMORY).split(",")), command[1:]
+    _guard(until, list(command), prefixes)
+
+
+def _guard(until: str, command: list[str], prefixes: tuple[str, ...]) -> None:
+    """Start `command`, wait for its end or the starter's, kill what is left."""
+    starter = os.getppid()
+    if until not in (STDIN, str(starter)):
+        os._exit(1)  # the starter is gone already
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    wakeup, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    end_fd = _end_of(starter) if until != STDIN else 0
+    record = _Record(Path.cwd(), prefixes) if prefixes else None
+    child = os.fork()
+    if child == 0:
+        if until == STDIN:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        _become(command, os.getppid())
+    status = _wait(child, wakeup, end_fd, starter, record)
+    if record is not None:
+        record.update()
+    _sweep()
+    if record is not None:
+        remove_recorded(Path.cwd())
+    _end_like(status)
+
+
+def _end_of(pid: int) -> int:
+    """A descriptor that becomes readable when this process ends; -1 where there is no such thing."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _become(command: list[str], parent: int) -> None:
+    """Become the command, and die with the parent."""
+    try:
+        for number in (*IGNORED, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"{command[0]} cannot be started: {error.strerror}\n".encode())
+    finally:
+        os._exit(127)
+
+
+class _Record:
+    """The family's files in /dev/shm, on disk as soon as they are known."""
+
+    def __init__(self, folder: Path, prefixes: tuple[str, ...]) -> None:
+        self._path, self._prefixes, self._started_s = folder / RECORD, prefixes, time.time()
+        self._lines: dict[str, str] = {}
+
+    def update(self) -> None:
+        """Add what the family maps by now."""
+        mapped = {file for pid in _descendants() for file in _mapped(pid)}
+        known = len(self._lines)
+        for name, found in _candidates(self._prefixes):
+            is_ours = found.st_uid == os.getuid() and found.st_ctime >= self._started_s - 1.0
+            if is_ours and (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino) in mapped:
+                self._lines[name] = f"{name} {found.st_dev} {found.st_ino}\n"
+        if len(self._lines) > known:
+            with contextlib.suppress(OSError):  # the folder is gone with the worker
+                new = self._path.with_suffix(".new")
+                new.write_text("".join(self._lines.values()))
+                new.replace(self._path)
+
+
+def _mapped(pid: int) -> set[tuple[int, int, int]]:
+    """Device and inode of each file in /dev/shm that a process maps. Not by name: a semaphore is mapped under the
+    temporary name that it was made with.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return set()
+    fields = [line.split(maxsplit=5) for line in lines if f" {SHM}/" in line]
+    devices = [(one[3].partition(":"), int(one[4])) for one in fields if len(one) == 6]
+    return {(int(major, 16), int(minor, 16), inode) for (major, _, minor), inode in devices}
+
+
+def _candidates(prefixes: tuple[str, ...]) -> list[tuple[str, os.stat_result]]:
+    """Files in /dev/shm whose name starts with one of the prefixes."""
+    found = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(SHM):
+            if name.startswith(prefixes) and " " not in name:
+                with contextlib.suppress(OSError):
+                    found.append((name, os.stat(os.path.join(SHM, name), follow_symlinks=False)))
+    return found
+
+
+def remove_recorded(folder: Path) -> None:
+    """Remove the files recorded in `folder`: each only if it is still the same file. Safe to call twice."""
+    try:
+        lines = (folder / RECORD).read_text().splitlines()
+    except (OSError, ValueError):
+        return
+    for line in lines:
+        name, _, identity = line.partition(" ")
+        path = os.path.join(SHM, name)
+        with contextlib.suppress(OSError):
+            found = os.stat(path, follow_symlinks=False)
+            is_same = f"{found.st_dev} {found.st_ino}" == identity and found.st_uid == os.getuid()
+            if is_same and "/" not in name:
+                os.unlink(path)
+    with contextlib.suppress(OSError):
+        (folder / RECORD).unlink()
+
+
+def _wait(child: int, wakeup: int, end_fd: int, starter: int, record: _Record | None) -> int | None:
+    """The wait status of the child, or None when the starter ended first. Its waker: either end, or a time-out."""
+    fds = [wakeup] if end_fd < 0 else [wakeup, end_fd]
+    timeout_s = POLL_S if end_fd < 0 else RECORD_S if record is not None else None
+    while True:
+        readable, _, _ = select.select(fds, [], [], timeout_s)
+        if not readable and record is not None:
+            record.update()
+        if wakeup in readable:
+            os.read(wakeup, 4096)
+        for pid, status in iter(_reap, None):
+            if pid == child:
+                return status
+        if end_fd < 0 and os.getppid() != starter:
+            return None
+        if end_fd in readable and (end_fd != 0 or not os.read(0, 4096)):
+            return None
+
+
+def _reap() -> tuple[int, int] | None:
+    try:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (pid, status) if pid else None
+
+
+def _sweep() -> None:
+    """Kill all descendants, again and again until none is left: those killed late may have started others."""
+    deadline_s = time.monotonic() + SWEEP_S
+    while time.monotonic() < deadline_s:
+        for pid in _descendants():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):  # gone, or another user's by now (sudo): the rest is ours
+                continue
+        while _reap() is not None:
+            continue
+        if not _descendants():
+            return
+        time.sleep(0.01)
+
+
+def _descendants() -> list[int]:
+    """Processes below this one, from /proc; none where there is no such thing."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (folder / "stat").read_text(errors="replace")
+        except OSError:
+            continue
+        parent = int(text.rpartition(")")[2].split()[1])  # the name in brackets may hold anything
+        children.setdefault(parent, []).append(int(folder.name))
+    found: list[int] = []
+    level = children.get(os.getpid(), [])
+    while level:
+        found += level
+        level = [pid for parent in level for pid in children.get(parent, [])]
+    return found
+
+
+def _end_like(status: int | None) -> None:
+    if status is not None and os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(0 if status is None else os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,55 @@
+"""`python -m areal_like.reaper`: outlives a run's controller for a moment and removes the weights it left.
+
+Owns: nothing but the wait. Refuses: deciding what is dead (store_owner.py).
+
+A controller that is killed (kill -9, out of memory) can remove nothing, and so can none of its processes, which end
+with it; weights would fill shared memory until the next run. This process waits for the end of its standard input,
+which the controller holds open, then removes what dead owners have left, and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+WAITS_S = (0.0, 0.3, 1.0)
+"""Before each look: the run's other processes end in the moments after the controller."""
+CLOSE_S = 5.0
+
+
+def start() -> Callable[[], None]:
+    """Start one for this process; returns what ends it. Raises OSError."""
+    installation = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join([installation, *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "areal_like.reaper"],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+
+    def end() -> None:
+        process.kill()  # the controller has removed everything itself
+        process.wait(CLOSE_S)
+        if process.stdin is not None:
+            process.stdin.close()
+
+    return end
+
+
+def main() -> None:
+    """Wait, then sweep."""
+    while os.read(0, 1 << 10):
+        pass
+    from areal_like.store_owner import sweep_dead  # not before: while it waits it is a bare interpreter
+
+    for wait_s in WAITS_S:
+        time.sleep(wait_s)
+        sweep_dead()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""ZeroMQ sockets: the hub, its peers, keys, and addresses."""

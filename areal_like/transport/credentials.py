@@ -1,0 +1,132 @@
+"""What a process must hold to join a run: CURVE keys, which let it connect, and a token, which lets it use its name.
+
+Owns: making these for a run, for one process of it and for a reward service that belongs to no run; tokens and their
+check. Refuses: the transport's use of keys (curve.py), registration (hub.py).
+
+There are two audiences, each with a join secret of its own: the controller's hub, whose secret never leaves the
+controller, and all other hubs of a run (reward services, weight streams), whose secret the processes of the run hold,
+because each of them may have to check another. A token is a keyed hash (HMAC-SHA256) of role and name, so it cannot be
+used for another name, and no hub has to be told about a process that is started later.
+
+A process gets a folder of its own (0700, files 0600) with what it needs and no more. Tokens travel only inside
+encrypted messages; they never stand in argv, environments, specs or names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from areal_like.errors import UserError
+from areal_like.transport.curve import make_key_pairs, read_private, write_private
+
+Audience = Literal["controller", "services"]
+AUDIENCES: tuple[Audience, ...] = ("controller", "services")
+SECRET_BYTES = 32
+_CURVE_FILES = ("server.public", "server.secret", "client.public", "client.secret")
+_HEX = re.compile(rb"[0-9a-f]{64}")
+
+
+class JoinSecret:
+    """Makes and checks the tokens of one audience."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def token(self, role: str, name: str) -> str:
+        """The token of the process `name` in `role`."""
+        return hmac.new(self._secret, f"{role}\0{name}".encode(), hashlib.sha256).hexdigest()
+
+    def is_valid(self, token: str, role: str, name: str) -> bool:
+        """Compare in constant time."""
+        return hmac.compare_digest(token.encode(), self.token(role, name).encode())
+
+
+def make_run_credentials(folder: Path) -> None:
+    """Make keys and both join secrets of a run in `folder`; those of an earlier start of the run are removed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    make_key_pairs(folder)
+    for audience in AUDIENCES:
+        _make_secret(folder, audience)
+
+
+def issue_credentials(run_keys: Path, role: str, name: str) -> Path:
+    """The folder with the credentials of one process of the run, made anew below the run's own."""
+    folder = process_folder(run_keys, name)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    for file in (*_CURVE_FILES, _secret_file("services")):
+        write_private(folder / file, (run_keys / file).read_bytes().strip())
+    token = load_join_secret(run_keys, "controller").token(role, name)
+    write_private(folder / _token_file("controller"), token.encode())
+    return folder
+
+
+def process_folder(run_keys: Path, name: str) -> Path:
+    """Where `issue_credentials` puts those of the process `name`."""
+    return run_keys / name
+
+
+def make_service_credentials(folder: Path) -> None:
+    """Make the credentials of a reward service that belongs to no run; a folder that has some is left as it is.
+
+    Made in a temporary folder and renamed: of two services that start together both use the same ones.
+    """
+    if (folder / "server.secret").exists():
+        return
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        make_key_pairs(made)
+        _make_secret(made, "services")
+        os.rename(made, folder)
+    except OSError as error:
+        if not (folder / "server.secret").exists():
+            what = f"cannot make keys here: {error.strerror}"
+            raise UserError(what, where=str(folder), remedy="name an empty or a new folder") from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def service_keys_folder() -> Path:
+    """Where reward services and their clients of this user look for credentials unless told otherwise."""
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "areal_like" / "reward-keys"
+
+
+def load_join_secret(folder: Path, audience: Audience) -> JoinSecret:
+    """What a hub needs to check tokens. Raises UserError when the file is missing, damaged or readable by others."""
+    return JoinSecret(_read_hex(folder / _secret_file(audience)))
+
+
+def token_for(folder: Path, audience: Audience, role: str, name: str) -> str:
+    """The token that the process `name` shows to a hub of `audience`. Raises UserError when the folder has none."""
+    if (folder / _secret_file(audience)).exists():
+        return load_join_secret(folder, audience).token(role, name)
+    return _read_hex(folder / _token_file(audience)).decode()
+
+
+def _make_secret(folder: Path, audience: Audience) -> None:
+    write_private(folder / _secret_file(audience), secrets.token_hex(SECRET_BYTES).encode())
+
+
+def _read_hex(path: Path) -> bytes:
+    found = read_private(path)
+    if not _HEX.fullmatch(found):
+        raise UserError("not a join secret or token", where=str(path), remedy="start the run again, or make new keys")
+    return found
+
+
+def _secret_file(audience: Audience) -> str:
+    return f"{audience}.join"
+
+
+def _token_file(audience: Audience) -> str:
+    return f"{audience}.token"

@@ -1,0 +1,150 @@
+"""CURVE keys of one run and the door that lets only their holder connect.
+
+Owns: making, storing and loading the two key pairs; the ZAP handler of a hub. Refuses: names and roles (a token proves
+those: credentials.py).
+
+A run has one server pair (its hubs) and one client pair (everybody else). Files are readable by their owner alone and
+are not used when they are not.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.utils.z85
+
+from areal_like.errors import UserError
+from areal_like.transport.sockets import ReadySocket
+
+_ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+_ZAP_DOMAIN = b"areal_like"
+_PAIRS = ("server", "client")
+MAX_KEY_FILE_BYTES = 4096
+
+
+class CurveKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """One side's own pair and the other side's public key, each 40 characters of Z85."""
+
+    public: bytes
+    secret: bytes
+    other_public: bytes
+
+    def __repr__(self) -> str:
+        return f"CurveKeys(public={self.public!r}, secret=..., other_public={self.other_public!r})"
+
+
+def make_key_pairs(folder: Path) -> None:
+    """Make both pairs in `folder` (0700, files 0600); pairs that are there are replaced."""
+    if not zmq.has("curve"):
+        raise UserError("this pyzmq has no CURVE", remedy="install the pyzmq wheel from PyPI, it brings libsodium")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    for pair in _PAIRS:
+        public, secret = zmq.curve_keypair()
+        write_private(folder / f"{pair}.public", public)
+        write_private(folder / f"{pair}.secret", secret)
+
+
+def load_server(folder: Path) -> CurveKeys:
+    """What a hub needs. Raises UserError when files are missing, damaged or readable by others."""
+    return _load(folder, own="server", other="client")
+
+
+def load_client(folder: Path) -> CurveKeys:
+    """What a peer needs. Raises UserError when files are missing, damaged or readable by others."""
+    return _load(folder, own="client", other="server")
+
+
+def arm_client(socket: zmq.Socket[bytes], keys: CurveKeys) -> None:
+    """Make `socket` speak CURVE to the holder of the server key only. Before connect."""
+    socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = keys.public, keys.secret, keys.other_public
+
+
+class Authenticator:
+    """ZAP handler (ZeroMQ RFC 27) of one context: admits CURVE clients that hold the run's client key.
+
+    It runs on the hub's loop, so a hub that does not run admits nobody. `on_refused(address)` is called for the others.
+    """
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], keys: CurveKeys, on_refused: Callable[[str], None]
+    ) -> None:
+        self._keys = keys
+        self._client_key = zmq.utils.z85.decode(keys.other_public)
+        self._on_refused = on_refused
+        self._socket = ReadySocket(context, zmq.REP, self._answer_waiting)
+        self._socket.raw.bind(_ZAP_ENDPOINT)
+
+    def guard(self, socket: zmq.Socket[bytes]) -> None:
+        """Make `socket` a CURVE server behind this door. Before bind."""
+        socket.curve_server = True
+        socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret
+        socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
+        self._socket.attach()
+
+    def close(self) -> None:
+        """Take the door off."""
+        self._socket.close()
+
+    def _answer_waiting(self, events: int) -> None:
+        while (frames := self._socket.receive()) is not None:
+            request = [bytes(frame) for frame in frames]
+            version, request_id, domain, address = (*request, b"", b"", b"", b"")[:4]
+            mechanism, credentials = request[5:6], request[6:]
+            is_ours = (
+                domain == _ZAP_DOMAIN and mechanism == [b"CURVE"] and credentials == [self._client_key]
+            )  # an exact match; the handshake itself has proved possession of the secret key
+            status = (b"200", b"OK", b"run") if is_ours else (b"400", b"not a key of this run", b"")
+            if not is_ours:
+                self._on_refused(address.decode("ascii", "replace"))
+            self._socket.send([version or b"1.0", request_id, *status, b""])
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that its owner alone may read (0600), whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content + b"\n")
+    os.replace(temporary, path)
+
+
+def read_private(path: Path) -> bytes:
+    """What `write_private` wrote. Raises UserError when it cannot be read, or others may read it too."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(MAX_KEY_FILE_BYTES).strip()
+    except OSError as error:
+        what, remedy = f"cannot read a key: {error.strerror}", "start the run again, or make or copy the service's keys"
+        raise UserError(what, where=str(path), remedy=remedy) from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise UserError("a key that others may read", where=str(path), remedy="make new keys, or chmod 600")
+    return content
+
+
+def _load(folder: Path, *, own: str, other: str) -> CurveKeys:
+    keys: dict[str, Any] = {
+        "public": _read_key(folder / f"{own}.public"),
+        "secret": _read_key(folder / f"{own}.secret"),
+        "other_public": _read_key(folder / f"{other}.public"),
+    }
+    return CurveKeys(**keys)
+
+
+def _read_key(path: Path) -> bytes:
+    key = read_private(path)
+    try:
+        is_key = len(zmq.utils.z85.decode(key)) == 32
+    except (KeyError, ValueError, ArithmeticError, TypeError):
+        is_key = False
+    if not is_key:
+        raise UserError("not a CURVE key", where=str(path))
+    return key

@@ -1,0 +1,151 @@
+"""What the trainer and the rollout workers say to each other when weights travel through sockets.
+
+Owns: the messages, the chunk arithmetic, where a version is found (`Locator`). Refuses: sockets (channel.py), who is
+whose parent (trainer/weights/fan_out.py), files, process groups (process_group.py).
+
+    rollout -> trainer   WayRequest, ParentRequest      trainer -> rollout   Way, NoWay, Parent
+    rollout -> trainer or rollout worker (its parent)   ChunkRequest
+    trainer or rollout worker -> rollout                Chunk, NoChunk
+
+Everything is pulled: a receiver asks for as many chunks as it has room for, so nobody is buried, and what was lost with
+a connection is asked for again, from the same parent or from another one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from areal_like.errors import WeightError
+from areal_like.weights.process_group import GroupCall, JoinRequest, NoGroup
+from areal_like.wire.messages import Message
+
+WINDOW_CHUNKS = 8
+"""Chunks a receiver has asked for and not got yet; times the chunk's size it bounds what is under way to it."""
+
+
+class Locator(NamedTuple):
+    """Where a version is found: the trainer's address, version and lineage. `by_group`: the trainer also brings it to
+    all workers at once by a process group, if they come in time.
+    """
+
+    address: str
+    version: int
+    lineage: str
+    by_group: bool = False
+
+    def __str__(self) -> str:
+        return f"{'group+' * self.by_group}{self.address}/v{self.version:08d}-{self.lineage}"
+
+    @classmethod
+    def parse(cls, text: str) -> Locator | None:
+        """None where `text` is no such place (then it is the path of a manifest)."""
+        found = re.fullmatch(r"(group\+)?(tcp://[^/]+)/v(\d{8,})-([\w.-]{1,64})", text)
+        return cls(found[2], int(found[3]), found[4], by_group=bool(found[1])) if found else None
+
+
+class Payload(msgspec.Struct, frozen=True, kw_only=True):
+    """One file that travels in chunks: a full payload or a delta.
+
+    manifest: JSON of its WeightManifest or DeltaManifest. chunk_crcs: uint32 CRC-32 of each chunk; the last chunk may
+    be shorter than `chunk_bytes`.
+    """
+
+    name: str
+    is_delta: bool
+    num_bytes: int
+    chunk_bytes: int
+    chunk_crcs: np.ndarray
+    manifest: bytes
+
+    def __post_init__(self) -> None:
+        if self.num_bytes < 1 or self.chunk_bytes < 1 or not re.fullmatch(r"[\w.-]{1,128}", self.name):
+            raise ValueError(f"parcel {self.name!r} of {self.num_bytes} bytes in chunks of {self.chunk_bytes}")
+        if self.chunk_crcs.dtype != np.uint32 or self.chunk_crcs.shape != (self.num_chunks,):
+            raise ValueError(f"parcel {self.name} of {self.num_chunks} chunks with {self.chunk_crcs.shape} checksums")
+
+    @property
+    def num_chunks(self) -> int:
+        """num_bytes / chunk_bytes, rounded up"""
+        return -(-self.num_bytes // self.chunk_bytes)
+
+    def span(self, index: int) -> slice:
+        """Bytes of a chunk. Raises WeightError for one that does not exist."""
+        if not 0 <= index < self.num_chunks:
+            raise WeightError(f"parcel {self.name} has no chunk {index}")
+        start = index * self.chunk_bytes
+        return slice(start, min(start + self.chunk_bytes, self.num_bytes))
+
+
+class WayRequest(Message, frozen=True, kw_only=True):
+    """How do I get to this version? `base_version` and `base_digest` say what I have; -1: nothing."""
+
+    version: int
+    lineage: str
+    base_version: int = -1
+    base_digest: str = ""
+
+
+class TransferPlan(Message, frozen=True, kw_only=True):
+    """Fetch these and apply them in this order."""
+
+    version: int
+    lineage: str
+    parcels: tuple[Payload, ...]
+
+
+class TransferUnavailable(Message, frozen=True, kw_only=True):
+    """There is no such version (any more)."""
+
+    version: int
+    lineage: str
+    reason: str
+
+
+class ParentRequest(Message, frozen=True, kw_only=True):
+    """Whom do I fetch this parcel from? `address`: where I serve it to others. `lost`: the parent that failed me."""
+
+    parcel: str
+    address: str
+    lost: str = ""
+
+
+class UpstreamPeer(Message, frozen=True, kw_only=True):
+    """Fetch the parcel from this address; empty: it is no longer available."""
+
+    parcel: str
+    address: str
+
+
+class ChunkRequest(Message, frozen=True, kw_only=True):
+    """One chunk, please; answered as soon as the parent has it itself."""
+
+    parcel: str
+    index: int
+
+
+class Chunk(Message, frozen=True, kw_only=True):
+    """The bytes of one chunk, uint8."""
+
+    parcel: str
+    index: int
+    data: np.ndarray
+
+
+class NoChunk(Message, frozen=True, kw_only=True):
+    """This parent does not have the parcel (any more), or has too many waiting: ask for another parent."""
+
+    parcel: str
+    index: int
+    reason: str
+
+
+TO_TRAINER: frozenset[type] = frozenset({WayRequest, ParentRequest, ChunkRequest, JoinRequest})
+FROM_TRAINER: frozenset[type] = frozenset(
+    {TransferPlan, TransferUnavailable, UpstreamPeer, Chunk, NoChunk, GroupCall, NoGroup}
+)
+TO_RELAY: frozenset[type] = frozenset({ChunkRequest})
+FROM_RELAY: frozenset[type] = frozenset({Chunk, NoChunk})

@@ -1,0 +1,328 @@
+"""Policy versions on their way from the trainer to the engines: one payload file and one manifest each.
+
+Owns: publishing (all or nothing, `atomic-versions`), reading, checksums, retention. Refuses: tensors (bytes, dtype
+names and shapes only; no torch), telling anybody about a new version, whose folder it is (store_owner.py).
+
+A version exists once its manifest does: the payload is written and named first, the manifest comes last by an atomic
+rename. Whatever a kill leaves behind is a file without a manifest, ignored by readers and removed by the next writer.
+A reader maps the payload; a version deleted meanwhile stays readable to whoever has it open.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import mmap
+import os
+import re
+import shutil
+import stat
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple
+
+import msgspec
+
+from areal_like.errors import UserError, WeightError, WeightsDamaged
+from areal_like.store_owner import OWNER_FILE, SHARED_MEMORY, STORE_PREFIX, claim
+
+log = logging.getLogger(__name__)
+
+StoreKind = Literal["shm", "disk"]
+ALIGNMENT = 64
+ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+_SAFETENSORS = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+_SUFFIX = {"shm": ".weights", "disk": ".safetensors"}
+_MANIFEST_SUFFIX = ".manifest.json"
+_TEMPORARY_SUFFIX = ".tmp"
+
+
+class TensorBytes(NamedTuple):
+    """One tensor as raw little-endian bytes, C order; `dtype` as torch names it, without the `torch.`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a tensor lies in the payload. `offset` counts from the start of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+    crc32: int
+
+
+class WeightManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a version consists of. `payload` is a file name beside the manifest, `num_bytes` its whole size."""
+
+    version: int
+    lineage: str
+    kind: StoreKind
+    payload: str
+    num_bytes: int
+    tensors: tuple[TensorEntry, ...]
+
+    def __post_init__(self) -> None:
+        if self.payload != os.path.basename(self.payload) or self.version < 0:
+            raise ValueError(f"payload {self.payload!r} of version {self.version}")
+        for entry in self.tensors:
+            if entry.offset < 0 or entry.offset + entry.num_bytes > self.num_bytes:
+                raise ValueError(f"tensor {entry.name} lies outside the payload")
+            if entry.num_bytes != _expected_bytes(entry.dtype, entry.shape):
+                raise ValueError(f"tensor {entry.name} of {entry.num_bytes} bytes is not {entry.dtype}{entry.shape}")
+
+
+class WeightStore:
+    """The writer's side; one process publishes at a time. Methods block on file I/O: call them from a thread."""
+
+    def __init__(self, root: Path, kind: StoreKind, keep: int) -> None:
+        """`keep` newest versions stay. Touches no version: whoever only looks may make one beside a writer."""
+        if keep < 1:
+            raise ValueError(f"a weight store must keep at least one version, not {keep}")
+        self.root, self.kind, self.keep = root, kind, keep
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the weight store: {error.strerror}", where=str(root)) from error
+        if not (root / OWNER_FILE).exists():
+            claim(root)
+
+    def publish(self, version: int, lineage: str, tensors: Mapping[str, TensorBytes]) -> Path:
+        """Write one version; returns the path of its manifest. Versions >= `version` of other lineages are void.
+
+        What a killed writer left half-done is removed on the way.
+        Raises WeightError when there is no room, ValueError for a tensor whose bytes do not fit its shape.
+        """
+        if version < 0 or not tensors or not re.fullmatch(r"[\w.-]{1,64}", lineage):
+            raise ValueError(f"version {version} of lineage {lineage!r} with {len(tensors)} tensors")
+        stem = _stem(version, lineage)
+        payload, manifest_path = self.root / (stem + _SUFFIX[self.kind]), self.root / (stem + _MANIFEST_SUFFIX)
+        manifest_path.unlink(missing_ok=True)
+        self._remove_leftovers()
+        temporary = payload.with_name(payload.name + _TEMPORARY_SUFFIX)
+        entries, header = lay_out(self.kind, tensors)
+        try:
+            with temporary.open("wb", buffering=0) as file:
+                entries = _write_payload(file, header, entries, tensors)
+                num_bytes = file.truncate()  # an empty tensor at the end leaves the position past what was written
+            os.replace(temporary, payload)
+            manifest = WeightManifest(
+                version=version, lineage=lineage, kind=self.kind,
+                payload=payload.name, num_bytes=num_bytes, tensors=tuple(entries),
+            )  # fmt: skip
+            temporary = manifest_path.with_name(manifest_path.name + _TEMPORARY_SUFFIX)
+            temporary.write_bytes(msgspec.json.encode(manifest))
+            os.replace(temporary, manifest_path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            self._remove_leftovers()
+            need = sum(entry.num_bytes for entry in entries)
+            advice = "; use trainer.weights.kind: disk" if self.kind == "shm" and error.errno == errno.ENOSPC else ""
+            raise WeightError(f"cannot publish {need} bytes in {self.root}: {error.strerror}{advice}") from error
+        self._retire(version, lineage)
+        return manifest_path
+
+    def newest(self) -> Path | None:
+        """Manifest of the highest complete version, or None."""
+        return max(self.root.glob(f"v*{_MANIFEST_SUFFIX}"), key=_version_of, default=None)
+
+    def close(self, *, remove: bool = False) -> None:
+        """With `remove`: delete the whole store (the end of a run)."""
+        if remove:
+            shutil.rmtree(self.root, ignore_errors=True)
+
+    def _retire(self, version: int, lineage: str) -> None:
+        manifests = sorted(self.root.glob(f"v*{_MANIFEST_SUFFIX}"), key=_version_of)
+        void = [path for path in manifests if _version_of(path) >= version and _lineage_of(path) != lineage]
+        kept = [path for path in manifests if path not in void]
+        for path in [*void, *kept[: -self.keep]]:
+            path.unlink(missing_ok=True)  # first the manifest: a payload without one is nothing, the reverse is damage
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        for path in self.root.glob("v*"):
+            stem = path.name.removesuffix(path.suffix)
+            is_payload = path.suffix in _SUFFIX.values()
+            is_orphan = is_payload and not (self.root / (stem + _MANIFEST_SUFFIX)).exists()
+            if is_orphan or path.suffix == _TEMPORARY_SUFFIX:
+                path.unlink(missing_ok=True)
+
+
+def describe(kind: StoreKind, version: int, lineage: str, tensors: Mapping[str, TensorBytes]) -> WeightManifest:
+    """The manifest that publishing these tensors would give, checksums included; writes nothing."""
+    entries, _ = lay_out(kind, tensors)
+    checked = tuple(
+        msgspec.structs.replace(entry, crc32=zlib.crc32(_raw(tensors[entry.name], entry))) for entry in entries
+    )
+    return WeightManifest(
+        version=version, lineage=lineage, kind=kind, payload=_stem(version, lineage) + _SUFFIX[kind],
+        num_bytes=entries[-1].offset + entries[-1].num_bytes, tensors=checked,
+    )  # fmt: skip
+
+
+def manifest_name(version: int, lineage: str) -> str:
+    """File name of a full version's manifest."""
+    return _stem(version, lineage) + _MANIFEST_SUFFIX
+
+
+def open_payload(manifest_path: Path) -> tuple[WeightManifest, Mapping[str, memoryview]]:
+    """The manifest and each tensor's bytes, mapped read-only. Raises WeightError. Does not compute checksums."""
+    try:
+        manifest = msgspec.json.decode(manifest_path.read_bytes(), type=WeightManifest)
+    except OSError as error:
+        raise WeightsDamaged(f"no manifest {manifest_path}: {error.strerror}") from error
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise WeightsDamaged(f"damaged manifest {manifest_path}: {error}") from error
+    return manifest, tensors_in(manifest, map_payload(manifest_path.parent / manifest.payload, manifest.num_bytes))
+
+
+def map_payload(payload: Path, num_bytes: int) -> memoryview:
+    """The file's bytes, mapped read-only. Raises WeightError when it is not there or has another size."""
+    try:
+        with payload.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != num_bytes:
+                raise WeightsDamaged(f"payload {payload} has {size} bytes where {num_bytes} were written")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        raise WeightsDamaged(f"cannot read payload {payload}: {error}") from error
+
+
+def tensors_in(manifest: WeightManifest, payload: memoryview) -> Mapping[str, memoryview]:
+    """Each tensor's bytes within a whole payload."""
+    return {e.name: payload[e.offset : e.offset + e.num_bytes] for e in manifest.tensors}
+
+
+def verify(manifest: WeightManifest, payload: Mapping[str, memoryview]) -> None:
+    """Compare every tensor with its checksum. Raises WeightError naming the first that differs."""
+    for entry in manifest.tensors:
+        if zlib.crc32(payload[entry.name]) != entry.crc32:
+            raise WeightsDamaged(
+                f"tensor {entry.name} of version {manifest.version} ({manifest.payload}) is corrupt: checksum differs"
+            )
+
+
+def default_root(run_id: str, kind: StoreKind, run_dir: Path, need_bytes: int = 256 << 20) -> Path:
+    """Folder of a run's weight store, claimed for the calling process (the controller), which outlives the trainer.
+
+    `shm`: /dev/shm/areal_like-<run_id>-<uid> if there is shared memory with room for `need_bytes` (all kept versions
+    together); otherwise, and for `disk`, <run_dir>/weights. A fallback is logged.
+    """
+    root = run_dir / "weights"
+    if kind == "shm":
+        shared = SHARED_MEMORY / f"{STORE_PREFIX}{run_id}-{os.getuid()}"
+        obstacle = _obstacle(shared, need_bytes)
+        if obstacle:
+            log.warning("weights are transferred through %s, not shared memory: %s", root, obstacle)
+        else:
+            root = shared
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    claim(root)
+    return root
+
+
+def _obstacle(shared: Path, need_bytes: int) -> str:
+    if not SHARED_MEMORY.is_dir():
+        return f"there is no {SHARED_MEMORY}"
+    free_bytes = shutil.disk_usage(SHARED_MEMORY).free
+    if free_bytes < need_bytes:
+        return f"{SHARED_MEMORY} has {free_bytes >> 20} MiB left, {need_bytes >> 20} MiB are needed"
+    try:
+        shared.mkdir(mode=0o700, exist_ok=True)
+        status = shared.lstat()
+        if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
+            return f"{shared} does not belong to this user"
+        shared.chmod(0o700)  # it may be an old one
+    except OSError as error:
+        return f"{shared}: {error.strerror}"
+    return ""
+
+
+def _expected_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    if dtype not in ITEM_BYTES or any(size < 0 for size in shape):
+        raise ValueError(f"unknown dtype {dtype} or negative size in {shape}")
+    count = ITEM_BYTES[dtype]
+    for size in shape:
+        count *= size
+    return count
+
+
+def lay_out(kind: StoreKind, tensors: Mapping[str, TensorBytes]) -> tuple[list[TensorEntry], bytes]:
+    """Entries with offsets (checksums still 0), and what stands before the first tensor. `disk`: a safetensors file.
+
+    safetensors allows no gaps, so wide dtypes come first: every tensor is then aligned to its own item size.
+    """
+    names = sorted(tensors, key=lambda name: (-ITEM_BYTES.get(tensors[name].dtype, 0), name))
+    entries, offset = [], 0
+    for name in names:
+        dtype, shape, data = tensors[name]
+        if data.nbytes != _expected_bytes(dtype, shape) or not data.c_contiguous:
+            raise ValueError(f"tensor {name}: {data.nbytes} bytes are not a contiguous {dtype}{tuple(shape)}")
+        if kind == "shm":
+            offset += -offset % ALIGNMENT
+        entry = TensorEntry(name=name, dtype=dtype, shape=tuple(shape), offset=offset, num_bytes=data.nbytes, crc32=0)
+        entries.append(entry)
+        offset += data.nbytes
+    header = _safetensors_header(entries) if kind == "disk" else b""
+    return [msgspec.structs.replace(entry, offset=entry.offset + len(header)) for entry in entries], header
+
+
+def _safetensors_header(entries: list[TensorEntry]) -> bytes:
+    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    for entry in entries:
+        table[entry.name] = {
+            "dtype": _SAFETENSORS[entry.dtype],
+            "shape": entry.shape,
+            "data_offsets": [entry.offset, entry.offset + entry.num_bytes],
+        }
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_payload(
+    file: BinaryIO, header: bytes, entries: list[TensorEntry], tensors: Mapping[str, TensorBytes]
+) -> list[TensorEntry]:
+    """Write header and tensors; the entries with their checksums."""
+    _write_all(file, memoryview(header))
+    written = []
+    for entry in entries:
+        data = _raw(tensors[entry.name], entry)
+        file.seek(entry.offset)
+        _write_all(file, data)
+        written.append(msgspec.structs.replace(entry, crc32=zlib.crc32(data)))
+    return written
+
+
+def _raw(tensor: TensorBytes, entry: TensorEntry) -> memoryview:
+    return tensor.data.cast("B") if entry.num_bytes else memoryview(b"")
+
+
+def _write_all(file: BinaryIO, data: memoryview) -> None:
+    while len(data):
+        data = data[file.write(data) :]
+
+
+def _stem(version: int, lineage: str) -> str:
+    return f"v{version:08d}-{lineage}"
+
+
+def _version_of(path: Path) -> int:
+    return int(path.name[1:].partition("-")[0])
+
+
+def _lineage_of(path: Path) -> str:
+    return path.name.removesuffix(_MANIFEST_SUFFIX).partition("-")[2]

@@ -1,0 +1,1 @@
+"""Messages between processes and their encoding."""

@@ -1,0 +1,1 @@
+"""Command line: arguments, the commands that start something, and the two generated pages."""

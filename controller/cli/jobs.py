@@ -1,0 +1,199 @@
+"""The commands that run something: train, resume, sft, evaluate.
+
+Owns: the folder of each, what a resumed run must find unchanged. Refuses: the life of a run (session.py), the command
+line (main.py).
+
+state.json of a run says which command made the folder, where it was started (relative paths of its config, and the
+user's own modules, are looked for there by `resume` as well) and what its data looked like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+from collections.abc import Coroutine
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from rich.console import Console
+
+from areal_like import __version__
+from areal_like.config import dump_yaml
+from areal_like.errors import UserError
+from areal_like.process import private_files
+from controller.config.earlier_versions import upgrade
+from controller.config.loading import build
+from controller.config.run_config import RunConfig
+from controller.data.job_rows import JobRows, Tables
+from controller.launch.local import LocalLauncher
+from controller.ledger.ledger import lock_folder
+from controller.run_folder.registry import enlist
+from controller.run_folder.run_folder import RunFolder, Status
+from controller.runtime.model_preparation import prepare, prepare_process
+from controller.runtime.outcome import as_operation
+from controller.runtime.session import RunSession
+from controller.runtime.signals import Signals
+from controller.telemetry.display import Display
+from controller.telemetry.status import StatusFile
+
+Command = Literal["train", "sft", "eval"]
+INTERRUPTED = 130
+SFT_GRACE_S = 2.0
+
+
+@private_files()
+def train(config: RunConfig, *, source: str = "", tables: Tables | None = None) -> int:
+    """Run a job in a folder of its own; returns the exit status. Raises UserError, OperationError.
+
+    tables: its rows, where they were read already.
+    """
+    rows = JobRows.load(config, tables=tables)
+    folder = _new_folder(config, config.name, "train", rows, source=source)
+    return _run(RunSession(config, folder, rows).run())
+
+
+@private_files()
+def resume(run: Path, *, accept_loss: bool = False) -> int:
+    """Continue an interrupted or crashed run from its last checkpoint and ledger; returns the exit status.
+
+    accept_loss: also where files of the run are missing or older than others, from the newest state they share.
+    """
+    folder = RunFolder.find(run)
+    folder.refuse_if_running()
+    state = folder.read_state()
+    if (command := state.get("command", "train")) != "train":
+        raise UserError(f"this is the folder of `areal-like {command}`", where=str(folder.root), remedy="run it again")
+    if state.get("status") == "finished":
+        raise UserError(
+            "this run is finished", where=str(folder.root), remedy="start another with more steps (num_steps=...)"
+        )
+    if (home := Path(state.get("started_in", "."))).is_dir():
+        os.chdir(home)
+    # Prepared models lie beside the run, also when the folder of runs was moved.
+    config = read_config(folder).model_copy(update={"runs_dir": str(folder.root.parent)})
+    rows = JobRows.load(config)
+    _refuse_other_data(state.get("data"), rows, folder)
+    enlist(folder)
+    return _run(RunSession(config, folder, rows, is_resume=True, accept_loss=accept_loss).run())
+
+
+@private_files()
+def evaluate(config: RunConfig, *, tables: Tables | None = None) -> int:
+    """Score the model on data.eval and print the accuracy; returns the exit status.
+
+    A model that model.path names is scored as it is: warm_start is ignored.
+    """
+    if config.model.path is not None and config.warm_start is not None:
+        print(f"evaluating {config.model.path} as it is: warm_start is ignored")
+        config = config.model_copy(update={"warm_start": None})
+    rows = JobRows.load(config, needs_train=False, tables=tables)
+    if rows.eval_table is None:
+        raise UserError(
+            "there is nothing to evaluate on", where="data.eval", remedy="name a data set: data.eval.path=..."
+        )
+    folder = _new_folder(config, f"{config.name}-eval", "eval", rows)
+    config = config.model_copy(update={"num_steps": 0, "eval": config.eval.model_copy(update={"at_start": True})})
+    return _run(RunSession(config, folder, rows, is_evaluation=True).run())
+
+
+@private_files()
+def sft(config: RunConfig) -> int:
+    """Run the supervised warm start alone and write the model to `out` (or the run folder); returns the exit status."""
+    if config.warm_start is None:
+        raise UserError(
+            "there are no supervised steps", where="warm_start", remedy="add warm_start.data and warm_start.sft"
+        )
+    out_dir = Path(config.out).expanduser().resolve() if config.out else None
+    if out_dir is not None and out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
+        raise UserError("something exists there already", where=f"out: {out_dir}", remedy="name a new folder")
+    folder = _new_folder(config, f"{config.name}-sft", "sft")
+    out_dir = out_dir or folder.final
+    if not _run(_supervise(config, folder, out_dir)):
+        print("stopped; no model was written")
+        return INTERRUPTED
+    Console(soft_wrap=True, highlight=False, markup=False).print(f"model: {out_dir}")
+    return 0
+
+
+def read_config(folder: RunFolder) -> RunConfig:
+    """The resolved configuration of a run, also of one that an earlier version started. Raises UserError: damaged."""
+    try:
+        data = yaml.safe_load(folder.config.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"cannot read it ({error})", where=str(folder.config), remedy="start a new run") from error
+    config, problems = build(upgrade(data) if isinstance(data, dict) else {})
+    if config is None or problems:
+        raise UserError("; ".join(str(problem) for problem in problems), where=str(folder.config))
+    return config
+
+
+def _new_folder(
+    config: RunConfig, name: str, command: Command, rows: JobRows | None = None, *, source: str = ""
+) -> RunFolder:
+    folder = RunFolder.create(Path(config.runs_dir).expanduser(), name)
+    folder.config.write_text((f"# resolved from {source}\n" if source else "") + dump_yaml(config))
+    data = rows.fingerprints if rows is not None else {}
+    folder.write_state("running", command=command, started_in=str(Path.cwd()), data=data, **_environment())
+    enlist(folder)
+    return folder
+
+
+def _environment() -> dict[str, object]:
+    """What the run was made with, for its report."""
+    versions = {"areal_like": __version__}
+    for name in ("torch", "transformers", "numpy", "pyzmq"):
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return {"python": platform.python_version(), "platform": platform.platform(), "versions": versions}
+
+
+def _refuse_other_data(recorded: object, rows: JobRows, folder: RunFolder) -> None:
+    """Draws are row numbers: with other rows the ledger would speak of other prompts."""
+    if not isinstance(recorded, dict) or not recorded:
+        raise UserError(
+            "it does not record which data the run was started with",
+            where=str(folder.state),
+            remedy="restore it from a copy, or start a new run",
+        )
+    found = rows.fingerprints
+    changed = [key for key, fingerprint in recorded.items() if found.get(key) != fingerprint]
+    if changed:
+        raise UserError(
+            "the rows differ from those that the run was started with",
+            where=", ".join(changed),
+            remedy="restore them, or start a new run",
+        )
+
+
+def _run(work: Coroutine[Any, Any, int]) -> int:
+    """asyncio.run, with refusals of the operating system as errors of ours."""
+    try:
+        return asyncio.run(work)
+    except OSError as error:
+        raise as_operation(error) from error
+
+
+async def _supervise(config: RunConfig, folder: RunFolder, out_dir: Path) -> int:
+    """The supervised steps; 1 when done, 0 when stopped."""
+    launcher = LocalLauncher(folder.logs)
+    status = StatusFile(folder.status, run=folder.name, num_steps=0)
+    lock = lock_folder(folder.root)
+    with Signals() as stop, Display(config.metrics.display) as display:
+        try:
+            async with status.preparing(lambda: display.progress_text, lambda: prepare_process(launcher)):
+                prepared = await stop.unless_asked(prepare(config, folder, launcher, display, out_dir=out_dir))
+        except BaseException as error:
+            status.end("failed")
+            folder.write_state("failed", reason=str(error))
+            raise
+        finally:
+            await launcher.stop_all(SFT_GRACE_S)
+            os.close(lock)
+    end: Status = "finished" if prepared else "stopped"
+    status.end(end)
+    folder.write_state(end)
+    return int(prepared is not None)

@@ -1,0 +1,132 @@
+"""The command line. `areal-like ...` and `python -m controller ...` are the same.
+
+Owns: exit statuses, what a person reads on a mistake, the commands that run something. Refuses: arguments
+(arguments.py), the commands that look at runs (runs/commands.py), doing the work (jobs.py), knowing settings.
+
+Exit status: 0 done; 1 the run failed; 2 the user's mistake, one `error:` line each and no traceback; 130 Ctrl-C.
+`status` and `stop` say by theirs how a run is: 1 failed, crashed or not ended in time, 3 on another machine.
+The first thing is the look at Python; nothing of ours is imported before, and torch by none of these commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from controller.supported_versions import _installed, python_fault, torch_fault
+
+if TYPE_CHECKING:
+    from controller.config.loading import LoadedConfig
+    from controller.preflight.preflight import Preflight, Purpose
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    if fault := python_fault(sys.version_info[:2]):
+        return _complain(fault)
+    from areal_like.import_check import prefer_installation
+
+    prefer_installation()
+    from controller.launch.cluster.job_guard import guard, is_needed
+
+    words = list(sys.argv[1:] if argv is None else argv)
+    return guard(lambda: _command(words)) if is_needed(words[:1]) else _command(words)
+
+
+def _command(argv: Sequence[str]) -> int:
+    from areal_like.errors import OperationError, UserError
+
+    try:
+        from areal_like.import_check import check_not_shadowed
+
+        check_not_shadowed()
+        from controller.cli.arguments import RUN_COMMANDS, parse
+
+        arguments = parse(argv, _complain)
+        if arguments.command in RUN_COMMANDS:  # they need no torch, and `doctor` is there to say what is wrong with it
+            from controller.runs.commands import run_command
+
+            return run_command(arguments)
+        if arguments.command == "score":
+            from controller.cli.score import score
+
+            return score(arguments)
+        if fault := torch_fault(_installed("torch")):
+            return _complain(fault)
+        return _run(arguments)
+    except UserError as error:
+        return _complain(str(error))
+    except OperationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `areal-like reference | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _complain(text: str) -> int:
+    """Print each line as an error of the user's; exit status 2."""
+    for line in text.splitlines():
+        print(f"error: {line}", file=sys.stderr)
+    return 2
+
+
+# ---------------------------------------------------------------- Python and torch
+
+
+# ---------------------------------------------------------------- commands
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    command = arguments.command
+    if command == "reference":
+        from controller.cli.reference_page import reference_page
+
+        sys.stdout.write(reference_page())
+        return 0
+    if command == "resume":
+        from controller.run_folder.locate import find_run
+        from controller.run_folder.owner_host import refuse_if_elsewhere
+
+        folder = find_run(arguments.run)
+        refuse_if_elsewhere(folder)
+        from controller.cli import jobs
+
+        return jobs.resume(folder.root, accept_loss=arguments.accept_loss)
+
+    from controller.config.loading import load_config
+
+    loaded = load_config(arguments.config, arguments.overrides)
+    found = _preflight(loaded, command)
+    for note in loaded.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if command == "validate":
+        from controller.cli.resolved_page import resolved_page
+
+        sys.stdout.write(resolved_page(loaded, found))
+        return 0
+    for note in found.notes:
+        print(f"note: {note}", file=sys.stderr)
+    from controller.cli import jobs
+
+    if command == "train":
+        return jobs.train(loaded.config, source=loaded.source, tables=found.tables)
+    return jobs.sft(loaded.config) if command == "sft" else jobs.evaluate(loaded.config, tables=found.tables)
+
+
+def _preflight(loaded: LoadedConfig, purpose: Purpose) -> Preflight:
+    """Look at the machine. Raises ConfigError with everything that stands in the way."""
+    from controller.config.problems import ConfigError
+    from controller.preflight.preflight import look
+
+    found = look(loaded.config, purpose)
+    problems = found.problems + ([] if purpose == "validate" else found.absent)
+    if problems:
+        raise ConfigError([problem.placed(loaded.document.where) for problem in problems], loaded.source)
+    return found

@@ -1,0 +1,90 @@
+"""docs/reference.md: every key of a config, generated from the schema. `areal-like reference` prints it.
+
+Owns: the page's layout. Refuses: saying anything about a key that its docstring does not say.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from areal_like.settings import Settings
+from controller.config.run_config import RunConfig
+from controller.config.schema import Knob, knobs
+
+_INTRO = """\
+# Reference: every key of a config
+
+Generated from the schema by `areal-like reference > docs/reference.md`; do not edit.
+
+A config is YAML. On the command line `key.path=value` overrides one key; entries of lists are numbered from 0
+(`reward.scorers.0.weight=0.5`). A number may be written `1e-4`. `null` is "none". Unknown keys are refused.
+`areal-like validate CONFIG` prints a config with every key filled in and the numbers that follow from it.
+
+Commands that take a CONFIG, which may be followed by overrides: `areal-like train`, `validate`, `sft`, `eval`. Those
+that take a RUN: `resume`, `status`, `logs`, `stop`, `drain`, `add`, `checkpoint`, `export`, `samples`, `report`,
+`compare`. Those that take neither: `ps`, `import`, `doctor`, `reference`. `areal-like COMMAND --help` explains each.
+"""
+
+
+def reference_page() -> str:
+    """The page, ending in a newline."""
+    parts = [_INTRO]
+    for path, section in _sections():
+        doc = " ".join((section.__doc__ or "").split())
+        title = f"`{path}`" if path else "Top level"
+        parts.append(f"## {title}\n\n{doc}\n\n{_table([k for k in knobs(RunConfig) if _parent(k) == path], path)}")
+    derived = [(name, item.fget) for name, item in vars(RunConfig).items() if isinstance(item, property)]
+    lines = [f"| `{name}` | {' '.join((fget.__doc__ or '').split())} |" for name, fget in derived if fget]
+    parts.append("## Derived numbers\n\n| Name | Formula |\n|---|---|\n" + "\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _sections() -> list[tuple[str, type[Settings]]]:
+    below = [(f"{knob.path}.[]" if _is_list_section(knob) else knob.path, knob.section) for knob in knobs(RunConfig)]
+    return [("", RunConfig), *((path, section) for path, section in below if section is not None)]
+
+
+def _is_list_section(knob: Knob) -> bool:
+    return knob.section is not None and knob.kind.startswith("list")
+
+
+def _parent(knob: Knob) -> str:
+    return knob.path.rpartition(".")[0]
+
+
+def _table(rows: list[Knob], path: str) -> str:
+    lines = ["| Key | Type | Default | Meaning |", "|---|---|---|---|"]
+    for knob in rows:
+        kind = knob.kind.replace(" | ", ", ") + (f"; {knob.bounds}" if knob.bounds else "")
+        lines.append(f"| `{knob.leaf}` | {_cell(kind)} | {_cell(_default(knob))} | {_cell(knob.meaning)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _default(knob: Knob) -> str:
+    if knob.is_required:
+        return "required"
+    if isinstance(knob.default, Settings):
+        changed = {
+            name: value
+            for name, value in knob.default.model_dump(mode="json").items()
+            if name in knob.default.model_fields_set
+        }
+        return f"`{_flow(changed)}`" if changed else "see below"
+    if isinstance(knob.default, tuple) and any(isinstance(item, Settings) for item in knob.default):
+        return f"`[{', '.join(_flow(item.model_dump(mode='json', exclude_unset=True)) for item in knob.default)}]`"
+    return f"`{_flow(list(knob.default) if isinstance(knob.default, tuple) else knob.default)}`"
+
+
+def _flow(value: Any) -> str:
+    """A value as YAML on one line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,27 @@
+"""What `areal-like validate` prints for a config that works: the resolved config, derived numbers, remarks.
+
+Owns: the words and their order. Refuses: computing (derived.py, preflight.py).
+"""
+
+from __future__ import annotations
+
+from areal_like.config import dump_yaml
+from controller.config.derived import advise, derive
+from controller.config.loading import LoadedConfig
+from controller.preflight.preflight import Preflight
+
+
+def resolved_page(loaded: LoadedConfig, found: Preflight) -> str:
+    """The whole page. Its first part, up to `# Derived`, is a config of its own, comments aside."""
+    num_rows = len(found.train) if found.train is not None else None
+    numbers = derive(loaded.config, num_rows=num_rows, model=found.model)
+    names, values = max(len(d.name) for d in numbers), max(len(d.value) for d in numbers)
+    lines = [f"# {loaded.source}, resolved", dump_yaml(loaded.config).rstrip(), "", "# Derived"]
+    lines += [f"#   {d.name:<{names}}  {d.value:>{values}}  = {d.formula}" for d in numbers]
+    if found.seats:
+        lines += ["", "# Seats (Ray may choose other nodes of equal room)", *(f"#   {line}" for line in found.seats)]
+    remarks = [str(problem) for problem in found.absent] + found.notes + advise(loaded.config, num_rows)
+    if remarks:
+        lines += ["", "# Remarks", *(f"#   {remark}" for remark in remarks)]
+    lines += ["", f"# {loaded.source} is valid"]
+    return "\n".join(lines) + "\n"

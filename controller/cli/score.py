@@ -1,0 +1,129 @@
+"""`areal-like score`: verdicts for a file of answers, without a run.
+
+Owns: the command's arguments as the scorer's options, the progress bar, the summary. Refuses: scoring and its files
+(services, through process_specs.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from areal_like.errors import OperationError, UserError
+from controller.config.yaml_document import parse_value
+from controller.launch.local import child_environment
+from controller.wiring.process_specs import num_cores
+from controller.wiring.scoring import Standing, score_rows
+
+LINE_EVERY_S = 5.0
+"""Between two lines of progress where there is no terminal."""
+
+
+def score(arguments: argparse.Namespace) -> int:
+    """Run the command and return its exit status. Raises UserError, OperationError."""
+    options = options_of(arguments.options)
+    set_environment()
+    progress = ScoreProgress()
+    with progress:
+        try:
+            standing = score_rows(
+                arguments.scorer,
+                options,
+                Path(arguments.input).expanduser(),
+                target := Path(arguments.output).expanduser(),
+                num_workers=arguments.workers or num_cores(),
+                timeout_s=arguments.timeout,
+                overwrite=arguments.overwrite,
+                show=progress.show,
+            )
+        except OSError as error:
+            where = str(error.filename or arguments.output)
+            raise OperationError(
+                f"{where}: {error.strerror or error}; run the same command again to continue"
+            ) from error
+    sys.stdout.write(summary(standing, target))
+    return 128 + standing.stopped_by if standing.stopped_by else 0
+
+
+def set_environment() -> None:
+    """For the scoring processes: a module of the current folder can be a scorer, and stands in for none of ours."""
+    os.environ.update(child_environment(1, user_path=Path.cwd()), PYTHONSAFEPATH="1")
+
+
+def options_of(pairs: Sequence[str]) -> dict[str, Any]:
+    """`key=value` with YAML values. Raises UserError."""
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not key.strip():
+            raise UserError(f"`{pair}` is not an option of the scorer", remedy="write key=value")
+        options[key.strip()] = parse_value(value)
+    return options
+
+
+def summary(standing: Standing, target: Path) -> str:
+    """What came out, in a few lines."""
+    totals = standing.totals
+    num_new = totals.num_rows - standing.num_before
+    rate = f", {num_new / standing.wall_s:,.1f} rows/s" if standing.wall_s > 0 else ""
+    before = f" ({standing.num_before:,} of them from an earlier run)" if standing.num_before else ""
+    lines = [f"{totals.num_rows:,} of {standing.num_rows:,} rows have their verdict{before}{rate}"]
+    for kind, count in totals.counts.items():
+        if count or kind == "scored":
+            lines.append(f"  {kind:<10} {count:>8,}")
+    if totals.mean_value is not None:
+        lines.append(f"  mean value {totals.mean_value:>8.4f} over the scored rows")
+    if totals.first_fault:
+        lines.append(f"first without a score: {totals.first_fault}")
+    if standing.stopped_by:
+        lines.append("interrupted: run the same command again to continue from here")
+    return "\n".join([*lines, f"verdicts: {target}", ""])
+
+
+class ScoreProgress:
+    """A bar on a terminal, a line every few seconds anywhere else; on stderr."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._bar: Progress | None = None
+        self._told_s = time.monotonic()
+
+    def __enter__(self) -> ScoreProgress:
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("score"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(), console=self._console, transient=True,
+            )  # fmt: skip
+            self._bar.add_task("score", total=None, rate="loading the scorer")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, standing: Standing) -> None:
+        """How far it is now; may be called at any rate."""
+        num_done = standing.totals.num_rows
+        num_new = num_done - standing.num_before
+        rate = num_new / standing.wall_s if standing.wall_s > 0 else 0.0
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=num_done, total=standing.num_rows, rate=f"{rate:,.0f}/s")
+            return
+        now_s = time.monotonic()
+        if now_s - self._told_s < LINE_EVERY_S:
+            return
+        self._told_s = now_s
+        left = f", about {(standing.num_rows - num_done) / rate:,.0f} s left" if rate > 0 else ""
+        self._console.print(f"score {num_done:,}/{standing.num_rows:,}  {rate:,.1f}/s{left}", markup=False)

@@ -1,0 +1,176 @@
+"""The numbers that follow from a config, and settings that work but waste something. Pure.
+
+Owns: their names, formulas and words. Refuses: contradictions (run.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from controller.config.run_config import RunConfig
+from controller.config.stall_limit import longest_recovery, stall_limit_s
+from controller.config.trainer_memory import parameters_of, trainer_state
+from controller.config.validation.pool_sizes import gpus_of_run, pool_sizes, units
+from controller.run_folder.units import size_text
+
+
+@dataclass(frozen=True)
+class Derived:
+    """One number that follows from the config, with how."""
+
+    name: str
+    value: str
+    formula: str
+
+
+def derive(config: RunConfig, *, num_rows: int | None = None, model: dict[str, Any] | None = None) -> list[Derived]:
+    """The numbers a person checks before a run. num_rows: of data.train; model: the model's config, where known."""
+    bound = config.staleness.max_staleness
+    unbounded = "unbounded"
+    found = [
+        Derived("steps", f"{config.num_steps:,}", "num_steps"),
+        Derived("updates", f"{config.num_updates:,}", "num_steps x trainer.mini_batches"),
+        Derived("groups per step", f"{config.groups_per_step:,}", "groups_per_step"),
+        Derived("samples per step", f"{config.samples_per_step:,}", "groups_per_step x group_size"),
+        Derived(
+            "sampled tokens per step", f"<= {config.max_sampled_tokens_per_step:,}", "samples x sampling.max_new_tokens"
+        ),
+        Derived(
+            "trained tokens per step", f"<= {config.max_trained_tokens_per_step:,}", "samples x engine.max_context"
+        ),
+        Derived("staleness", f"<= {bound}" if bound != unbounded else unbounded, f"mode {config.mode}, staleness"),
+        Derived(
+            "groups in flight",
+            unbounded if config.max_groups_in_flight is None else f"<= {config.max_groups_in_flight:,}",
+            "(max_staleness + 1) x groups_per_step: capacity under the bound",
+        ),
+        Derived(
+            "samples in flight",
+            unbounded if config.max_samples_in_flight is None else f"<= {config.max_samples_in_flight:,}",
+            "(max_staleness + 1) x groups_per_step x group_size",
+        ),
+        Derived("slots", f"{config.num_slots:,}", "rollout.num_workers x engine.num_slots: answers generated at once"),
+        Derived(
+            "samples held by workers", f"<= {config.rollout.num_workers * config.worker_capacity:,}", "slots + queues"
+        ),
+        Derived(
+            "longest prompt with a full answer", f"{longest_prompt(config):,}", "engine.max_context - max_new_tokens"
+        ),
+    ]
+    longest = longest_recovery(config)
+    found.append(Derived("stall limit", f"{stall_limit_s(config):g} s", f"longest recovery: {longest.longest_s:g} s"))
+    cache = kv_cache_bytes(model or config.model.init or {}, config)
+    if cache is not None:
+        found.append(
+            Derived("KV cache per worker", size_text(cache), "2 x layers x kv_heads x head_dim x slots x context")
+        )
+    parameters = parameters_of(config, model)
+    if parameters is not None:
+        state = trainer_state(config, parameters)
+        place = f"{size_text(state.device_bytes)}" + (
+            f" + {size_text(state.host_bytes)} host" if state.host_bytes else ""
+        )
+        how = "weights, gradients, AdamW; activations and logits come on top"
+        found.append(Derived("trainer state per rank", place, f"{state.words}: {how}"))
+    if num_rows:
+        epochs = config.num_groups / num_rows
+        found.append(Derived("rows", f"{num_rows:,}", "data.train"))
+        found.append(Derived("epochs needed", f"{epochs:.2f}", "num_steps x groups_per_step / rows"))
+    for pool in pool_sizes(config):
+        size = units(pool.gpus, "GPU") if pool.gpus else units(pool.cpus, "CPU")
+        found.append(Derived(f"{pool.name} pool", size, pool.words))
+    if num_gpus := gpus_of_run(config):
+        how = "the largest pool: they share devices" if config.is_colocated else "all pools together"
+        found.append(Derived("GPUs of the run", f"{num_gpus:g}", how))
+    devices = config.rollout_devices
+    if len(set(devices)) > 1:
+        trainers = config.trainer_devices
+        places = f"rollout on {', '.join(devices)}; trainer on {', '.join(trainers)}"
+        found.append(Derived("devices", str(len({*devices, *trainers})), places))
+    return found
+
+
+def longest_prompt(config: RunConfig) -> int:
+    """Tokens of the longest prompt that leaves room for the longest answer: engine.max_context - max_new_tokens."""
+    return config.rollout.engine.max_context - config.sampling.max_new_tokens
+
+
+def kv_cache_bytes(model: dict[str, Any], config: RunConfig) -> int | None:
+    """Bytes of one worker's KV cache for a transformers config; None where its sizes are not given."""
+    try:
+        heads = int(model["num_attention_heads"])
+        head_dim = int(model.get("head_dim") or int(model["hidden_size"]) // heads)
+        kv_heads, layers = int(model.get("num_key_value_heads") or heads), int(model["num_hidden_layers"])
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    engine = config.rollout.engine
+    width = 2 if (engine.dtype or config.model.dtype) == "bfloat16" else 4
+    return 2 * layers * kv_heads * head_dim * width * engine.num_slots * engine.max_context
+
+
+SLOW_TOKENS_PER_S = 20.0
+"""An answer that is generated slower than this is nothing unusual, with many at once or on a CPU."""
+
+
+def _length_advice(config: RunConfig) -> Iterator[str]:
+    """Settings that lose long answers more often than short ones."""
+    if config.staleness.on_stale == "drop":
+        yield (
+            "staleness.on_stale: drop loses the groups that take longest, so training sees shorter answers than the"
+            " policy gives (the summary's `lengths` say by how much); wait loses none"
+        )
+    timeout_s, longest = config.staleness.group_timeout_s, config.sampling.max_new_tokens
+    if longest / timeout_s > SLOW_TOKENS_PER_S:
+        yield (
+            f"staleness.group_timeout_s: {longest:,} tokens in {timeout_s:g} s take {longest / timeout_s:,.0f} tokens/s"
+            " an answer; groups that are slower are dropped, so training sees shorter answers than the policy generates"
+        )
+
+
+def advise(config: RunConfig, num_rows: int | None = None) -> list[str]:
+    """Settings that work but waste something, in words."""
+    advice = []
+    in_flight = config.max_samples_in_flight
+    if in_flight is not None and config.num_slots > in_flight:
+        advice.append(
+            f"rollout.engine.num_slots: {config.num_slots} slots, but the bound allows at most {in_flight} samples in"
+            " flight: the rest stay empty"
+        )
+    if config.group_size > config.worker_capacity:
+        advice.append(
+            f"group_size: a worker holds {config.worker_capacity} samples, fewer than a group of {config.group_size}:"
+            " groups are split over leases, and their prompt is prefilled more than once"
+        )
+    if config.groups_per_step % config.trainer.mini_batches:
+        advice.append(
+            f"trainer.mini_batches: {config.groups_per_step} groups make {config.trainer.mini_batches} unequal"
+            " mini-batches"
+        )
+    shares = config.trainer.ranks * config.trainer.mini_batches
+    if config.trainer.ranks > 1 and shares > config.samples_per_step:
+        advice.append(
+            f"trainer.ranks: {config.samples_per_step} samples are fewer than {config.trainer.mini_batches}"
+            f" mini-batches x {config.trainer.ranks} ranks: some ranks have no samples to compute"
+        )
+    if config.staleness.on_stale == "keep" and config.staleness.max_staleness != "unbounded":
+        advice.append(
+            "staleness.on_stale: keep bounds admission only; groups can be used later than max_staleness says"
+        )
+    advice += _length_advice(config)
+    draws = None if num_rows is None or config.data.epochs is None else num_rows * config.data.epochs
+    if draws is not None and draws < config.num_groups:
+        advice.append(
+            f"data.epochs: {num_rows} rows x {config.data.epochs} epochs give {draws} groups, and num_steps x"
+            f" groups_per_step asks for {config.num_groups}: the run ends after about"
+            f" {draws // config.groups_per_step} steps"
+        )
+    if config.is_colocated and config.rollout.engine.kind == "sglang" and config.rollout.engine.device == "cpu":
+        advice.append(
+            "placement: SGLang frees no memory on a CPU: its servers keep it while the trainer works, and all"
+            " else works as on GPUs"
+        )
+    if config.data.eval is None:
+        advice.append("data.eval: not set, so the summary has no accuracy")
+    return advice

@@ -1,0 +1,276 @@
+"""From a file name and `key.path=value` arguments to a checked RunConfig, or to every problem at once.
+
+Owns: finding the file, applying overrides, what an override replaces, collecting problems. Refuses: judging the machine
+(run.py), YAML's details (yaml_document.py).
+
+An override wins over the file, and over what the file says instead of it: `model.path=...` on a config with
+`model.init` replaces the init, `data.train.path=...` replaces a generator, `mode=sync` replaces the file's staleness
+bound, `data.eval=null` its `eval.every_steps`. Each such replacement is noted. Two overrides, or two keys of the file,
+that contradict each other are refused.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from areal_like.errors import UserError
+from areal_like.regular_file import check_regular
+from areal_like.settings import Settings
+from controller.config.problems import ConfigError, Problem, booleans_for_numbers, nearest, translate
+from controller.config.run_config import MODE_STALENESS, RunConfig
+from controller.config.schema import allows_null, is_list, section_of
+from controller.config.validation.run import cross_check
+from controller.config.yaml_document import Document, parse_document, parse_value
+
+SHIPPED = Path(__file__).resolve().parents[2] / "configs"
+"""Configs of this installation (beside the packages both in a checkout and in a wheel)."""
+
+MAX_CONFIG_BYTES = 4 << 20
+"""Far more than any configuration has; a larger file is another one, named by mistake."""
+_SOURCE_KINDS = ("path", "dataset", "generator")
+_SOURCES = ("data.train", "data.eval", "warm_start.data")
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A checked config, where it came from, and what overrides replaced in it."""
+
+    config: RunConfig
+    document: Document
+    notes: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """The file's path."""
+        return self.document.source
+
+
+def load_config(name: str, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """Read, override, build and cross-check. Raises UserError; ConfigError carries all problems of the config."""
+    path = find_config(name)
+    document = parse_document(_read(path), _short(path))
+    notes, problems = apply_overrides(document, overrides)
+    config, more = build(document.data)
+    more.sort(key=lambda problem: document.line(problem.keys[0]) or 0 if problem.keys else 0)
+    problems += [problem.placed(document.where) for problem in more]
+    if problems or config is None:
+        raise ConfigError(problems, document.source)
+    return LoadedConfig(config, document, tuple(notes))
+
+
+def build(data: Mapping[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
+    """A RunConfig, or None, with all problems: of single keys and, as far as can be told, of their combination."""
+    data = _without_empty_sections(RunConfig, data)
+    try:
+        config = RunConfig.model_validate(data)
+    except pydantic.ValidationError as error:
+        problems = translate(error, RunConfig) + booleans_for_numbers(RunConfig, data)
+        return None, problems + _checks_despite(data, problems)
+    problems = booleans_for_numbers(RunConfig, data) or cross_check(config)
+    return (None if problems else config), problems
+
+
+def _checks_despite(data: Mapping[str, Any], problems: Sequence[Problem]) -> list[Problem]:
+    """Cross-checks of a config whose wrong keys are left at their defaults, without those about wrong keys."""
+    wrong = {problem.keys[0] for problem in problems if problem.keys}
+    rest = copy.deepcopy(dict(data))
+    for path in wrong:
+        _remove(rest, path.split("."))
+    try:
+        config = RunConfig.model_validate(_without_empty_sections(RunConfig, rest))
+    except pydantic.ValidationError:
+        return []
+    return [problem for problem in cross_check(config) if not wrong & set(problem.keys)]
+
+
+def _without_empty_sections(root: type[Settings], data: Mapping[str, Any]) -> dict[str, Any]:
+    """`trainer:` with nothing below it means the section's defaults."""
+    kept: dict[str, Any] = {}
+    for key, value in data.items():
+        field = root.model_fields.get(key)
+        section = section_of(field.annotation) if field is not None else None
+        if field is not None and section is not None and not is_list(field.annotation):
+            if value is None and not allows_null(field.annotation):
+                continue
+            if isinstance(value, Mapping):
+                value = _without_empty_sections(section, value)
+        kept[key] = value
+    return kept
+
+
+# ---------------------------------------------------------------- files
+
+
+def find_config(name: str) -> Path:
+    """The file a user means: a path, a run's folder, or the name of a shipped config. Raises UserError."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        if (path / "config.yaml").is_file():
+            return path / "config.yaml"
+        raise UserError("this is a folder without a config.yaml", where=name, remedy=_shipped_text(name))
+    for candidate in (SHIPPED / path.name, SHIPPED / f"{path.name}.yaml"):
+        if path.parent in (Path(), Path("configs")) and candidate.is_file():
+            return candidate
+    raise UserError("no such config file", where=name, remedy=_shipped_text(name, path))
+
+
+def _short(path: Path) -> str:
+    resolved = path.resolve()
+    return str(resolved.relative_to(Path.cwd())) if resolved.is_relative_to(Path.cwd()) else str(path)
+
+
+def shipped_configs() -> list[str]:
+    """Names of the configs that come with this installation."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def _shipped_text(name: str, path: Path | None = None) -> str:
+    shipped = shipped_configs()
+    text = f"shipped configs: {', '.join(shipped)}" if shipped else "give a YAML file"
+    if path is None:
+        return text
+    beside = [file.name for pattern in ("*.yaml", "*.yml") for file in path.parent.glob(pattern)]
+    near = [str(path.parent / file) for file in nearest(path.name, beside, count=1)] or nearest(
+        path.stem, shipped, count=1
+    )
+    return f"did you mean {near[0]}? {text}" if near else text
+
+
+def _read(path: Path) -> str:
+    check_regular(path, max_bytes=MAX_CONFIG_BYTES)
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise UserError("is not a text file in UTF-8", where=str(path), remedy="a config is YAML text") from error
+
+
+# ---------------------------------------------------------------- overrides
+
+
+def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[list[str], list[Problem]]:
+    """Set each `key.path=value` in the document. Returns notes on what was replaced, and problems."""
+    parsed: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for text in overrides:
+        key, sign, value = text.partition("=")
+        key = key.strip().removeprefix("--")
+        if not sign or not key or not all(key.split(".")):
+            problems.append(Problem((), f"`{text}` is not an override", "write key.path=value", "command line"))
+            continue
+        try:
+            parsed[key] = parse_value(value)
+        except UserError as error:
+            problems.append(Problem((key,), error.what, error.remedy, "command line"))
+    notes = _replace_alternatives(document, parsed)
+    for key, value in parsed.items():
+        fault = _set(document.data, key.split("."), value)
+        if fault:
+            problems.append(Problem((key,), fault, where="command line"))
+        else:
+            document.mark_override(key)
+    return notes, problems
+
+
+def _replace_alternatives(document: Document, parsed: Mapping[str, Any]) -> list[str]:
+    """Take out of the file what the overrides stand in for; says what was taken out."""
+    notes = []
+    for given, other in (("path", "init"), ("init", "path")):
+        key, old = f"model.{given}", f"model.{other}"
+        if (
+            any(k == key or k.startswith(f"{key}.") for k in parsed)
+            and old not in parsed
+            and parsed.get(key, 1) is not None
+        ):
+            replaced = _drop(document, old, f"{key} on the command line replaces {old}")
+            if replaced and given == "path" and "model.tokenizer" not in parsed:  # the made model's own tokenizer
+                replaced += _drop(document, "model.tokenizer", f"{key} on the command line replaces model.tokenizer")
+            notes += replaced
+    for source in _SOURCES:
+        given_kinds = [kind for kind in _SOURCE_KINDS if parsed.get(f"{source}.{kind}") is not None]
+        section = _get(document.data, source.split("."))
+        if len(given_kinds) == 1 and isinstance(section, dict) and section.get(given_kinds[0]) is None:
+            gone = [key for key in section if key != "limit"]
+            for key in gone:
+                _remove(document.data, f"{source}.{key}".split("."))
+            if gone:
+                notes.append(f"{source}.{given_kinds[0]} on the command line replaces {source}.{{{', '.join(gone)}}}")
+    mode = parsed.get("mode")
+    if isinstance(mode, str) and mode in MODE_STALENESS and "staleness.max_staleness" not in parsed:
+        old = _get(document.data, ["staleness", "max_staleness"])
+        bound = MODE_STALENESS[mode]
+        if old is not None and old != bound:
+            notes += _drop(
+                document, "staleness.max_staleness", f"mode={mode}: staleness.max_staleness is {bound}, not {old}"
+            )
+    is_eval_off = "data.eval" in parsed and parsed["data.eval"] is None and "eval.every_steps" not in parsed
+    if is_eval_off and _get(document.data, ["eval", "every_steps"]):
+        notes += _drop(document, "eval.every_steps", "data.eval=null: no evaluation, so eval.every_steps is 0")
+    if mode == "one_step_off" and "rollout.interruption" not in parsed:
+        notes += _drop(document, "rollout.interruption", "mode=one_step_off: rollout.interruption is drain")
+    return notes
+
+
+def _drop(document: Document, key: str, note: str) -> list[str]:
+    return [note] if _remove(document.data, key.split(".")) is not None else []
+
+
+def _get(data: Any, path: Sequence[str]) -> Any:
+    for part in path:
+        data = data.get(part) if isinstance(data, Mapping) else None
+    return data
+
+
+def _remove(data: Any, path: Sequence[str]) -> Any:
+    """Take a key out and return its value; None when it is not there."""
+    for part in path[:-1]:
+        if isinstance(data, list) and _is_index(part) and int(part) < len(data):
+            data = data[int(part)]
+        elif isinstance(data, dict):
+            data = data.get(part)
+        else:
+            return None
+    return data.pop(path[-1], None) if isinstance(data, dict) else None
+
+
+def _entries(data: Sequence[Any]) -> str:
+    """How the entries of a list are numbered."""
+    if len(data) <= 1:
+        return "it is empty" if not data else "its only one is 0"
+    return f"they are 0 to {len(data) - 1}"
+
+
+def _is_index(part: str) -> bool:
+    return part.isascii() and part.isdecimal() and len(part) < 10
+
+
+def _set(data: Any, path: Sequence[str], value: Any) -> str:
+    """Set a key, making sections on the way. Returns what is wrong, or nothing."""
+    for depth, part in enumerate(path):
+        is_last = depth == len(path) - 1
+        if isinstance(data, list):
+            if not _is_index(part) or int(part) >= len(data):
+                return f"the list has no entry `{part}`: {_entries(data)}"
+            if is_last:
+                data[int(part)] = value
+            else:
+                data = data[int(part)]
+        elif isinstance(data, dict):
+            if is_last:
+                data[part] = value
+            else:
+                if data.get(part) is None:
+                    data[part] = {}
+                data = data[part]
+        else:
+            return f"`{'.'.join(path[:depth])}` is {data!r} and has no key `{part}`"
+    return ""

@@ -1,0 +1,161 @@
+"""Is this folder a Hugging Face model that can be loaded? Looked at without torch, before any process starts.
+
+Owns: the checks of config.json, weights and tokenizer files. Refuses: loading (the trainer's and the engine's).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from areal_like.errors import UserError
+from controller.config.problems import nearest
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_MAX_HEADER_BYTES = 100_000_000
+
+
+def weight_bytes(folder: Path) -> int:
+    """Size of the weight files of a model's folder; 0 where there are none (yet)."""
+    return sum(path.stat().st_size for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern))
+
+
+def find_model(path: str) -> Path | None:
+    """The local folder of a model; None for a hub name that is not here yet. Raises UserError when it is neither."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not any(folder.iterdir()):
+            raise UserError("the folder is empty", where=path, remedy="it must hold config.json and model.safetensors")
+        return folder
+    if folder.exists():
+        raise UserError("is a file", where=path, remedy="name the folder that holds config.json")
+    if is_hub_name(path):
+        cached = _hub_snapshot(path)
+        if cached is None and os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+            raise UserError(
+                "is not on this machine, and HF_HUB_OFFLINE is set", where=path, remedy="download it, or name a folder"
+            )
+        return cached
+    parent = folder.parent
+    near = nearest(folder.name, [p.name for p in parent.iterdir() if p.is_dir()], count=2) if parent.is_dir() else []
+    remedy = f"did you mean {' or '.join(str(parent / name) for name in near)}?" if near else "give a model's folder"
+    raise UserError("no such folder", where=path, remedy=remedy)
+
+
+def is_hub_name(path: str) -> bool:
+    """True for owner/name, unless a folder called owner lies here."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", path) is not None and not Path(path).parent.is_dir()
+
+
+def _hub_snapshot(name: str) -> Path | None:
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+    snapshots = hub / f"models--{name.replace('/', '--')}" / "snapshots"
+    found = [path for path in snapshots.glob("*") if (path / "config.json").is_file()]
+    return max(found, key=lambda path: path.stat().st_mtime) if found else None
+
+
+def read_model_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model. Raises UserError."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UserError("there is no config.json", where=str(folder), remedy="a Hugging Face model folder has one")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"is not JSON ({error})", where=str(path), remedy="fetch the file again") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise UserError("names no model_type", where=str(path), remedy="a Hugging Face model folder's config does")
+    return config
+
+
+def check_weights(folder: Path) -> None:
+    """Raises UserError where weight files are missing, empty, cut short or no safetensors."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError("is damaged", where=str(index), remedy="fetch the file again") from error
+        files = [folder / str(name) for name in names]
+        for file in files:
+            if not file.is_file():
+                raise UserError(f"{file.name} is missing", where=str(index), remedy="fetch the whole model")
+    else:
+        files = [file for file in (folder / "model.safetensors",) if file.is_file()]
+        if not files and not list(folder.glob("pytorch_model*.bin*")):
+            raise UserError("holds no weights", where=str(folder), remedy="it must hold model.safetensors")
+    for file in files:
+        _check_safetensors(file)
+
+
+def _check_safetensors(file: Path) -> None:
+    def damaged(why: str) -> UserError:
+        return UserError(f"is not a whole safetensors file ({why})", where=str(file), remedy="fetch the file again")
+
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        head = opened.read(8)
+        length = int.from_bytes(head, "little")
+        if len(head) < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+            raise damaged("its header is missing" if size else "it is empty")
+        try:
+            header = json.loads(opened.read(length))
+            ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise damaged("its header cannot be read") from error
+    if max(ends, default=0) != size - 8 - length:
+        raise damaged(f"its header describes {max(ends, default=0)} bytes, and the file has {size - 8 - length}")
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raises UserError where a folder has no tokenizer files."""
+    if not folder.is_dir():
+        raise UserError("no such tokenizer folder", where=str(folder), remedy="from_model, bytes, or a folder")
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise UserError(
+            "holds no tokenizer", where=str(folder), remedy="copy tokenizer.json there, or set model.tokenizer"
+        )
+
+
+def problems_of(path: str, tokenizer: str) -> tuple[list[UserError], dict[str, Any] | None, bool]:
+    """All that is wrong with model.path, its config where it can be read, and whether the model is on this machine."""
+    found: list[UserError] = []
+    config: dict[str, Any] | None = None
+    try:
+        folder = find_model(path)
+    except UserError as error:
+        return [error], None, True
+    if folder is not None:
+        try:
+            config = read_model_config(folder)
+        except UserError as error:
+            found.append(error)
+        found += _faults(folder, tokenizer)
+    elif tokenizer not in ("from_model", "bytes") and ":" not in tokenizer and not is_hub_name(tokenizer):
+        found += [error for error in (_fault(check_tokenizer, Path(tokenizer)),) if error]
+    return found, config, folder is not None
+
+
+def _faults(folder: Path, tokenizer: str) -> Iterator[UserError]:
+    checks = [(check_weights, folder)]
+    if tokenizer == "from_model":
+        checks.append((check_tokenizer, folder))
+    elif tokenizer != "bytes" and ":" not in tokenizer:
+        checks.append((check_tokenizer, Path(tokenizer)))
+    for check, target in checks:
+        fault = _fault(check, target)
+        if fault is not None:
+            yield fault
+
+
+def _fault(check: Any, target: Path) -> UserError | None:
+    try:
+        check(target)
+    except UserError as error:
+        return error
+    return None

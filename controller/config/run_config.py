@@ -1,0 +1,427 @@
+"""RunConfig: everything one job can be told, composed from each wing's own settings.
+
+Owns: the top-level keys, the sections only the controller reads, and the numbers that follow from the keys (properties,
+each with its formula). Refuses: reading files (loading.py), judging combinations (run.py), torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from areal_like import limits
+from areal_like.config import Mode, ModelSettings, SamplingSettings, StalenessSettings, number_as_text
+from areal_like.emulation.settings import EmulationSettings
+from areal_like.settings import Settings
+from areal_like.wire.messages import Sampling
+from controller.config.cluster_settings import RaySettings
+from rollout.config import RolloutSettings
+from services.reward.config import BUILT_IN_SCORERS as BUILT_IN_SCORERS
+from services.reward.config import RewardSettings
+from services.reward.config import contradictions as contradictions
+from services.reward.config import missing as missing
+from services.reward.config import silent_endpoints as silent_endpoints
+from services.reward.config import soft_zones as soft_zones
+from trainer.config import SftSettings, TrainerSettings
+
+MODE_STALENESS: Mapping[str, int] = {"sync": 0, "one_step_off": 1}
+"""The bound that belongs to a mode; async takes any."""
+BUILT_IN_GENERATORS = ("running_sum", "reasoning_gym")
+"""Generators of rows beside `module:function`."""
+
+
+class DataSource(Settings):
+    """Where rows come from: exactly one of `path`, `dataset` and `generator`."""
+
+    path: str | None = None
+    """JSON Lines (.jsonl, .jsonl.gz), .json or .parquet; a file or a glob; relative to the current folder."""
+    dataset: str | None = None
+    """A Hugging Face dataset: hub name or local folder (needs the extra `[datasets]`)."""
+    generator: str | None = None
+    """`running_sum`, `reasoning_gym`, or `module:function` of your own, called as function(seed, split, limit=...,
+    options=...)."""
+    split: str | None = None
+    """Split of a dataset or generator; null: `train`, and for data.eval `eval` of a generator, `test` of a dataset."""
+    config: str | None = None
+    """Configuration (subset) of a dataset, such as `main` for GSM8K."""
+    limit: int | None = Field(None, gt=0, le=limits.ROWS)
+    """Take the first rows only; null: all (a generator makes 20000)."""
+    columns: dict[str, str | None] = Field(default_factory=dict)
+    """Your column for `prompt`, `messages`, `answer` or `response`; dots select nested columns; answer: null means
+    that there is none. GSM8K's and MATH's published columns need no mapping."""
+    template: str | None = None
+    """Builds the prompt from several columns: a Jinja template over them, such as `{{ text }} {{ tests[0] }}`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the generator."""
+
+    @property
+    def kind(self) -> str:
+        """`path`, `dataset` or `generator`: the first that is given; empty if none is."""
+        return next((kind for kind in ("path", "dataset", "generator") if getattr(self, kind) is not None), "")
+
+
+class DataSettings(Settings):
+    """What the policy is trained and evaluated on."""
+
+    train: DataSource
+    """Rows that prompts are drawn from."""
+    eval: DataSource | None = None
+    """Held-out rows; null: no evaluation, and no accuracy in the summary."""
+    shuffle: bool = True
+    """Shuffle each epoch, as a pure function of the data seed."""
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    """Data seed: draw order and generated rows; null: the run's seed."""
+    epochs: int | None = Field(None, gt=0, le=limits.STEPS)
+    """Maximum number of passes over the rows; the run ends when they are used up; null: as many as num_steps needs."""
+    on_long_prompt: Literal["drop", "stop"] = "drop"
+    """A prompt that leaves no room for an answer in the context: drop its group (counted), or stop the run."""
+
+
+class WarmStartSettings(Settings):
+    """Supervised steps before RL; the result is cached in runs_dir by its settings."""
+
+    data: DataSource
+    """Rows with a `prompt` and a `response` (or the generator's demonstrations)."""
+    sft: SftSettings = SftSettings()
+    """Settings of the supervised steps."""
+
+
+class EvalSettings(Settings):
+    """Scoring of data.eval at one pinned version, without stopping rollouts."""
+
+    at_start: bool = True
+    """Score the starting policy (`accuracy_before` of the summary), on the rows of the final evaluation."""
+    every_steps: int = Field(0, ge=0, le=limits.STEPS)
+    """Steps between periodic evaluations; 0: none."""
+    num_prompts: int | None = Field(200, gt=0, le=limits.ROWS)
+    """Rows of a periodic evaluation, the first of data.eval; null: all."""
+    final_prompts: int | None = Field(None, gt=0, le=limits.ROWS)
+    """Rows of the evaluations before and after; null: all."""
+    temperature: float = Field(0.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling (top-p)."""
+    top_k: int = Field(0, ge=0, le=limits.TOKENS)
+    """Keep the k most likely tokens; 0: off."""
+    max_new_tokens: int | None = Field(None, gt=0, le=limits.TOKENS)
+    """Longest answer, in tokens; null: sampling.max_new_tokens."""
+
+
+class LaunchSettings(Settings):
+    """How the run's processes are started and watched."""
+
+    kind: Literal["local", "ray"] = "local"
+    """`local`: processes on this machine; `ray`: the same processes on a running Ray cluster."""
+    ray: RaySettings = RaySettings()
+    """For `kind: ray`."""
+    start_method: Literal["auto", "forkserver", "spawn"] = "auto"
+    """`local`: `forkserver` imports torch and transformers once and forks trainer and rollout workers from that:
+    they start, and restart, in a fraction of a second and share that memory; `spawn`: each imports for itself; `auto`:
+    `forkserver` on Linux where all devices are CPUs."""
+    host: str = "127.0.0.1"
+    """`local`: address the controller binds and advertises."""
+    port: int = Field(0, ge=0, le=65535)
+    """Port of the controller; 0: any free one."""
+    heartbeat_s: float = Field(0.5, gt=0, le=limits.SECONDS)
+    """Seconds between heartbeats of a process."""
+    silence_s: float = Field(15.0, gt=0, le=limits.SECONDS)
+    """A process that sends no heartbeat for this long counts as lost."""
+    startup_timeout_s: float = Field(180.0, gt=0, le=limits.SECONDS)
+    """A process that has not reported within this time ends the run."""
+    stall_after_s: float | None = Field(None, gt=0, le=limits.SECONDS)
+    """No progress for this long, with work left: the run ends and says who waits for whom. None: a minute more than
+    the longest automatic recovery (`areal-like validate` shows it); a value below that is rejected."""
+    stop_grace_s: float = Field(60.0, gt=0, le=limits.SECONDS)
+    """After Ctrl-C or SIGTERM: time for the running step and the checkpoint, before processes are killed."""
+
+
+class LedgerSettings(Settings):
+    """The run's memory: ledger.sqlite, with token payloads in segment files beside it."""
+
+    segment_mb: float = Field(64.0, gt=0, le=limits.FILE_MEGABYTES)
+    """Size at which a segment file is closed and the next one started, MB."""
+    keep_mb: float | None = Field(2048.0, ge=0, le=limits.FILE_MEGABYTES)
+    """Token payloads of used samples kept on disk, MB, once a checkpoint covers them; null: keep all."""
+
+
+class WandbSettings(Settings):
+    """Weights & Biases, beside metrics.jsonl (extra `[wandb]`)."""
+
+    project: str = Field("areal-like", min_length=1)
+    """Project the run belongs to."""
+    mode: Literal["offline", "online"] = "offline"
+    """`offline`: into <run>/wandb, to be sent later with `wandb sync`; `online`: sent immediately."""
+    entity: str | None = None
+    """User or team; null: the account's own."""
+    group: str | None = None
+    """Runs that belong together; null: none."""
+    tags: tuple[str, ...] = ()
+    """Tags of the run."""
+
+
+class PrometheusSettings(Settings):
+    """An endpoint that Prometheus scrapes while the run lasts (extra `[prometheus]`)."""
+
+    port: int = Field(9464, ge=0, le=65535)
+    """Port of http://host:port/metrics; 0: any free one, which is shown."""
+    host: str = Field("127.0.0.1", min_length=1)
+    """Address it listens on. Default: loopback; anyone who can reach another address can read the metrics."""
+
+
+class MetricsSettings(Settings):
+    """What a run writes about itself and shows. metrics.jsonl is always written; a sink that is down, slow or broken
+    never delays or ends the run: what it misses is counted."""
+
+    trace: bool = True
+    """Write trace.json (Chrome trace events; opens in Perfetto)."""
+    max_trace_events: int = Field(200_000, gt=0, le=limits.ROWS)
+    """Maximum number of events that a process records. In longer runs single samples are drawn of every N-th group
+    only; events beyond the limit are counted, not kept."""
+    trace_samples_per_step: int | None = Field(64, gt=0, le=limits.GROUPS)
+    """Samples of a step drawn individually, in whole groups, so that the cost of tracing does not grow with the batch.
+    null: all."""
+    tensorboard: bool | str = False
+    """Write event files for TensorBoard (extra `[tensorboard]`): true: into <run>/tensorboard; or a folder, in which
+    each run gets a folder of its own name."""
+    wandb: WandbSettings | None = None
+    """Weights & Biases; `{}`: the defaults; null: none."""
+    prometheus: PrometheusSettings | None = None
+    """Prometheus endpoint; `{}`: the defaults; null: none."""
+    report: bool = True
+    """Draw report.html and report.png when the run ends, which takes a few seconds; `areal-like report RUN`
+    does so at any time."""
+    display: Literal["auto", "live", "plain"] = "auto"
+    """`auto`: a live table on a terminal, plain lines otherwise."""
+
+
+class RunConfig(Settings):
+    """One job."""
+
+    name: str = Field("run", min_length=1)
+    """Name of the run folder in runs_dir; -2, -3, ... is appended if it is taken."""
+    seed: int = Field(1, ge=0, lt=2**63)
+    """Seed of everything random."""
+    mode: Mode = "async"
+    """`async`; `one_step_off`: batch n+1 is generated, whole, while batch n trains; `sync`: strict alternation."""
+    placement: Literal["disaggregated", "colocated"] = "disaggregated"
+    """`disaggregated`: engines and trainer have devices of their own; `colocated`: they share them in turns, and each
+    releases its memory while the other works (`mode: sync` only)."""
+    runs_dir: str = "runs"
+    """Folder that contains the run folders."""
+    out: str | None = None
+    """Folder that `areal-like sft` writes its model to; null: the run folder."""
+    model: ModelSettings = ModelSettings()
+    """The policy."""
+    warm_start: WarmStartSettings | None = None
+    """Supervised steps before RL; null: none."""
+    data: DataSettings
+    """What the policy is trained and evaluated on."""
+    staleness: StalenessSettings = StalenessSettings()
+    """How stale samples may be."""
+    groups_per_step: int = Field(32, gt=0, le=limits.GROUPS)
+    """Groups (prompts) of one batch; a step consumes one batch."""
+    group_size: int = Field(8, gt=0, le=limits.GROUP_SIZE)
+    """Samples of one prompt; advantages are normalised among them."""
+    num_steps: int = Field(100, gt=0, le=limits.STEPS)
+    """Steps of the run; step n turns policy version n-1 into version n."""
+    sampling: SamplingSettings = SamplingSettings()
+    """How training samples are drawn."""
+    rollout: RolloutSettings = RolloutSettings()
+    """The rollout workers."""
+    reward: RewardSettings = RewardSettings()
+    """The reward service."""
+    trainer: TrainerSettings = TrainerSettings()
+    """The trainer."""
+    eval: EvalSettings = EvalSettings()
+    """Evaluation."""
+    emulation: EmulationSettings | None = None
+    """Rollout workers and trainer simulate the time a GPU would take, instead of computing; null: real devices."""
+    filter_zero_signal: bool = False
+    """Leave out groups whose rewards are all equal (zero advantage) and draw others instead."""
+    max_filtered_batches: int = Field(10, gt=0, le=limits.STEPS)
+    """After this many batches' worth of groups filtered in a row, with none kept, the run stops with advice."""
+    launch: LaunchSettings = LaunchSettings()
+    """Processes."""
+    ledger: LedgerSettings = LedgerSettings()
+    """The ledger, the run's persistent record."""
+    metrics: MetricsSettings = MetricsSettings()
+    """Metrics, trace and display."""
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _name_may_look_like_a_number(cls, value: Any) -> Any:
+        return number_as_text(value)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mode_sets_what_was_left_open(cls, data: Any) -> Any:
+        """`sync` and `one_step_off` fix the bound, `one_step_off` drains; validate judges values given against that.
+        Between hosts weights are streamed.
+        """
+        if not isinstance(data, Mapping):
+            return data
+        mode, filled = data.get("mode"), dict(data)
+        if isinstance(mode, str) and mode in MODE_STALENESS:
+            filled["staleness"] = _filled(data.get("staleness"), "max_staleness", MODE_STALENESS[mode])
+        if mode == "one_step_off":
+            filled["rollout"] = _filled(data.get("rollout"), "interruption", "drain")
+        if _is_on_ray(data.get("launch")):
+            trainer = data.get("trainer")
+            weights = trainer.weights if isinstance(trainer, TrainerSettings) else _get(trainer, "weights")
+            filled["trainer"] = _replaced(trainer, "weights", _filled(weights, "kind", "stream"))
+        return filled
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pool_sets_its_workers(cls, data: Any) -> Any:
+        """A pool's size in GPUs or CPUs gives the number of its workers; validate judges one given against that."""
+        rollout = data.get("rollout") if isinstance(data, Mapping) else None
+        if not isinstance(rollout, Mapping):
+            return data
+        engine = _section(rollout, "engine")
+        sglang = _section(engine, "sglang") if engine.get("kind") == "sglang" else {}
+        aside = _section(_section(data["launch"], "ray"), "rollout") if _is_on_ray(data.get("launch")) else {}
+        gpus, cpus = aside.get("gpus"), aside.get("cpus")
+        for key, each in (
+            ("pool_gpus", sglang.get("tp_size", 1) if gpus is None else gpus),
+            ("pool_cpus", rollout.get("threads", 1) if cpus is None else cpus),
+        ):
+            size, each = rollout.get(key), 1 if each == "auto" else each
+            if isinstance(size, int) and isinstance(each, int | float) and each > 0 and size >= each:
+                return {**data, "rollout": _filled(rollout, "num_workers", int(size // each))}
+        return data
+
+    @property
+    def is_colocated(self) -> bool:
+        """placement: colocated"""
+        return self.placement == "colocated"
+
+    @property
+    def samples_per_step(self) -> int:
+        """groups_per_step * group_size"""
+        return self.groups_per_step * self.group_size
+
+    @property
+    def num_updates(self) -> int:
+        """num_steps * trainer.mini_batches"""
+        return self.num_steps * self.trainer.mini_batches
+
+    @property
+    def num_groups(self) -> int:
+        """num_steps * groups_per_step"""
+        return self.num_steps * self.groups_per_step
+
+    @property
+    def max_groups_in_flight(self) -> int | None:
+        """(max_staleness + 1) * groups_per_step; None when unbounded"""
+        bound = self.staleness.bound
+        return None if bound is None else (bound + 1) * self.groups_per_step
+
+    @property
+    def max_samples_in_flight(self) -> int | None:
+        """(max_staleness + 1) * groups_per_step * group_size; None when unbounded"""
+        groups = self.max_groups_in_flight
+        return None if groups is None else groups * self.group_size
+
+    @property
+    def num_slots(self) -> int:
+        """rollout.num_workers * rollout.engine.num_slots"""
+        return self.rollout.num_workers * self.rollout.engine.num_slots
+
+    @property
+    def worker_capacity(self) -> int:
+        """engine.num_slots + queue_samples (as many as slots when 0): samples one worker holds"""
+        slots = self.rollout.engine.num_slots
+        return slots + (self.rollout.queue_samples or slots)
+
+    @property
+    def max_sampled_tokens_per_step(self) -> int:
+        """groups_per_step * group_size * sampling.max_new_tokens"""
+        return self.samples_per_step * self.sampling.max_new_tokens
+
+    @property
+    def max_trained_tokens_per_step(self) -> int:
+        """groups_per_step * group_size * rollout.engine.max_context"""
+        return self.samples_per_step * self.rollout.engine.max_context
+
+    @property
+    def data_seed(self) -> int:
+        """data.seed, or the run's seed"""
+        return self.seed if self.data.seed is None else self.data.seed
+
+    @property
+    def rollout_devices(self) -> tuple[str, ...]:
+        """Device of each rollout worker: plain `cuda` and several workers mean one GPU each (sglang: `tp_size` in a
+        row, named by the first), the trainer's left out unless they are shared."""
+        engine, count = self.rollout.engine, self.rollout.num_workers
+        if self.launch.kind == "ray":  # Ray shows each process its own GPUs only
+            return (engine.device,) * count
+        width = engine.sglang.tp_size if engine.kind == "sglang" else 1
+        if engine.device != "cuda" or count * width == 1:
+            return (engine.device,) * count
+        firsts: list[str] = []
+        index = 0
+        while len(firsts) < count:
+            wanted = [f"cuda:{index + offset}" for offset in range(width)]
+            is_free = self.is_colocated or not set(wanted) & set(self.trainer_devices)
+            firsts += wanted[:1] if is_free else []
+            index += width if is_free else 1
+        return tuple(firsts)
+
+    @property
+    def trainer_devices(self) -> tuple[str, ...]:
+        """Device of each rank of the trainer: one GPU each, from trainer.device upwards."""
+        match = re.fullmatch(r"cuda(?::(\d+))?", self.trainer.device)
+        if match is None or self.launch.kind == "ray":
+            return (self.trainer.device,) * self.trainer.ranks
+        return tuple(f"cuda:{int(match.group(1) or 0) + rank}" for rank in range(self.trainer.ranks))
+
+    @property
+    def train_sampling(self) -> Sampling:
+        """`sampling` as it travels in a task"""
+        told = self.sampling.model_dump(exclude={"forced_lengths"})
+        return Sampling(**told, ignore_eos=self.sampling.forced_lengths is not None)
+
+    @property
+    def eval_sampling(self) -> Sampling:
+        """`eval` as it travels in a task: its own temperature and cuts; stop ids are those of `sampling`"""
+        return Sampling(
+            temperature=self.eval.temperature,
+            top_p=self.eval.top_p,
+            top_k=self.eval.top_k,
+            max_new_tokens=self.eval.max_new_tokens or self.sampling.max_new_tokens,
+            stop_token_ids=self.sampling.stop_token_ids,
+        )
+
+
+def _section(section: Any, key: str) -> Mapping[str, Any]:
+    """A section inside a section, as far as it is one."""
+    inner = _get(section, key)
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _filled(section: Any, key: str, value: object) -> Any:
+    """The section with `key` set to `value` unless the user has set it."""
+    if section is None:
+        return {key: value}
+    if isinstance(section, Settings):
+        return section if key in section.model_fields_set else section.model_copy(update={key: value})
+    return {key: value, **section} if isinstance(section, Mapping) else section
+
+
+def _replaced(section: Any, key: str, value: object) -> Any:
+    """The section with `key` set to `value`, whatever it was."""
+    if isinstance(section, Settings):
+        return section.model_copy(update={key: value})
+    return {**(section or {}), key: value} if section is None or isinstance(section, Mapping) else section
+
+
+def _is_on_ray(launch: Any) -> bool:
+    return (launch.kind if isinstance(launch, LaunchSettings) else _get(launch, "kind")) == "ray"
+
+
+def _get(section: Any, key: str) -> Any:
+    return section.get(key) if isinstance(section, Mapping) else None

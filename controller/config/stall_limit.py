@@ -1,0 +1,102 @@
+"""When a run without progress is given up: later than every recovery that needs no help. Pure.
+
+Owns: which recoveries there are, how long each may take without a sign of progress, the limit that follows. Refuses:
+watching (watchdog.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from controller.config.problems import Problem
+from controller.config.run_config import RunConfig
+
+MARGIN_S = 60.0
+"""Between the end of the longest recovery and the run's limit: for notices, restarts' back-off, the first tokens."""
+REWRITE_PATIENCE = 2.0
+"""The coordinator waits so many load deadlines for a damaged version to be written again (coordinator/rewriting.py)."""
+KEY = "launch.stall_after_s"
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Something that mends itself. `keys`: the settings that bound it; `longest_s`: without a sign of progress."""
+
+    what: str
+    keys: tuple[str, ...]
+    longest_s: float
+
+
+def recoveries(config: RunConfig) -> list[Recovery]:
+    """Each way in which a run may stand still and then go on by itself."""
+    launch, rollout = config.launch, config.rollout
+    found = [
+        Recovery(
+            "a lost process is noticed and started again",
+            ("launch.silence_s", "launch.startup_timeout_s"),
+            launch.silence_s + launch.startup_timeout_s,
+        ),
+        Recovery("a verdict is waited for", ("rollout.score_timeout_s",), rollout.score_timeout_s),
+        Recovery(
+            "a worker that does not load a version is quarantined",
+            ("trainer.weights.deadline_s",),
+            config.trainer.weights.deadline_s,
+        ),
+        Recovery(
+            "a damaged version is not written again, and workers load it as it is",
+            ("trainer.weights.deadline_s",),
+            (1 + REWRITE_PATIENCE) * config.trainer.weights.deadline_s,
+        ),
+    ]
+    if config.is_colocated:  # an engine first ends the load under way, then has as long to release its memory
+        found.append(
+            Recovery(
+                "a rollout worker that does not release shared memory is replaced",
+                ("trainer.weights.deadline_s", "launch.startup_timeout_s"),
+                2 * config.trainer.weights.deadline_s + launch.startup_timeout_s,
+            )
+        )
+    if config.trainer.ranks > 1:
+        found.append(
+            Recovery("a lost trainer rank is noticed", ("trainer.rank_timeout_s",), config.trainer.rank_timeout_s)
+        )
+    if rollout.engine.kind == "sglang":
+        sglang = rollout.engine.sglang
+        start_s = sglang.control_timeout_s if sglang.attach else launch.startup_timeout_s
+        found += [
+            Recovery(
+                "an SGLang server that hangs in generation is replaced",
+                ("rollout.engine.sglang.stall_timeout_s", "launch.startup_timeout_s"),
+                sglang.stall_timeout_s + start_s,
+            ),
+            Recovery(
+                "an SGLang server that hangs while it loads is replaced, and its successor loads",
+                ("rollout.engine.sglang.load_timeout_s", "launch.startup_timeout_s"),
+                2 * sglang.load_timeout_s + start_s,
+            ),
+        ]
+    return found
+
+
+def longest_recovery(config: RunConfig) -> Recovery:
+    """The one the limit has to wait for."""
+    return max(recoveries(config), key=lambda recovery: recovery.longest_s)
+
+
+def stall_limit_s(config: RunConfig) -> float:
+    """launch.stall_after_s, or else the longest recovery + MARGIN_S."""
+    given_s = config.launch.stall_after_s
+    return given_s if given_s is not None else longest_recovery(config).longest_s + MARGIN_S
+
+
+def stall_problems(config: RunConfig) -> Iterator[Problem]:
+    """A limit that would end the run before something has recovered."""
+    given_s, longest = config.launch.stall_after_s, longest_recovery(config)
+    if given_s is not None and given_s <= longest.longest_s:
+        yield Problem(
+            (KEY, *longest.keys),
+            f"would end the run after {given_s:g} s without progress, and {longest.longest_s:g} s may pass before"
+            f" {longest.what}",
+            f"leave {KEY} out (then {longest.longest_s + MARGIN_S:g}), or lower {' or '.join(longest.keys)}",
+        )

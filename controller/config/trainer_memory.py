@@ -1,0 +1,131 @@
+"""How much memory the trainer's state takes at least: weights, gradients and AdamW's moments. Pure.
+
+Owns: the arithmetic per backend, and what no device can hold. Refuses: activations and logits (they come on top),
+looking at devices (preflight.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from areal_like.emulation.machines import EXPERTS, MODELS
+from controller.config.problems import Problem
+from controller.config.run_config import RunConfig
+from controller.run_folder.units import size_text
+
+WEIGHT_BYTES, GRADIENT_BYTES, MOMENT_BYTES = 4, 4, 8
+"""Of one parameter, in float32: itself, its gradient, AdamW's two moments."""
+LARGEST_GPU_BYTES = 300e9
+"""No GPU that is sold has more (288 GB in 2026)."""
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """Bytes of the state of one rank, on its device and in host memory."""
+
+    device_bytes: float
+    host_bytes: float
+    words: str
+    """How it is spread, for people."""
+
+
+def parameters_of(config: RunConfig, model: Mapping[str, Any] | None) -> float | None:
+    """Parameters of a run's model; None where nothing says how many. model: the config of model.path, where read."""
+    known = MODELS.get((config.model.path or "").rsplit("/", 1)[-1].lower())  # on the hub, and not here yet
+    if model is None and known is not None:
+        return known.parameters
+    return num_parameters(model or config.model.init or {})
+
+
+def num_parameters(model: Mapping[str, Any]) -> float | None:
+    """Parameters of a decoder with this transformers config, to a few percent; None where it does not give the sizes.
+
+    The part for text, where there are several. Of a mixture all experts count: all of them are trained.
+    """
+    text = model.get("text_config")
+    sizes = text if isinstance(text, Mapping) else model
+    try:
+        layers, hidden, vocabulary = (_size(sizes, key) for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
+        heads = _size(sizes, "num_attention_heads")
+        kv_heads = _size(sizes, "num_key_value_heads", heads)
+        head_dim = _size(sizes, "head_dim", hidden // heads)
+        inner = _size(sizes, "intermediate_size")
+        experts = max((_size(sizes, key, 0) for key in EXPERTS), default=0)
+        per_layer = hidden * head_dim * 2 * (heads + kv_heads)
+        per_layer += 3 * hidden * (experts * _size(sizes, "moe_intermediate_size", inner) if experts > 1 else inner)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    is_tied = sizes.get("tie_word_embeddings", model.get("tie_word_embeddings"))
+    return float(layers * per_layer + vocabulary * hidden * (1 if is_tied else 2))
+
+
+def _size(sizes: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = sizes.get(key)
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ValueError(key)
+    return value
+
+
+def trainer_state(config: RunConfig, parameters: float) -> TrainerState:
+    """The state of one rank. `auto` is judged by what it can fall back on: FSDP with everything in host memory."""
+    trainer, ranks = config.trainer, config.trainer.ranks
+    whole = WEIGHT_BYTES + GRADIENT_BYTES + MOMENT_BYTES
+    each = f"{parameters / 1e9:.3g}G parameters x {whole} bytes" + (f" / {ranks} ranks" if ranks > 1 else "")
+    on_gpu = trainer.device.startswith("cuda")
+    if trainer.backend == "deepspeed":
+        zero = trainer.deepspeed
+        weights = WEIGHT_BYTES / (ranks if zero.stage == 3 else 1)
+        gradients = GRADIENT_BYTES / (ranks if zero.stage >= 2 else 1)
+        moments = MOMENT_BYTES / ranks
+        host = (moments if zero.offload_optimizer else 0) + (weights if zero.offload_param else 0)
+        return TrainerState(
+            parameters * (weights + gradients + moments - host),
+            parameters * host,
+            f"{parameters / 1e9:.3g}G parameters, ZeRO {zero.stage} over {ranks} rank{'s' * (ranks > 1)}",
+        )
+    total = parameters * whole / ranks
+    is_offloaded = trainer.backend == "fsdp" and trainer.fsdp.cpu_offload
+    if is_offloaded or (trainer.backend == "auto" and on_gpu and total > LARGEST_GPU_BYTES):
+        return TrainerState(0.0, total, f"{each}, in host memory")
+    return TrainerState(total, 0.0, each)
+
+
+def memory_problem(config: RunConfig, state: TrainerState, device_bytes: float | None) -> Problem | None:
+    """Why the trainer cannot hold its state. device_bytes: memory of one rank's device; None: not known."""
+    if not config.trainer.device.startswith("cuda") or config.emulation is not None:
+        return None
+    if config.trainer.backend == "auto" and device_bytes is not None:
+        return None  # it moves to host memory by itself what does not fit
+    most = LARGEST_GPU_BYTES if device_bytes is None else device_bytes
+    if state.device_bytes <= most:
+        return None
+    room = f"no GPU has more than {size_text(most)}" if device_bytes is None else f"its GPU has {size_text(most)}"
+    return Problem(
+        ("trainer.backend", "trainer.ranks", "model.path"),
+        f"weights, gradients and AdamW's state of one rank take {size_text(state.device_bytes)} ({state.words}),"
+        f" and {room}",
+        _remedy(config, state.device_bytes, most),
+    )
+
+
+def host_problem(config: RunConfig, state: TrainerState, host_bytes: float) -> Problem | None:
+    """Why this machine cannot hold the state of all ranks that is kept in host memory."""
+    is_on_cpu = config.trainer.device == "cpu"
+    need = (state.device_bytes if is_on_cpu else state.host_bytes) * config.trainer.ranks
+    if need <= host_bytes or config.emulation is not None:
+        return None
+    return Problem(
+        ("trainer.ranks", "trainer.device", "model.path"),
+        f"weights, gradients and AdamW's state of the trainer take {size_text(need)} of host memory ({state.words}),"
+        f" and this machine has {size_text(host_bytes)}",
+        "a smaller model, or a machine with more memory",
+    )
+
+
+def _remedy(config: RunConfig, need: float, most: float) -> str:
+    ranks = -(-int(need * config.trainer.ranks) // int(most))
+    return f"trainer.backend: fsdp and trainer.ranks: {ranks} or more, or a smaller model"

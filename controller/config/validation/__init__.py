@@ -1,0 +1,1 @@
+"""Checks of a configuration that need more than one field, by subject."""

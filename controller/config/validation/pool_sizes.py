@@ -1,0 +1,210 @@
+"""How large each pool is, in processes, GPUs and CPUs, and what one machine holds of it. Pure.
+
+Owns: the arithmetic, for `validate` and for any launcher. Refuses: where processes sit (the launchers'), looking at the
+machine (preflight.py).
+
+    workers of a pool = its GPUs / GPUs of one worker (SGLang: tp_size, else 1), or its CPUs / compute threads of one
+    GPUs of a run     = rollout + trainer, or the larger of the two where they are colocated
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from controller.config.problems import Problem
+from controller.config.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    """One pool: so many processes, each taking so much of its node."""
+
+    name: str
+    num_processes: int
+    gpus_each: float
+    cpus_each: float
+
+    @property
+    def gpus(self) -> float:
+        """num_processes * gpus_each"""
+        return self.num_processes * self.gpus_each
+
+    @property
+    def cpus(self) -> float:
+        """num_processes * cpus_each"""
+        return self.num_processes * self.cpus_each
+
+    @property
+    def words(self) -> str:
+        """`7 workers x 1 GPU`"""
+        kind = {"rollout": "worker", "trainer": "rank", "reward": "service"}[self.name]
+        device = units(self.gpus_each, "GPU") if self.gpus_each else units(self.cpus_each, "CPU")
+        return f"{self.num_processes} {kind}{'s' * (self.num_processes > 1)} x {device}"
+
+    def per_node(self, node_gpus: int, node_cpus: int) -> int:
+        """Processes of this pool that one empty node holds, at most."""
+        limits = [node_gpus // self.gpus_each] if self.gpus_each else []
+        limits += [node_cpus // self.cpus_each] if self.cpus_each else []
+        return int(min(limits, default=self.num_processes))
+
+
+def units(count: float, name: str) -> str:
+    """`1 GPU`, `2.5 CPUs`"""
+    return f"{count:g} {name}{'s' * (count != 1)}"
+
+
+def gpus_of_worker(config: RunConfig) -> int:
+    """GPUs of one rollout worker: 0 on a CPU."""
+    engine = config.rollout.engine
+    if not engine.device.startswith("cuda"):
+        return 0
+    return engine.sglang.tp_size if engine.kind == "sglang" else 1
+
+
+def _set_aside(config: RunConfig, pool: str, resource: str, default: float) -> float:
+    """What one process of a pool takes: on a cluster what `launch.ray` sets aside for it, if that is given."""
+    given = getattr(getattr(config.launch.ray, pool), resource) if config.launch.kind == "ray" else None
+    return default if given is None else float(given)
+
+
+def pool_sizes(config: RunConfig) -> list[PoolSize]:
+    """The pools of a run. Threads that are left to the program count as one: it takes what there is."""
+    threads = {
+        "rollout": config.rollout.threads if isinstance(config.rollout.threads, int) else 1,
+        "trainer": config.trainer.threads if isinstance(config.trainer.threads, int) else 1,
+    }
+    trainer_gpus = 1 if config.trainer.device.startswith("cuda") else 0
+    num_services = 0 if config.reward.addresses else config.reward.num_services
+    pools = (
+        ("rollout", config.rollout.num_workers, gpus_of_worker(config), threads["rollout"]),
+        ("trainer", config.trainer.ranks, trainer_gpus, threads["trainer"]),
+        ("reward", num_services, 0, config.reward.num_workers),
+    )
+    return [
+        PoolSize(name, count, _set_aside(config, name, "gpus", gpus), _set_aside(config, name, "cpus", cpus))
+        for name, count, gpus, cpus in pools
+        if count
+    ]
+
+
+def gpus_of_run(config: RunConfig) -> float:
+    """All GPUs a run wants."""
+    gpus = [pool.gpus for pool in pool_sizes(config)]
+    return max(gpus) if config.is_colocated else sum(gpus)
+
+
+def fit_problem(config: RunConfig, num_gpus: int) -> Problem | None:
+    """Why the run does not fit onto a machine with so many GPUs, in one sentence; None where it does, or may.
+
+    Devices named one by one (`cuda:3`) may be shared on purpose, so only pools that are counted are judged.
+    """
+    wanted = gpus_of_run(config)
+    if wanted <= num_gpus or config.rollout.engine.device != "cuda":
+        return None
+    pools = {pool.name: pool for pool in pool_sizes(config) if pool.gpus}
+    listed = " and ".join(f"{name} {pool.words}" for name, pool in pools.items())
+    together = "together " if len(pools) > 1 and not config.is_colocated else ""
+    rest = num_gpus if config.is_colocated else num_gpus - sum(p.gpus for n, p in pools.items() if n != "rollout")
+    most = max(0, rest) // pools["rollout"].gpus_each
+    remedy = f"rollout.num_workers: {most}, or placement: colocated with mode: sync" if most else "placement: colocated"
+    return Problem(
+        ("rollout.num_workers", "trainer.ranks"),
+        f"{listed} want {together}{wanted} GPUs, and this machine has {num_gpus}",
+        remedy if not config.is_colocated else f"rollout.num_workers: {most}, or fewer trainer.ranks",
+    )
+
+
+def pool_problems(config: RunConfig) -> Iterator[Problem]:
+    """Sizes that cannot be, whatever the machine."""
+    rollout = config.rollout
+    if rollout.pool_gpus is not None and rollout.pool_cpus is not None:
+        yield Problem(("rollout.pool_gpus", "rollout.pool_cpus"), "a pool is counted in GPUs or in CPUs", "keep one")
+        return
+    each = _set_aside(config, "rollout", "gpus", gpus_of_worker(config))
+    if rollout.pool_gpus is not None and not each:
+        yield Problem(
+            ("rollout.pool_gpus", "rollout.engine.device"),
+            f"counts GPUs, but the workers run on {rollout.engine.device}",
+            "rollout.pool_cpus, or rollout.engine.device: cuda",
+        )
+    elif rollout.pool_gpus is not None and rollout.pool_gpus != each * rollout.num_workers:
+        yield _mismatch("rollout.pool_gpus", rollout.pool_gpus, "GPUs", each, rollout.num_workers)
+    threads = rollout.threads if isinstance(rollout.threads, int) else 1
+    cpus = _set_aside(config, "rollout", "cpus", threads)
+    if rollout.pool_cpus is not None and rollout.pool_cpus != cpus * rollout.num_workers:
+        yield _mismatch("rollout.pool_cpus", rollout.pool_cpus, "CPUs", cpus, rollout.num_workers)
+
+
+def _mismatch(key: str, size: int, unit: str, each: float, num_workers: int) -> Problem:
+    if each == 0 or each != int(each):
+        return Problem(
+            (key, f"launch.ray.rollout.{unit.lower()}"),
+            f"{num_workers} workers of {each:g} {unit} are not {size} {unit}",
+            "rollout.num_workers instead, or whole numbers",
+        )
+    each = int(each)
+    if size % each:
+        fitting = [str(count) for count in (size - size % each, size + each - size % each) if count]
+        what = f"{size} {unit} cannot be divided into workers of {each}"
+        return Problem((key,), what, " or ".join(fitting))
+    return Problem(
+        (key, "rollout.num_workers"),
+        f"{size} {unit} make {size // each} workers of {each}, not {num_workers}",
+        "keep one of the two",
+    )
+
+
+def _servers_in_turns(config: RunConfig) -> Iterator[Problem]:
+    sglang = config.rollout.engine.sglang
+    if sglang.attach:
+        yield Problem(
+            ("rollout.engine.sglang.attach", "placement"),
+            "a server managed by someone else may restart, and take memory, while the trainer works",
+            "remove it, so that servers are launched, or set placement: disaggregated",
+        )
+    if sglang.release_idle_s is not None:
+        yield Problem(
+            ("rollout.engine.sglang.release_idle_s", "placement"),
+            "the device hand-over already decides when memory is released",
+            "leave it out",
+        )
+
+
+def placement_problems(config: RunConfig) -> Iterator[Problem]:
+    """What cannot go together with engines and trainer on the same devices."""
+    if not config.is_colocated:
+        return
+    trainer, engine = config.trainer, config.rollout.engine
+    if config.mode != "sync":
+        yield Problem(
+            ("placement", "mode"),
+            f"in mode {config.mode} engines and trainer work at the same time, and would need the same memory",
+            "mode: sync, or placement: disaggregated",
+        )
+    if config.emulation is not None:
+        yield Problem(
+            ("placement", "emulation"), "emulated devices have no memory to release", "placement: disaggregated"
+        )
+    if engine.kind == "sglang":
+        yield from _servers_in_turns(config)
+    if trainer.backend not in ("torch", "fsdp") or (trainer.backend == "fsdp" and not trainer.fsdp.cpu_offload):
+        yield Problem(
+            ("trainer.backend", "placement"),
+            f"{trainer.backend} keeps its state on the devices between two steps",
+            "trainer.backend: torch, or fsdp with trainer.fsdp.cpu_offload: true",
+        )
+    if trainer.weights.kind == "distributed" or trainer.weights.swap == "rolling":
+        key = "kind" if trainer.weights.kind == "distributed" else "swap"
+        yield Problem(
+            (f"trainer.weights.{key}", "placement"),
+            "while the trainer works no engine has memory to receive into, and all of them load at the same time",
+            "trainer.weights.kind: shm, or stream between hosts" if key == "kind" else "swap: together",
+        )
+    on_gpus = [device.startswith("cuda") for device in (trainer.device, engine.device)]
+    if on_gpus[0] != on_gpus[1]:
+        yield Problem(
+            ("placement", "trainer.device", "rollout.engine.device"),
+            f"they share no device: the trainer is on {trainer.device}, the engines on {engine.device}",
+            "the same kind of device for both, or placement: disaggregated",
+        )

@@ -1,0 +1,376 @@
+"""Which combinations of settings cannot work. Pure: no files, no sockets.
+
+Owns: the cross-checks; each says why and what to do instead. Refuses: single values (pydantic's), derived numbers
+(derived.py), the machine (preflight.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from areal_like import limits, templates
+from areal_like.config import BUILT_IN_TOKENIZERS
+from areal_like.context_limit import context_limit
+from controller.config.problems import Problem, nearest, show
+from controller.config.run_config import (
+    BUILT_IN_GENERATORS,
+    BUILT_IN_SCORERS,
+    MODE_STALENESS,
+    DataSource,
+    RunConfig,
+    contradictions,
+    soft_zones,
+)
+from controller.config.stall_limit import stall_problems
+from controller.config.validation.cluster import cluster_problems
+from controller.config.validation.engine import device_problems, emulation_problems, engine_problems, rollout_problems
+from controller.config.validation.pool_sizes import placement_problems, pool_problems
+from controller.config.validation.trainer_ranks import rank_problems
+from controller.config.validation.weight_transfer import group_problems
+from controller.run_folder.run_folder import NAME_REMEDY, is_run_name
+from controller.run_folder.units import size_text
+
+
+def cross_check(config: RunConfig) -> list[Problem]:
+    """Every contradiction in a config, without looking at the machine."""
+    problems: list[Problem] = []
+    for check in (
+        _model,
+        _data,
+        _mode,
+        _groups,
+        _samples_in_flight,
+        _sampling,
+        _context,
+        _loss,
+        rank_problems,
+        _reward,
+        device_problems,
+        rollout_problems,
+        engine_problems,
+        emulation_problems,
+        _launch,
+        cluster_problems,
+        _weights,
+        group_problems,
+        pool_problems,
+        placement_problems,
+        _metrics,
+    ):
+        problems += check(config)
+    return problems
+
+
+def _model(config: RunConfig) -> Iterator[Problem]:
+    model = config.model
+    if (model.path is None) == (model.init is None):
+        what = (
+            "neither model.path nor model.init is given" if model.path is None else "model.path and model.init exclude"
+        )
+        what += "" if model.path is None else " each other"
+        yield Problem(
+            ("model", "model.path", "model.init"), what, "model.path: a Hugging Face folder, or model.init: a config"
+        )
+        return
+    if model.init is not None:
+        if not isinstance(model.init.get("model_type"), str):
+            yield Problem(("model.init",), "needs `model_type`", "such as {model_type: qwen3, hidden_size: 128, ...}")
+        if model.tokenizer == "from_model":
+            yield Problem(
+                ("model.tokenizer", "model.init"),
+                "a model made from model.init brings no tokenizer",
+                f"a tokenizer folder, or {' or '.join(BUILT_IN_TOKENIZERS)}",
+            )
+    if model.path == "":
+        yield Problem(("model.path",), "is empty", "a Hugging Face folder")
+    if model.tokenizer.startswith("characters:") and model.tokenizer not in BUILT_IN_TOKENIZERS:
+        yield Problem(
+            ("model.tokenizer",), f"no tokenizer `{model.tokenizer}` is built in", " or ".join(BUILT_IN_TOKENIZERS)
+        )
+    kernel = config.trainer.attention
+    if kernel in ("flash_attn", "varlen") and not config.trainer.device.startswith("cuda"):
+        yield Problem(
+            ("trainer.attention", "trainer.device"),
+            f"`{kernel}` runs on CUDA only, and trainer.device is {config.trainer.device}",
+            "trainer.attention: auto",
+        )
+
+
+def _data(config: RunConfig) -> Iterator[Problem]:
+    sources = [("data.train", config.data.train)]
+    if config.data.eval is not None:
+        sources.append(("data.eval", config.data.eval))
+    if config.warm_start is not None:
+        sources.append(("warm_start.data", config.warm_start.data))
+    for path, source in sources:
+        yield from _source(path, source)
+    if config.eval.every_steps and config.data.eval is None:
+        yield Problem(
+            ("eval.every_steps", "data.eval"),
+            f"asks for an evaluation every {config.eval.every_steps} steps, and there is no data.eval",
+            "give data.eval, or eval.every_steps: 0",
+        )
+
+
+def _source(path: str, source: DataSource) -> Iterator[Problem]:
+    given = [kind for kind in ("path", "dataset", "generator") if getattr(source, kind) is not None]
+    keys = (path, f"{path}.path", f"{path}.dataset", f"{path}.generator")
+    if not given:
+        yield Problem(keys, "names no source", f"give one of {path}.path, {path}.dataset, {path}.generator")
+        return
+    if len(given) > 1:
+        yield Problem(keys, f"{' and '.join(given)} exclude each other", "keep one of them")
+        return
+    kind = given[0]
+    if not getattr(source, kind):
+        yield Problem((f"{path}.{kind}",), "is empty")
+    meaningless = {"path": ("split", "config", "options"), "dataset": ("options",), "generator": ("config", "columns")}
+    for key in meaningless[kind]:
+        if getattr(source, key):
+            yield Problem((f"{path}.{key}",), f"has no effect with {path}.{kind}", "remove it")
+    for key in source.columns:
+        if key not in ("prompt", "messages", "answer", "response"):
+            yield Problem(
+                (f"{path}.columns.{key}",),
+                "is not a column that can be mapped (other columns are kept under their own names)",
+                "the left side is prompt, messages, answer or response; the right side is your column",
+            )
+        elif source.columns[key] is None and key != "answer":
+            yield Problem((f"{path}.columns.{key}",), "must name a column", "only `answer` may be null (there is none)")
+    if {"prompt", "messages"} <= source.columns.keys():
+        yield Problem((f"{path}.columns",), "prompt and messages exclude each other", "keep one of them")
+    if (
+        kind == "generator"
+        and source.generator
+        and source.generator not in BUILT_IN_GENERATORS
+        and not _is_function(source.generator)
+    ):
+        known = f"{', '.join(BUILT_IN_GENERATORS)}, or module:function"
+        yield Problem((f"{path}.generator",), f"no generator `{source.generator}`", known)
+    if kind == "generator" and (source.limit or 0) > limits.GENERATED_ROWS:
+        yield Problem(
+            (f"{path}.limit",),
+            f"{source.limit:,} generated rows would all be in memory",
+            f"at most {limits.GENERATED_ROWS:,}",
+        )
+    if source.template is not None and ({"prompt", "messages"} & source.columns.keys()):
+        yield Problem((f"{path}.template",), f"makes the prompt, and so does {path}.columns", "keep one of them")
+    if source.template is not None and (fault := templates.fault_of(source.template)):
+        yield Problem((f"{path}.template",), fault, "names of columns stand in {{ }}")
+
+
+def _is_function(name: str) -> bool:
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name) is not None
+
+
+def _mode(config: RunConfig) -> Iterator[Problem]:
+    bound = config.staleness.max_staleness
+    if config.mode in MODE_STALENESS and bound != MODE_STALENESS[config.mode]:
+        wanted = MODE_STALENESS[config.mode]
+        yield Problem(
+            ("staleness.max_staleness", "mode"),
+            f"mode {config.mode} means a staleness of {wanted}, not {bound}",
+            f"leave it out or set it to {wanted}, or take mode: async",
+        )
+    elif bound == "unbounded" and config.staleness.on_stale != "keep":
+        yield Problem(
+            ("staleness.on_stale", "staleness.max_staleness"),
+            f"`{config.staleness.on_stale}` acts on groups past the bound, and `unbounded` has none",
+            "on_stale: keep, or a number for max_staleness",
+        )
+    if config.mode == "one_step_off" and config.rollout.interruption != "drain":
+        yield Problem(
+            ("rollout.interruption", "mode"),
+            "mode one_step_off generates whole batches under one version: nothing is interrupted",
+            "leave it out or set it to drain, or take mode: async",
+        )
+
+
+def _groups(config: RunConfig) -> Iterator[Problem]:
+    advantage = config.trainer.advantage.kind
+    if config.group_size == 1 and advantage != "global_norm":
+        why = {"grpo": "the standard deviation of one reward is 0", "rloo": "there is no other sample to compare with"}
+        yield Problem(
+            ("group_size", "trainer.advantage.kind"),
+            f"with one sample a group, `{advantage}` gives every sample the advantage 0"
+            f" ({why.get(advantage, 'a reward is its own mean')})",
+            "group_size of 2 or more, or trainer.advantage.kind: global_norm",
+        )
+    if config.group_size == 1 and config.filter_zero_signal:
+        yield Problem(
+            ("filter_zero_signal", "group_size"),
+            "the rewards of a group of one are all equal: every group would be filtered",
+            "group_size of 2 or more, or filter_zero_signal: false",
+        )
+    if config.trainer.mini_batches > config.groups_per_step:
+        yield Problem(
+            ("trainer.mini_batches", "groups_per_step"),
+            f"{config.groups_per_step} groups cannot be dealt to {config.trainer.mini_batches} mini-batches",
+            f"at most {config.groups_per_step}",
+        )
+
+
+def _samples_in_flight(config: RunConfig) -> Iterator[Problem]:
+    """The controller keeps the state of every sample of the groups it has admitted."""
+    samples = config.max_samples_in_flight or config.samples_per_step
+    if samples <= limits.SAMPLES_IN_FLIGHT:
+        return
+    keys = ("groups_per_step", "group_size", "staleness.max_staleness")
+    formula = "groups_per_step * group_size"
+    if config.max_samples_in_flight is not None:
+        formula = f"(max_staleness + 1) * {formula}"
+    yield Problem(
+        keys,
+        f"{formula} is {samples:,} samples at once: at least {size_text(samples * limits.SAMPLE_BYTES)} of the"
+        " controller's memory for their states, without their tokens",
+        f"at most {limits.SAMPLES_IN_FLIGHT:,} samples at once",
+    )
+
+
+def _sampling(config: RunConfig) -> Iterator[Problem]:
+    why = "the policy's log-probs are those of the full distribution, so a cut one would be trained with wrong ratios"
+    if config.sampling.top_p < 1:
+        yield Problem(("sampling.top_p",), f"training needs top_p 1: {why}", "top_p: 1 (eval.top_p is free)")
+    if config.sampling.top_k > 0:
+        yield Problem(("sampling.top_k",), f"training needs top_k 0: {why}", "top_k: 0 (eval.top_k is free)")
+
+
+def _context(config: RunConfig) -> Iterator[Problem]:
+    context = config.rollout.engine.max_context
+    for key, length in (
+        ("sampling.max_new_tokens", config.sampling.max_new_tokens),
+        ("eval.max_new_tokens", config.eval.max_new_tokens or 0),
+    ):
+        if length >= context:
+            yield Problem(
+                (key, "rollout.engine.max_context"),
+                f"{length} answer tokens leave no room for a prompt in a context of {context}",
+                f"at most {context - 1}, or a larger rollout.engine.max_context",
+            )
+    if config.trainer.micro_batch_tokens < context:
+        yield Problem(
+            ("trainer.micro_batch_tokens", "rollout.engine.max_context"),
+            f"a sequence of up to {context} tokens must fit one micro-batch of {config.trainer.micro_batch_tokens}",
+            f"at least {context}",
+        )
+    limit = context_limit(config.model.init or {})
+    if limit is not None and (excess := limit.excess(context)):
+        yield Problem(("rollout.engine.max_context", "model.init"), excess, limit.remedy)
+    if config.warm_start is not None:
+        sft = config.warm_start.sft
+        if sft.micro_batch_tokens < sft.max_tokens:
+            yield Problem(
+                ("warm_start.sft.micro_batch_tokens", "warm_start.sft.max_tokens"),
+                f"a sequence of up to {sft.max_tokens} tokens must fit one micro-batch of {sft.micro_batch_tokens}",
+                f"at least {sft.max_tokens}",
+            )
+
+
+def _loss(config: RunConfig) -> Iterator[Problem]:
+    loss = config.trainer.loss
+    keys = ("trainer.loss.weight.mode", "trainer.loss.proximal")
+    if loss.proximal == "behaviour" and loss.weight.mode != "off":
+        yield Problem(
+            keys,
+            f"with proximal: behaviour the weight exp(p - b) is 1, and `{loss.weight.mode}` does nothing",
+            "weight.mode: off for ordinary PPO, or proximal: recompute for decoupled PPO",
+        )
+    if loss.proximal != "behaviour" and loss.weight.mode == "off":
+        yield Problem(
+            keys,
+            f"with proximal: {loss.proximal} and no weight the loss is decoupled in name only, and biased",
+            "weight.mode: exact, truncate or mask, or proximal: behaviour for ordinary PPO",
+        )
+    if loss.weight.mode == "mask" and loss.weight.low >= loss.weight.max:
+        yield Problem(
+            ("trainer.loss.weight.low", "trainer.loss.weight.max"),
+            f"the window [{loss.weight.low:g}, {loss.weight.max:g}] of `mask` keeps no token",
+            "low below max, with 1 between them",
+        )
+    elif loss.weight.mode == "mask" and not loss.weight.low <= 1 <= loss.weight.max:
+        yield Problem(
+            ("trainer.loss.weight.low", "trainer.loss.weight.max"),
+            f"the window [{loss.weight.low:g}, {loss.weight.max:g}] of `mask` leaves out 1: on-policy tokens",
+            "low below 1 and max above it",
+        )
+
+
+def _reward(config: RunConfig) -> Iterator[Problem]:
+    for index, scorer in enumerate(config.reward.scorers):
+        if scorer.kind not in BUILT_IN_SCORERS and not _is_function(scorer.kind):
+            near = nearest(scorer.kind, BUILT_IN_SCORERS, count=1)
+            remedy = f"did you mean {near[0]}?" if near else f"{', '.join(BUILT_IN_SCORERS)}, or module:function"
+            yield Problem((f"reward.scorers.{index}.kind",), f"no scorer `{scorer.kind}`", remedy)
+    for key, what, remedy in contradictions(config.reward):
+        yield Problem((f"reward.{key}",), what, remedy)
+    longest = config.sampling.max_new_tokens
+    for where, zone_begins in soft_zones(config.reward):
+        if zone_begins >= longest:
+            keys = (f"reward.{where}.options.max_tokens", "sampling.max_new_tokens")
+            what = f"its penalty begins at {zone_begins} tokens, and no answer has more than {longest}"
+            yield Problem(keys, what, f"max_tokens: {longest}")
+    if all(scorer.weight == 0 for scorer in config.reward.scorers):
+        yield Problem(("reward.scorers",), "every scorer has weight 0: all rewards would be equal", "give one a weight")
+
+
+def _launch(config: RunConfig) -> Iterator[Problem]:
+    launch = config.launch
+    yield from stall_problems(config)
+    if launch.silence_s < 4 * launch.heartbeat_s:
+        yield Problem(
+            ("launch.silence_s", "launch.heartbeat_s"),
+            f"{launch.silence_s:g} s is less than four heartbeats of {launch.heartbeat_s:g} s: all would be lost",
+            f"at least {4 * launch.heartbeat_s:g}",
+        )
+    name = config.name
+    if not is_run_name(name):
+        yield Problem(("name",), f"{show(name)} cannot be the name of a folder", NAME_REMEDY)
+
+
+def _weights(config: RunConfig) -> Iterator[Problem]:
+    weights, is_spread = config.trainer.weights, config.launch.kind != "local"
+    if is_spread and weights.kind == "shm":
+        yield Problem(
+            ("trainer.weights.kind", "launch.kind"),
+            "workers on other hosts cannot see this host's shared memory",
+            "kind: stream, or kind: disk with a shared_dir",
+        )
+    if is_spread and weights.kind == "disk" and weights.shared_dir is None:
+        yield Problem(
+            ("trainer.weights.shared_dir", "launch.kind"),
+            "workers on other hosts need a folder that they can access",
+            "name one, or trainer.weights.kind: stream",
+        )
+    if weights.shared_dir is not None and weights.kind != "disk":
+        yield Problem(
+            ("trainer.weights.shared_dir", "trainer.weights.kind"),
+            f"has no effect with kind {weights.kind}",
+            "remove it, or kind: disk",
+        )
+    elif weights.shared_dir == "":
+        yield Problem(("trainer.weights.shared_dir",), "is empty", "a folder, or null")
+    if weights.swap == "rolling" and config.rollout.interruption == "drain":
+        yield Problem(
+            ("trainer.weights.swap", "rollout.interruption"),
+            "with drain each worker finishes its answers first: one after another, the last would wait for all of them",
+            "swap: together, or interruption: recompute or keep_kv",
+        )
+
+
+def _metrics(config: RunConfig) -> Iterator[Problem]:
+    metrics, launch = config.metrics, config.launch
+    if metrics.tensorboard == "":
+        yield Problem(("metrics.tensorboard",), "is empty", "true, or a folder")
+    endpoint = metrics.prometheus
+    if endpoint is not None and endpoint.port and endpoint.port == launch.port:
+        yield Problem(
+            ("metrics.prometheus.port", "launch.port"),
+            f"the metrics and the run's processes cannot share port {launch.port}",
+            "another port, or 0 for any free one",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """True for addresses that only this machine can reach."""
+    return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None

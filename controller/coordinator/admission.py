@@ -1,0 +1,27 @@
+"""May one more group start? Law 1, the order of `one_step_off`, and what the run still needs.
+
+Owns: the gate. Refuses: choosing a worker (leasing), undoing a start.
+"""
+
+from __future__ import annotations
+
+from areal_like import staleness
+from controller.coordinator.run_state import RunState
+
+
+def has_draws(state: RunState) -> bool:
+    """True while the data order has rows left."""
+    return state.settings.max_draws is None or state.num_drawn < state.settings.max_draws
+
+
+def may_start_group(state: RunState, version: int) -> bool:
+    """May a worker that loaded `version` start a new group now? Saves compute; the bound itself is
+    `bounded-staleness`.
+    """
+    settings = state.settings
+    started = state.num_started + 1
+    if not has_draws(state) or started > settings.num_steps * settings.groups_per_step:
+        return False
+    if settings.mode == "one_step_off" and (started - 1) % settings.groups_per_step == 0 and state.table.num_running:
+        return False  # a batch starts only when every group of the one before is finished
+    return staleness.may_admit(started, version, settings.groups_per_step, settings.bound)

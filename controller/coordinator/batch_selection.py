@@ -1,0 +1,76 @@
+"""Which groups a step ships, and which can no longer be used. Laws 2 and 3.
+
+Owns: the choice and the reasons to wait. Refuses: recording it (the coordinator's).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from areal_like import staleness
+from controller.coordinator.groups import Group
+from controller.coordinator.run_state import RunState
+
+
+def choose_batch(state: RunState) -> list[Group] | None:
+    """The groups of the next step by id, or None while it must wait."""
+    table, count = state.table, state.settings.groups_per_step
+    if table.num_ready < count:
+        return None
+    bound = state.settings.bound
+    is_waiting = bound is not None and state.settings.on_stale == "wait"
+    if is_waiting:  # by counts first: most events ask in vain
+        taken: dict[int, int] = {}
+        wanted = count
+        for floor in sorted(table.ready_by_floor):
+            taken[floor] = min(wanted, len(table.ready_by_floor[floor]))
+            wanted -= taken[floor]
+        if not _may_ship(state, taken):
+            return None
+    chosen = [table.live[group_id] for group_id in staleness.earliest_first(table.ready_by_floor, count)]
+    if is_waiting and not _may_ship(state, Counter(group.floor for group in chosen)):
+        return None
+    return sorted(chosen, key=lambda group: group.group_id)
+
+
+def _may_ship(state: RunState, taken: Mapping[int, int]) -> bool:
+    """Can all others still meet their deadlines, once so many groups of each floor are gone?"""
+    bound = state.settings.bound
+    assert bound is not None, "without a bound nothing has a deadline"
+    by_deadline = {
+        staleness.deadline(floor, bound): left
+        for floor, number in state.table.num_by_floor.items()
+        if (left := number - taken.get(floor, 0))
+    }
+    return staleness.may_ship(state.next_step, by_deadline, state.settings.groups_per_step)
+
+
+def overdue_groups(state: RunState) -> list[Group]:
+    """Live groups that no step from the next one on may use, whatever their missing samples bring.
+
+    Under `wait` there are none (invariant I of areal_like/staleness.py); under `drop` these are dropped.
+    """
+    if not state.settings.is_strict:
+        return []
+    bound, step = state.settings.bound, state.next_step
+    oldest = min(state.table.num_by_floor, default=step)
+    if not staleness.is_overdue(step, oldest, bound):
+        return []
+    return [
+        group
+        for group in state.table.live.values()
+        if (ceiling := group.ceiling) is not None and staleness.is_overdue(step, ceiling, bound)
+    ]
+
+
+def surplus_groups(state: RunState) -> list[Group]:
+    """Groups that cannot all meet their deadlines: only after a resume under a tighter bound."""
+    bound = state.settings.bound
+    if bound is None or state.settings.on_stale != "wait":
+        return []
+    live = (
+        (staleness.deadline(group.floor, bound), group.num_finished, group.group_id)
+        for group in state.table.live.values()
+    )
+    return [state.table.live[i] for i in staleness.surplus(state.next_step, live, state.settings.groups_per_step)]

@@ -1,0 +1,201 @@
+"""Whose devices they are, where engines and trainer share them (`placement: colocated`).
+
+Owns: firing the events of the transition tables (handover.py) and carrying out their actions. Refuses: which state
+follows (handover.py), what is released and how (the engines' and the trainer's), which batch it is (coordinator.py),
+dead processes (supervisor.py). Where devices are not shared, every function here does nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+from areal_like.trajectory import NO_VERSION
+from controller.coordinator.effects import EndWorker, SendBatch, SendRelease
+from controller.coordinator.events import WorkerReleased
+from controller.coordinator.handover import (
+    ENGINE,
+    TURNS,
+    Engine,
+    EngineAction,
+    EngineEvent,
+    Turn,
+    TurnAction,
+    TurnEvent,
+    transition,
+)
+from controller.coordinator.run_state import RunState
+from controller.coordinator.worker import Worker
+
+# ---------------------------------------------------------------- the turn
+
+
+def may_hand_over(state: RunState, step: int) -> bool:
+    """The batch of `step` may go to the trainer now. Always so where devices are not shared."""
+    if not state.settings.is_colocated or _is_again(state, step):
+        return True
+    is_busy = any(worker.outstanding for worker in state.workers.values() if worker.is_present)
+    return state.turn_of is Turn.ENGINES and not is_busy and not _needs_engines_for_evaluation(state)
+
+
+def _needs_engines_for_evaluation(state: RunState) -> bool:
+    """An evaluation goes on, or can begin. While the trainer replays, its version may be not to be had until later."""
+    if state.manifest_path:
+        return bool(state.eval_jobs)
+    return any(w.is_present and w.pin is not None and w.version == w.pin.version for w in state.workers.values())
+
+
+def _is_again(state: RunState, step: int) -> bool:
+    return step == state.turn_step and state.turn_of in (Turn.RELEASING, Turn.TRAINER)
+
+
+def hand_over(state: RunState, batch: SendBatch) -> None:
+    """The batch goes to the trainer as soon as the engines have released their memory."""
+    if not state.settings.is_colocated:
+        state.emit(batch)
+        return
+    is_again = _is_again(state, batch.step)
+    state.held_batch, state.turn_step = batch, batch.step
+    _turn(state, TurnEvent.BATCH_AGAIN if is_again else TurnEvent.BATCH_READY)
+
+
+def is_withheld(state: RunState, step: int) -> bool:
+    """The trainer cannot have trained this step: its batch is held back until the engines are empty."""
+    return state.held_batch is not None and step >= state.held_batch.step
+
+
+def published(state: RunState) -> None:
+    """A version is out: the trainer has released its memory."""
+    if state.settings.is_colocated:
+        _turn(state, TurnEvent.PUBLISHED)
+
+
+def trainer_died(state: RunState) -> None:
+    """It starts again: what was to be sent to it is void."""
+    if state.settings.is_colocated:
+        state.turn_step = 0
+        _turn(state, TurnEvent.TRAINER_DIED)
+
+
+def is_engines_time(state: RunState) -> bool:
+    """Versions may be announced and samples leased. Always so where devices are not shared."""
+    return not state.settings.is_colocated or state.turn_of is Turn.ENGINES
+
+
+def advance(state: RunState) -> None:
+    """Ask for memory, end workers that keep theirs, and send the batch once nobody has any."""
+    if not state.settings.is_colocated:
+        return
+    for worker in state.workers.values():
+        if state.turn_of is Turn.RELEASING and worker.engine is Engine.HOLDING and worker.is_present:
+            _engine(state, worker, EngineEvent.WANTED)
+        elif worker.engine is Engine.RELEASING and state.now_s > worker.release_due_s:
+            _engine(state, worker, EngineEvent.OVERDUE)
+    if state.turn_of is Turn.RELEASING and all(one.engine is Engine.EMPTY for one in state.workers.values()):
+        _turn(state, TurnEvent.ENGINES_EMPTY)
+
+
+def _turn(state: RunState, event: TurnEvent) -> None:
+    state.turn_of, actions = transition(TURNS, state.turn_of, event)
+    for action in actions:
+        match action:
+            case TurnAction.HOLD_BATCH:
+                pass  # hand_over has put it there
+            case TurnAction.SEND_BATCH:
+                assert state.held_batch is not None, "the trainer received the devices without a batch"
+                state.emit(state.held_batch)
+                state.held_batch = None
+            case TurnAction.DROP_BATCH:
+                state.held_batch = None
+
+
+# ---------------------------------------------------------------- one engine
+
+
+def may_announce(state: RunState, worker: Worker) -> bool:
+    """A version may be announced to this worker now. Always so where devices are not shared."""
+    return not state.settings.is_colocated or EngineEvent.ANNOUNCED in ENGINE[worker.engine]
+
+
+def announced(state: RunState, worker: Worker) -> None:
+    """A version is sent to it: from now on it has memory."""
+    if state.settings.is_colocated:
+        _engine(state, worker, EngineEvent.ANNOUNCED)
+
+
+def released(state: RunState, event: WorkerReleased) -> None:
+    """A worker has released its memory; it counts only as the answer to the last request."""
+    worker = state.workers.get(event.worker)
+    if worker is None or not state.settings.is_colocated:
+        state.note("ignored", f"{event.worker} released memory without a request")
+        return
+    is_answer = _is_answer(worker, event)
+    _engine(state, worker, EngineEvent.RELEASED if is_answer else EngineEvent.LATE_RELEASE)
+    if is_answer:
+        state.progress += 1
+        state.note("released", f"{worker.name} released {event.num_bytes} bytes")
+
+
+def _is_answer(worker: Worker, event: WorkerReleased) -> bool:
+    """It answers the last request, and that is still open."""
+    return EngineEvent.RELEASED in ENGINE[worker.engine] and event.number == worker.release_number
+
+
+def heard_again(state: RunState, worker: Worker) -> None:
+    """The same process says Hello again."""
+    if state.settings.is_colocated:
+        _engine(state, worker, EngineEvent.HEARD_AGAIN)
+
+
+def ended(state: RunState, worker: Worker) -> None:
+    """The process is gone, or a new one of the same name has come: no memory is held."""
+    if state.settings.is_colocated:
+        _engine(state, worker, EngineEvent.ENDED)
+
+
+def _engine(state: RunState, worker: Worker, event: EngineEvent) -> None:
+    begin_s = _latest_begin_s(state, worker)
+    worker.engine, actions = transition(ENGINE, worker.engine, event)
+    for action in actions:
+        match action:
+            case EngineAction.REQUEST_RELEASE:
+                _request_release(state, worker, begin_s)
+            case EngineAction.FORGET:
+                worker.release_due_s = math.inf
+                worker.version = worker.announced = NO_VERSION
+                worker.end_load()
+            case EngineAction.END_PROCESS:
+                worker.release_due_s = math.inf
+                limit_s = state.settings.load_deadline_s
+                reason = f"it did not release its memory within {limit_s:g} s, and the trainer waits for it"
+                state.emit(EndWorker(worker=worker.name, reason=reason))
+            case EngineAction.REPORT_LATE:
+                state.note("ignored", f"{worker.name} answered an earlier request to release its memory")
+
+
+def _latest_begin_s(state: RunState, worker: Worker) -> float:
+    """When a release begins at the latest: the engine first ends the load that is under way, e.g. a slow first one."""
+    earlier_s = worker.release_due_s - state.settings.load_deadline_s
+    return max(due_s for due_s in (state.now_s, worker.load_due_s, earlier_s) if due_s < math.inf)
+
+
+def _request_release(state: RunState, worker: Worker, begin_s: float) -> None:
+    state.num_release_requests += 1
+    worker.release_number = state.num_release_requests
+    worker.release_due_s = begin_s + state.settings.load_deadline_s
+    state.emit(SendRelease(worker=worker.name, number=worker.release_number))
+
+
+def waits(state: RunState) -> list[str]:
+    """Who waits for whom at a handover."""
+    if not state.settings.is_colocated:
+        return []
+    if state.turn_of is Turn.TRAINER:
+        return ["the engines wait for the trainer: they share its devices"]
+    if state.turn_of is not Turn.RELEASING:
+        return []
+    names = ", ".join(
+        worker.name if worker.is_present else f"{worker.name} (unreachable)"
+        for worker in state.workers.values()
+        if worker.engine is not Engine.EMPTY
+    )
+    return [f"the trainer waits for {names} to release memory"]

@@ -1,0 +1,456 @@
+"""The coordinator: a pure state machine that keeps the invariants. `handle(event, now_s) -> effects`.
+
+Owns: the order in which an event is taken in and its consequences settled. Refuses: I/O, clocks, randomness, payloads.
+
+What each part decides:
+  worker_lifecycle.py  who is there, which version it is told, quarantine
+  sample_intake.py     tokens and finished samples
+  group_outcome.py     ready, filtered or dropped
+  batch_selection.py   what a step ships
+  admission.py         may another group start
+  leasing.py           what is leased next
+  routing.py           which worker takes it, how much credit counts
+  migration.py         what moves to an idle worker
+  evaluation.py        evaluations at one pinned version
+  termination.py       why and how the run ends
+  version_rollout.py   whose turn it is to swap, who is late
+  wait_reasons.py      who waits for whom
+  rewriting.py         damaged versions that the trainer writes again
+  colocation.py        whose turn it is to use devices that are shared (the transition table: handover.py)
+  run_state.py         what is remembered
+
+Every event is settled in one fixed order: deadlines, overdue groups, the trainer's request, the handover of devices,
+evaluations, announcements, leases, migrations, the end. The reasons for the rules: docs/decisions/0002-coordinator.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from areal_like.errors import UserError
+from areal_like.trajectory import NO_VERSION
+from controller.coordinator import (
+    batch_selection,
+    colocation,
+    evaluation,
+    leasing,
+    migration,
+    rewriting,
+    sample_intake,
+    termination,
+    version_rollout,
+    wait_reasons,
+    worker_lifecycle,
+)
+from controller.coordinator.effects import (
+    Effect,
+    EndRun,
+    PurgePayloads,
+    RecordBatch,
+    RecordCheckpoint,
+    RecordLineage,
+    SendBatch,
+)
+from controller.coordinator.events import (
+    BatchRequested,
+    CheckpointTaken,
+    Event,
+    LeaseReturned,
+    ProgressReported,
+    Published,
+    RunStarted,
+    SampleReported,
+    StopRequested,
+    Tick,
+    TrainerLost,
+    TrainerRestarted,
+    VersionRewritten,
+    WorkerDraining,
+    WorkerEnded,
+    WorkerIncident,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReleased,
+    WorkerSpeed,
+    WorkerVersionFailed,
+    WorkerVersionLoaded,
+    WorkerVersionStaged,
+)
+from controller.coordinator.group_outcome import drop_group
+from controller.coordinator.groups import Group, GroupTable, Sample
+from controller.coordinator.run_state import Phase, RunState
+from controller.coordinator.settings import CoordinatorSettings
+from controller.coordinator.snapshot import BatchGroup, Counts, GroupRecord, LedgerState
+
+QUIET_EVENTS = (SampleReported, ProgressReported, LeaseReturned, WorkerSpeed, BatchRequested,
+                WorkerVersionLoaded)  # fmt: skip
+"""After these no worker is told anything about versions, but where a turn is passed on (`swap: rolling`) or an
+evaluation ends."""
+
+
+class Coordinator:
+    """Decides who works on what, what each step consumes, and when the run ends.
+
+    Use: `Coordinator(settings)` for a fresh run or `Coordinator.restore(settings, ledger.load())`, then
+    `handle(RunStarted(lineage=..., checkpoint_version=...), now_s)` before any other event.
+    """
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self.settings = settings
+        self._state = RunState(settings)
+        self._is_started = False
+
+    @classmethod
+    def restore(cls, settings: CoordinatorSettings, state: LedgerState) -> Coordinator:
+        """The coordinator as the ledger knows it. Raises UserError where settings contradict the record."""
+        coordinator = cls(settings)
+        _remember(coordinator._state, state)
+        return coordinator
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
+        """Take in one event at monotonic time `now_s`; ledger effects come first in the answer."""
+        return self.handle_together((event,), now_s)
+
+    def handle_together(self, events: Sequence[Event], now_s: float) -> list[Effect]:
+        """The same for events of one instant, settled once: thousands of simulated workers load a version at a time."""
+        state = self._state
+        state.now_s = now_s
+        for event in events:
+            assert self._is_started != isinstance(event, RunStarted), "RunStarted is the first event, once"
+            is_quiet = isinstance(event, QUIET_EVENTS) and not state.eval_jobs and self.settings.swap != "rolling"
+            self._take(event)
+            state.is_roster_news |= not is_quiet
+        if state.phase is not Phase.OVER:
+            self._settle()
+        return state.take_effects()
+
+    # ------------------------------------------------------------ what others may know
+
+    def counts(self) -> Counts:
+        """Groups by fate; they add up at any time."""
+        state = self._state
+        return Counts(
+            drawn=state.num_drawn,
+            consumed=state.num_consumed,
+            filtered=state.num_filtered,
+            dropped=dict(state.dropped),
+            running=state.table.num_running,
+            ready=state.table.num_ready,
+            samples_finished=state.num_samples_finished,
+        )
+
+    def waits(self) -> list[str]:
+        """Who waits for whom right now, in plain words; empty when nothing waits."""
+        return wait_reasons.waits(self._state)
+
+    def is_live(self, lease_id: int) -> bool:
+        """Is this lease still wanted? Of a burst of events a later one may end what an earlier one leased."""
+        lease = self._state.leases.get(lease_id)
+        return lease is not None and not lease.is_void
+
+    def can_spare(self, names: Collection[str]) -> bool:
+        """May these rollout workers leave for good: is there another one, or will there be?"""
+        return worker_lifecycle.can_spare(self._state, names)
+
+    @property
+    def progress(self) -> int:
+        """Rises whenever anything useful happened (tokens, samples, versions, batches); for the watchdog."""
+        return self._state.progress
+
+    @property
+    def version(self) -> int:
+        """Newest published version; -1 before the first."""
+        return self._state.version
+
+    @property
+    def shipped(self) -> int:
+        """Last step whose batch is recorded."""
+        return self._state.shipped
+
+    @property
+    def trained(self) -> int:
+        """Version the trainer is at: below `version` while it replays; -1 until it has spoken."""
+        return self._state.trained
+
+    @property
+    def is_over(self) -> bool:
+        """EndRun was returned; later events only store and acknowledge what is reported."""
+        return self._state.phase is Phase.OVER
+
+    # ------------------------------------------------------------ events
+
+    def _take(self, event: Event) -> None:
+        state = self._state
+        match event:
+            case ProgressReported():
+                sample_intake.take_progress(state, event)
+            case SampleReported():
+                sample_intake.take_finished(state, event)
+            case LeaseReturned():
+                sample_intake.take_returned(state, event)
+            case WorkerJoined():
+                worker_lifecycle.join(state, event)
+            case WorkerLost():
+                worker_lifecycle.lose(state, event)
+            case WorkerEnded():
+                worker_lifecycle.end(state, event)
+            case WorkerVersionStaged():
+                version_rollout.version_staged(state, event)
+            case WorkerDraining():
+                worker_lifecycle.drain(state, event)
+            case WorkerIncident():
+                state.note("incident", f"{event.worker}: {event.text}")
+            case WorkerSpeed():
+                worker_lifecycle.take_speed(state, event)
+            case WorkerVersionLoaded():
+                version_rollout.version_loaded(state, event)
+            case WorkerVersionFailed():
+                version_rollout.version_failed(state, event)
+            case VersionRewritten():
+                rewriting.rewritten(state, event)
+            case WorkerReleased():
+                colocation.released(state, event)
+            case BatchRequested():
+                state.requested = event.step
+            case Published():
+                self._take_version(event)
+            case CheckpointTaken():
+                self._take_checkpoint(event)
+            case TrainerRestarted():
+                self._restart_trainer(event)
+            case TrainerLost():
+                self._end_now(f"the trainer is lost: {event.reason}")
+            case StopRequested():
+                termination.begin(state, "stopped", event.reason)
+            case RunStarted():
+                self._start(event)
+            case Tick():
+                pass
+            case _:
+                raise AssertionError(f"unknown event {event!r}")
+
+    def _start(self, event: RunStarted) -> None:
+        state = self._state
+        if not 0 <= event.checkpoint_version <= state.shipped:
+            raise UserError(
+                f"checkpoint {event.checkpoint_version} is newer than the last recorded batch {state.shipped}",
+                where="ledger",
+                remedy="resume with the run folder's own ledger and checkpoints",
+            )
+        self._is_started = True
+        self._begin_lineage(event.lineage, event.checkpoint_version)
+        state.recorded = {step: groups for step, groups in state.recorded.items() if step > state.base}
+        state.evals_done = {version: () for version in state.evals_done if version <= state.base}
+        state.start_lease_ids()
+        for group in batch_selection.surplus_groups(state):
+            drop_group(state, group, "surplus", "the staleness bound was tightened")
+
+    def _restart_trainer(self, event: TrainerRestarted) -> None:
+        """The trainer goes back to a checkpoint; whoever samples goes on with what it has, as far as the
+        invariants allow.
+        """
+        state = self._state
+        if not 0 <= event.checkpoint_version <= state.shipped:
+            raise AssertionError(f"checkpoint {event.checkpoint_version} of batches up to {state.shipped}")
+        self._begin_lineage(event.lineage, event.checkpoint_version, trainer_died=event.reason)
+        state.recorded = {batch.step: batch.groups for batch in event.batches}
+        state.requested, state.is_trainer_told, state.manifest_path = None, False, ""
+        state.trained, state.rewrite = NO_VERSION, None
+        colocation.trainer_died(state)
+        if state.phase is Phase.FINISHING:
+            termination.trainer_died(state)
+        state.progress += 1
+        behind = f", {state.shipped - state.base} recorded batches are replayed" if state.shipped > state.base else ""
+        state.note("trainer_restarted", f"the trainer starts again from version {state.base}{behind} ({event.reason})")
+
+    def _begin_lineage(self, lineage: str, base: int, *, trainer_died: str = "") -> None:
+        state, settings = self._state, self.settings
+        state.lineage, state.base = lineage, base
+        state.lineages.add(lineage)
+        state.replay_until, state.sent = state.shipped, base
+        state.replayed.clear()
+        state.checkpoints = [version for version in state.checkpoints if version <= base]
+        state.emit(
+            RecordLineage(
+                lineage=lineage,
+                checkpoint_version=base,
+                groups_per_step=settings.groups_per_step,
+                group_size=settings.group_size,
+                max_staleness=settings.bound,
+                on_stale=settings.on_stale,
+                trainer_died=trainer_died,
+            )
+        )
+
+    def _take_version(self, event: Published) -> None:
+        """A new version; or, from a trainer that replays, one that the workers have left behind."""
+        state = self._state
+        is_news = event.version > state.trained and event.version >= state.base
+        is_untrained = event.version > max(state.sent, state.base) or colocation.is_withheld(state, event.version)
+        if event.lineage != state.lineage or not is_news or is_untrained:
+            state.note("ignored", f"version {event.version} of lineage {event.lineage} was published out of order")
+            return
+        state.trained = event.version
+        state.recorded = {step: groups for step, groups in state.recorded.items() if step > event.version}
+        state.progress += 1
+        colocation.published(state)
+        evaluation.published_again(state, event)
+        if event.version < state.version:
+            return
+        is_new, state.rewrite = event.version > state.version, None
+        state.version, state.version_lineage = event.version, event.lineage
+        state.manifest_path = event.manifest_path
+        version_rollout.offer_again(state)
+        if is_new:
+            evaluation.on_published(state)
+
+    def _take_checkpoint(self, event: CheckpointTaken) -> None:
+        state = self._state
+        if event.version in state.checkpoints or event.version > state.trained:
+            state.note("ignored", f"checkpoint {event.version} was reported out of order")
+            return
+        keep = self.settings.keep_checkpoints
+        state.checkpoints = [*state.checkpoints, event.version][-keep:]
+        state.progress += 1
+        state.emit(RecordCheckpoint(version=event.version, lineage=state.lineage, path=event.path))
+        covered = state.checkpoints[0] if len(state.checkpoints) == keep else 0
+        state.emit(PurgePayloads(covered_step=covered))
+
+    def _end_now(self, reason: str) -> None:
+        state = self._state
+        if state.phase is not Phase.OVER:
+            state.phase = Phase.OVER
+            state.emit(EndRun(status="failed", reason=reason))
+
+    # ------------------------------------------------------------ consequences
+
+    def _settle(self) -> None:
+        state = self._state
+        for group in state.table.expired(state.now_s):
+            drop_group(state, group, "timeout", f"unfinished after {self.settings.group_timeout_s:g} s")
+        self._drop_overdue()
+        if self._serve_trainer():
+            self._drop_overdue()
+        colocation.advance(state)
+        evaluation.advance(state)
+        if state.is_roster_news or state.eval_jobs or state.now_s >= state.roster_due_s:
+            version_rollout.expire_loads(state)
+            rewriting.expire_loads(state)
+            version_rollout.announce(state)
+            version_rollout.give(state)
+            state.roster_due_s, state.is_roster_news = version_rollout.next_due_s(state), False
+        leasing.assign(state)
+        migration.advance(state)
+        termination.advance(state)
+
+    def _drop_overdue(self) -> None:
+        for group in batch_selection.overdue_groups(self._state):
+            drop_group(self._state, group, "stale", f"too old for step {self._state.next_step}")
+
+    def _serve_trainer(self) -> bool:
+        """Answer the trainer's request if it can be; True where a new batch was formed."""
+        state, step = self._state, self._state.requested
+        if step is None or (state.phase is Phase.FINISHING and step > state.last_step):
+            return False
+        if not colocation.may_hand_over(state, step):
+            return False
+        if step <= state.shipped:
+            self._send_recorded(step)
+            return False
+        if step > state.next_step:
+            state.note("ignored", f"batch {step} was requested before batch {state.next_step}")
+            state.requested = None
+            return False
+        is_wanted = state.phase is Phase.RUNNING and step <= self.settings.num_steps
+        chosen = batch_selection.choose_batch(state) if is_wanted else None
+        if chosen is None:
+            return False
+        self._ship(step, chosen)
+        return True
+
+    def _ship(self, step: int, chosen: list[Group]) -> None:
+        state = self._state
+        groups = tuple(
+            BatchGroup(
+                group_id=group.group_id,
+                sample_indices=tuple(sample.index for sample in group.samples if sample.is_kept),
+                first_version=group.floor,
+            )
+            for group in chosen
+        )
+        for group in chosen:
+            state.forget_group(group)
+        state.num_consumed += len(groups)
+        state.shipped, state.recorded[step] = step, groups
+        state.progress += 1
+        state.emit(RecordBatch(step=step, lineage=state.lineage, groups=groups, is_replay=False))
+        self._send(step, groups, is_replay=False)
+
+    def _send_recorded(self, step: int) -> None:
+        """A replay after a resume (`exactly-once`), or the same batch again because the trainer asks again."""
+        state = self._state
+        groups = state.recorded.get(step)
+        is_replay = step <= state.replay_until
+        if groups is None or step > max(state.sent, state.base) + 1:
+            state.note("ignored", f"batch {step} was requested out of order")
+            state.requested = None
+            return
+        if is_replay and step not in state.replayed:
+            state.replayed.add(step)
+            state.progress += 1
+            state.emit(RecordBatch(step=step, lineage=state.lineage, groups=groups, is_replay=True))
+        self._send(step, groups, is_replay=is_replay)
+
+    def _send(self, step: int, groups: tuple[BatchGroup, ...], *, is_replay: bool) -> None:
+        state = self._state
+        state.requested = None
+        state.sent = max(state.sent, step)
+        colocation.hand_over(state, SendBatch(step=step, lineage=state.lineage, groups=groups, is_replay=is_replay))
+
+
+def _remember(state: RunState, ledger: LedgerState) -> None:
+    """Fill the memory of a new life from the ledger."""
+    settings = state.settings
+    for batch in ledger.batches:
+        if len(batch.groups) != settings.groups_per_step:
+            raise _contradiction("groups_per_step", settings.groups_per_step, len(batch.groups))
+        state.recorded[batch.step] = batch.groups
+    state.shipped = len(ledger.batches)
+    assert sorted(state.recorded) == list(range(1, state.shipped + 1)), "recorded batches have holes"
+    state.num_lineages = ledger.num_lineages
+    state.num_drawn, state.num_filtered = ledger.num_drawn, ledger.num_filtered
+    state.num_consumed = state.shipped * settings.groups_per_step
+    state.dropped.update(ledger.dropped)
+    state.checkpoints = [checkpoint.version for checkpoint in ledger.checkpoints]
+    state.evals_done = dict.fromkeys(ledger.evals, ())
+    state.has_kept = state.shipped > 0
+    for record in ledger.live:
+        _remember_group(state.table, record, settings.group_size)
+
+
+def _remember_group(table: GroupTable, record: GroupRecord, group_size: int) -> None:
+    group = table.add(record.group_id, record.version)
+    for known in record.samples:
+        if known.sample_index >= group_size:
+            raise _contradiction("group_size", group_size, known.sample_index + 1)
+        group.samples[known.sample_index] = Sample(
+            index=known.sample_index,
+            num_tokens=known.num_tokens,
+            first_version=known.first_version if known.num_tokens else NO_VERSION,
+            last_version=known.last_version if known.num_tokens else NO_VERSION,
+            is_finished=known.is_finished,
+            is_kept=known.is_kept,
+            value=known.value,
+        )
+    table.refresh(group)
+    for sample in group.samples:
+        if not sample.is_finished:
+            table.push_pending(group, sample)
+    if group.is_complete:
+        table.mark_ready(group)
+
+
+def _contradiction(key: str, wanted: int, found: int) -> UserError:
+    return UserError(
+        f"the run was recorded with {found}, not {wanted}", where=key, remedy="resume with the run's own config.yaml"
+    )

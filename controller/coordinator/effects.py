@@ -1,0 +1,294 @@
+"""Effects that the coordinator returns for the shell to carry out.
+
+Frozen types only: no behaviour and no token payloads (effects name the payload; the shell has the message).
+
+Contract with the shell (`controller/runtime/server.py`):
+  1. `effects = coordinator.handle(event, now_s)`; in the list all effects with `is_ledger` come first.
+  2. The ledger effects of one or several handled events, with their payloads, are applied and committed as one.
+  3. Only then the other effects are carried out, in order. A crash between 1 and 2, or 2 and 3, loses nothing that was
+  acknowledged. Of `SendLeases` only those are sent that are `Coordinator.is_live` by then: a later event of the burst
+  may have ended some. 4. A message that cannot be sent to a worker means `WorkerLost`, and `WorkerJoined` when it is
+  heard again. `StorePartial` and `StoreFinished` always refer to the payload of the very event that was handled (found
+  by `lease_id`).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+from areal_like.verdict import VerdictKind
+from areal_like.wire.messages import Purpose
+from controller.coordinator.events import EvalKind, OnStale, Policy
+from controller.coordinator.snapshot import (
+    BatchGroup,
+)
+
+EndStatus = Literal["completed", "exhausted", "stopped", "failed"]
+"""`completed`: num_steps done. `exhausted`: the data ran out first, in good order. `stopped`: asked to. `failed`."""
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of all effects. `is_ledger`: belongs into the transaction that is committed before anything is sent."""
+
+    is_ledger: ClassVar[bool] = False
+
+
+class RecordLineage(Effect, frozen=True):
+    """A new life of the run, or of its trainer alone, begins at `checkpoint_version`, under these settings."""
+
+    is_ledger: ClassVar[bool] = True
+    lineage: str
+    checkpoint_version: int
+    groups_per_step: int
+    group_size: int
+    max_staleness: int | None
+    on_stale: OnStale
+    trainer_died: str = ""
+    """Why, where the trainer alone was started again; empty: the whole run was."""
+
+
+class RecordGroup(Effect, frozen=True):
+    """A group is drawn and admitted (`bounded-admission`). version: loaded by its worker. started: includes
+    this group.
+    """
+
+    is_ledger: ClassVar[bool] = True
+    group_id: int
+    version: int
+    started: int
+
+
+class StorePartial(Effect, frozen=True):
+    """Keep these tokens of an unfinished sample: drop the first `skip` tokens of the reported segment, append the rest.
+
+    start: answer position of the first kept token, equal to the number of tokens the ledger already has.
+    """
+
+    is_ledger: ClassVar[bool] = True
+    lease_id: int
+    group_id: int
+    sample_index: int
+    start: int
+    skip: int
+    num_tokens: int
+    """Tokens kept now (after skipping)."""
+
+
+class StoreFinished(Effect, frozen=True):
+    """Keep this finished sample; its partial tokens are superseded.
+
+    value: the reward that counts (a policy number for a non-score), None where the sample is not kept.
+    For purpose "eval" group_id is the eval row and no token payload needs to be kept.
+    """
+
+    is_ledger: ClassVar[bool] = True
+    purpose: Purpose
+    lease_id: int
+    group_id: int
+    sample_index: int
+    num_tokens: int
+    first_version: int
+    last_version: int
+    verdict_kind: VerdictKind
+    value: float | None
+    is_kept: bool
+    policy: Policy = ""
+
+
+class DropGroup(Effect, frozen=True):
+    """The group is given up.
+
+    reason: stale | timeout | too_few_scores | verdict_<kind> | rejected | lost_too_often | surplus.
+    """
+
+    is_ledger: ClassVar[bool] = True
+    group_id: int
+    reason: str
+    detail: str = ""
+
+
+class FilterGroup(Effect, frozen=True):
+    """The group carries no signal: all its rewards equal `value`."""
+
+    is_ledger: ClassVar[bool] = True
+    group_id: int
+    value: float
+
+
+class RecordBatch(Effect, frozen=True):
+    """These groups are step `step` of `lineage` (for a replay: again, unchanged)."""
+
+    is_ledger: ClassVar[bool] = True
+    step: int
+    lineage: str
+    groups: tuple[BatchGroup, ...]
+    is_replay: bool
+
+
+class RecordCheckpoint(Effect, frozen=True):
+    """A checkpoint covers every step up to `version`."""
+
+    is_ledger: ClassVar[bool] = True
+    version: int
+    lineage: str
+    path: str
+
+
+class RecordEval(Effect, frozen=True):
+    """The evaluation at `version` is complete; values by eval row, None where there was no score."""
+
+    is_ledger: ClassVar[bool] = True
+    version: int
+    lineage: str
+    kind: EvalKind
+    values: tuple[float | None, ...]
+
+
+class LeaseOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """One lease to hand out. The shell adds the data row, the seed, and the prefix from the ledger."""
+
+    lease_id: int
+    group_id: int
+    sample_index: int
+    purpose: Purpose
+    min_version: int
+    prefix_tokens: int
+    moved_from: str = ""
+    """Worker that handed it back in good order, where one did."""
+
+
+class SendLeases(Effect, frozen=True):
+    """One Lease message to one worker."""
+
+    worker: str
+    leases: tuple[LeaseOrder, ...]
+
+
+class SendAck(Effect, frozen=True):
+    """These finished samples are in the ledger, or no longer wanted: the worker may forget them."""
+
+    worker: str
+    lease_ids: tuple[int, ...]
+
+
+class SendCancel(Effect, frozen=True):
+    """The worker should stop working on these leases."""
+
+    worker: str
+    lease_ids: tuple[int, ...]
+
+
+class SendRecall(Effect, frozen=True):
+    """The worker should hand these leases back with their tokens so far; they go on elsewhere."""
+
+    worker: str
+    lease_ids: tuple[int, ...]
+
+
+class SendVersion(Effect, frozen=True):
+    """Announce a version to one worker."""
+
+    worker: str
+    version: int
+    lineage: str
+    manifest_path: str
+    is_held: bool = False
+    """The worker stages it and waits for SendSwap."""
+    incarnation: str = ""
+    """The process it is meant for. Another one of the same name, of which the coordinator has not heard, must not get
+    it: it would take memory that is not accounted for."""
+
+
+class SendSwap(Effect, frozen=True):
+    """It is the worker's turn to swap in the version it has staged."""
+
+    worker: str
+    version: int
+    lineage: str
+
+
+class SendRelease(Effect, frozen=True):
+    """The worker gives its engine's memory back until a version is announced to it. Its answer carries `number`."""
+
+    worker: str
+    number: int
+
+
+class EndWorker(Effect, frozen=True):
+    """End the worker's process: others wait for what it holds. It is started again within its budget."""
+
+    worker: str
+    reason: str
+
+
+class SendBatch(Effect, frozen=True):
+    """The batch of `step`, for the trainer; the shell loads the payloads of the named samples, in this order."""
+
+    step: int
+    lineage: str
+    groups: tuple[BatchGroup, ...]
+    is_replay: bool
+
+
+class SendRewrite(Effect, frozen=True):
+    """The trainer is to write `version` again, whole: its files are damaged."""
+
+    version: int
+    lineage: str
+
+
+class SendNoMoreBatches(Effect, frozen=True):
+    """Tell the trainer to save and end after `last_step` (or after the running step if that is later)."""
+
+    last_step: int
+    reason: str
+
+
+class RecordIncident(Effect, frozen=True):
+    """Something went wrong and the run goes on; made by the shell of the notes worth remembering. kind: the note's."""
+
+    is_ledger: ClassVar[bool] = True
+    kind: str
+    text: str
+
+
+class EvalDone(Effect, frozen=True):
+    """An evaluation is complete. values: by eval row, None where there was no score.
+
+    requested_version differs from version where the evaluation had to be pinned anew.
+    """
+
+    version: int
+    requested_version: int
+    kind: EvalKind
+    values: tuple[float | None, ...]
+
+
+class EvalDropped(Effect, frozen=True):
+    """An evaluation was given up, and why."""
+
+    version: int
+    kind: EvalKind
+    reason: str
+
+
+class PurgePayloads(Effect, frozen=True):
+    """Token payloads of steps up to `covered_step` and of dropped or filtered groups may go (`Ledger.purge`)."""
+
+    covered_step: int
+
+
+class Note(Effect, frozen=True):
+    """Something worth a line in the log and a count. kind: a short stable key, e.g. "duplicate", "quarantined"."""
+
+    kind: str
+    text: str
+
+
+class EndRun(Effect, frozen=True):
+    """The run is over; shut everything down."""
+
+    status: EndStatus
+    reason: str

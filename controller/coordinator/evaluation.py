@@ -1,0 +1,239 @@
+"""Evaluations at one pinned version, while training rollouts go on.
+
+Owns: `EvalJob`, which workers are pinned to it (they are told no newer version until it is done), its results.
+Refuses: rows, text, averages (the shell's). An evaluation never keeps a run from ending: where its version cannot be
+loaded any more it is pinned anew to the newest version or dropped with a reason, and it has a wall-clock deadline.
+
+Baseline and final evaluation use all workers, periodic ones a single worker.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from controller.coordinator.effects import EvalDone, EvalDropped, RecordEval, StoreFinished
+from controller.coordinator.eval_job import EvalJob
+from controller.coordinator.events import EvalKind, Published, SampleReported
+from controller.coordinator.run_state import Phase, RunState
+from controller.coordinator.worker import Lease, Worker
+
+MAX_WAITING = 2
+"""Periodic evaluations without a worker yet; an older one is dropped when a newer comes."""
+
+
+def request(state: RunState, kind: EvalKind) -> None:
+    """Evaluate the newest version."""
+    num_rows = state.settings.num_rows(kind)
+    job = EvalJob(
+        state.version, state.version, state.manifest_path, state.version_lineage, kind, num_rows, list(range(num_rows))
+    )
+    state.eval_jobs.append(job)
+    waiting = [job for job in state.eval_jobs if not job.workers and job.kind == "periodic"]
+    for job in waiting[: max(0, len(waiting) - MAX_WAITING)]:
+        drop(state, job, "evaluations fall behind the training steps")
+
+
+def on_published(state: RunState) -> None:
+    """Is an evaluation of the version just published due?"""
+    settings, version = state.settings, state.version
+    if not settings.num_eval_rows or version in state.evals_done or state.phase is not Phase.RUNNING:
+        return
+    is_last = version >= settings.num_steps and settings.eval_at_end
+    if version == 0:
+        if settings.eval_at_start:
+            request(state, "baseline")
+    elif (
+        settings.eval_every_steps
+        and settings.num_rows("periodic")
+        and version % settings.eval_every_steps == 0
+        and not is_last
+    ):
+        request(state, "periodic")
+
+
+def published_again(state: RunState, event: Published) -> None:
+    """A trainer that replays has made this version once more: there it is to be had from now on."""
+    for job in state.eval_jobs:
+        if job.version == event.version:
+            job.manifest_path, job.lineage = event.manifest_path, event.lineage
+
+
+def request_final(state: RunState) -> None:
+    """Evaluate the last version, reusing what is known of it."""
+    if not (state.settings.num_eval_rows and state.settings.eval_at_end):
+        return
+    version = state.version
+    values = state.evals_done.get(version)
+    for job in state.eval_jobs:
+        if job.version == version:
+            num_rows = state.settings.num_rows("final")
+            for row in range(job.num_rows, num_rows):
+                heapq.heappush(job.pending, row)
+            job.kind, job.num_rows = "final", num_rows
+            return
+    if values and len(values) == state.settings.num_rows("final"):
+        state.emit(EvalDone(version=version, requested_version=version, kind="final", values=values))
+    else:
+        request(state, "final")
+
+
+# ---------------------------------------------------------------- pins
+
+
+def advance(state: RunState) -> None:
+    """Pin workers to evaluations that want some, and give up the ones past their deadline."""
+    for job in list(state.eval_jobs):
+        if job.workers and state.now_s > job.deadline_s:
+            drop(state, job, f"no result for {state.settings.group_timeout_s:g} s")
+        elif job.wants_all or not job.workers:
+            _find_workers(state, job)
+
+
+def _find_workers(state: RunState, job: EvalJob) -> None:
+    usable = [w for w in state.workers.values() if w.is_present and not w.quarantine and not w.is_draining]
+    able = [w for w in usable if max(w.announced, w.version) <= job.version and job.version > w.unloadable]
+    eligible = [worker for worker in able if worker.pin is None]
+    if not job.wants_all:
+        eligible = sorted(eligible, key=lambda worker: (-worker.version, -worker.free))[:1]
+    for worker in eligible:
+        if not job.workers:
+            job.deadline_s = state.now_s + state.settings.group_timeout_s
+        worker.pin = job
+        job.workers.add(worker.name)
+    if not job.workers and usable and not able:
+        _repin(state, job)
+
+
+def _repin(state: RunState, job: EvalJob) -> None:
+    """No worker can go back to the version: take the newest instead, or none."""
+    taken = any(other.version == state.version for other in state.eval_jobs) or state.version in state.evals_done
+    if job.kind == "baseline" or taken:
+        drop(state, job, f"no worker can load version {job.version} any more")
+        return
+    state.note("eval_repinned", f"evaluation of version {job.version} goes to version {state.version}")
+    _reset(state, job)
+    job.version, job.manifest_path, job.lineage = state.version, state.manifest_path, state.version_lineage
+    _find_workers(state, job)
+
+
+def _reset(state: RunState, job: EvalJob) -> None:
+    state.cancel([state.leases[lease_id] for lease_id in sorted(job.lease_ids)])
+    for name in job.workers:
+        state.workers[name].pin = None
+    job.workers.clear()
+    job.lease_ids.clear()
+    job.held.clear()
+    job.values.clear()
+    job.pending = list(range(job.num_rows))
+
+
+def unpin(state: RunState, worker: Worker) -> None:
+    """The worker is lost, leaves, or cannot load the version: its rows start from scratch elsewhere."""
+    job = worker.pin
+    if job is None:
+        return
+    worker.pin = None
+    job.workers.discard(worker.name)
+    for lease_id in sorted(job.lease_ids):
+        lease = state.leases[lease_id]
+        if lease.worker == worker.name:
+            _requeue(state, job, lease)
+    _finish_if_done(state, job)
+
+
+def drop(state: RunState, job: EvalJob, reason: str) -> None:
+    """Give the evaluation up."""
+    _reset(state, job)
+    state.eval_jobs.remove(job)
+    state.emit(EvalDropped(version=job.requested_version, kind=job.kind, reason=reason))
+    state.note("eval_dropped", f"evaluation of version {job.requested_version} given up: {reason}")
+
+
+# ---------------------------------------------------------------- leases and results
+
+
+def lease_row(state: RunState, worker: Worker) -> Lease | None:
+    """Lease one eval row to a worker that is pinned and has the version loaded."""
+    job = worker.pin
+    row = job.next_row() if job is not None else None
+    if job is None or row is None:
+        return None
+    lease = state.new_lease(worker, "eval", row, 0, job.version)
+    job.lease_ids.add(lease.lease_id)
+    job.held[worker.name] += 1
+    return lease
+
+
+def _release(state: RunState, job: EvalJob, lease: Lease) -> None:
+    state.release(lease)
+    job.lease_ids.discard(lease.lease_id)
+    job.held[lease.worker] -= 1
+
+
+def _requeue(state: RunState, job: EvalJob, lease: Lease) -> None:
+    _release(state, job, lease)
+    row = lease.group_id
+    job.losses[row] += 1
+    if job.losses[row] > state.settings.max_sample_losses:
+        job.values[row] = None
+    else:
+        heapq.heappush(job.pending, row)
+
+
+def _job_of(state: RunState, lease: Lease) -> EvalJob:
+    return next(job for job in state.eval_jobs if lease.lease_id in job.lease_ids)
+
+
+def take_result(state: RunState, lease: Lease, event: SampleReported) -> None:
+    """An eval row is answered and scored. A non-score stays None: errors are not zeros (`verdicts-not-zeros`)."""
+    job = _job_of(state, lease)
+    if not event.first_version == event.last_version == job.version:
+        state.note(
+            "refused", f"{event.worker}: eval row {event.group_id} mixes versions; version {job.version} is required"
+        )
+        _requeue(state, job, lease)
+    else:
+        _release(state, job, lease)
+        value = event.value if event.verdict_kind == "scored" else None
+        job.values[event.group_id] = value
+        job.deadline_s = state.now_s + state.settings.group_timeout_s
+        state.progress += 1
+        state.emit(
+            StoreFinished(
+                purpose="eval",
+                lease_id=event.lease_id,
+                group_id=event.group_id,
+                sample_index=0,
+                num_tokens=event.num_tokens,
+                first_version=event.first_version,
+                last_version=event.last_version,
+                verdict_kind=event.verdict_kind,
+                value=value,
+                is_kept=value is not None,
+            )
+        )
+    _finish_if_done(state, job)
+
+
+def take_back(state: RunState, lease: Lease, reason: str) -> None:
+    """An eval lease came back unfinished: rejected rows have no value, others start from scratch."""
+    job = _job_of(state, lease)
+    if reason.startswith("rejected"):
+        _release(state, job, lease)
+        job.values[lease.group_id] = None
+        state.note("eval_rejected", f"eval row {lease.group_id}: {reason}")
+    else:
+        _requeue(state, job, lease)
+    _finish_if_done(state, job)
+
+
+def _finish_if_done(state: RunState, job: EvalJob) -> None:
+    if len(job.values) < job.num_rows or job not in state.eval_jobs:
+        return
+    values = tuple(job.values[row] for row in range(job.num_rows))
+    _reset(state, job)
+    state.eval_jobs.remove(job)
+    state.evals_done[job.version] = values
+    state.progress += 1
+    state.emit(RecordEval(version=job.version, lineage=state.lineage, kind=job.kind, values=values))
+    state.emit(EvalDone(version=job.version, requested_version=job.requested_version, kind=job.kind, values=values))

@@ -1,0 +1,238 @@
+"""Events that the coordinator handles, and the vocabulary they share with its settings and effects.
+
+Frozen types only: no behaviour and no token payloads (events carry counts and versions)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from areal_like.trajectory import NO_VERSION
+from areal_like.verdict import VerdictKind
+from controller.coordinator.snapshot import (
+    BatchRecord,
+)
+
+EvalKind = Literal["baseline", "periodic", "final"]
+
+OnStale = Literal["wait", "drop", "keep"]
+
+OnFailure = Literal["drop_sample", "drop_group"] | float
+
+Policy = Literal["", "drop_sample", "drop_group", "value"]
+"""What was done about a non-score; empty where there is a score."""
+
+Mode = Literal["async", "one_step_off", "sync"]
+
+RoutingPolicy = Literal["least_tokens", "round_robin"]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of all events."""
+
+
+class RunStarted(Event, frozen=True):
+    """First event of every process life. `lineage` is new at each start ("l0", "l1", ...).
+
+    checkpoint_version: the version the trainer starts from; recorded batches after it are replayed (`exactly-once`).
+    """
+
+    lineage: str
+    checkpoint_version: int = 0
+
+
+class WorkerJoined(Event, frozen=True):
+    """A rollout worker said Hello (for the first time, again after silence, or as a new process of the same name)."""
+
+    worker: str
+    incarnation: str
+    capacity: int
+
+
+class WorkerLost(Event, frozen=True):
+    """A rollout worker is silent, dead or said Goodbye; its leases go back with the tokens it had reported.
+
+    is_permanent: no restart will come. A lost worker is heard again only after a new `WorkerJoined` (same incarnation
+    allowed); its finished samples are welcome at any time.
+    """
+
+    worker: str
+    reason: str
+    is_permanent: bool = False
+    incarnation: str | None = None
+    """Which process was lost, if known: the loss of an older one than the last that joined is ignored."""
+    may_live: bool = False
+    """Its process may still hold memory: it cannot be reached, was killed or said Goodbye. `WorkerEnded` follows."""
+
+
+class WorkerEnded(Event, frozen=True):
+    """The process of a rollout worker is gone, and with it what it held; a new one of the same name starts after it."""
+
+    worker: str
+
+
+class WorkerVersionStaged(Event, frozen=True):
+    """The worker has `version` complete and verified on its host, and waits for permission to swap it in."""
+
+    worker: str
+    version: int
+    lineage: str
+
+
+class WorkerVersionLoaded(Event, frozen=True):
+    """The worker samples with `version` from now on."""
+
+    worker: str
+    version: int
+    lineage: str
+
+
+class WorkerVersionFailed(Event, frozen=True):
+    """The worker could not load `version` and goes on with its old one."""
+
+    worker: str
+    version: int
+    lineage: str
+    reason: str
+    is_damaged: bool = False
+    """Bytes of the published version are damaged or missing: written again, it can be loaded."""
+
+
+class WorkerDraining(Event, frozen=True):
+    """The worker leaves in good order (spot notice, `areal-like drain`): it hands back what it holds."""
+
+    worker: str
+    incarnation: str | None = None
+    """Which process said so, if known: its successor stays."""
+
+
+class WorkerIncident(Event, frozen=True):
+    """Something broke inside the worker and was mended there; it goes on."""
+
+    worker: str
+    text: str
+
+
+class WorkerSpeed(Event, frozen=True):
+    """How fast a worker that is busy samples, measured from its heartbeats."""
+
+    worker: str
+    tokens_per_s: float
+    """Of all its answers together."""
+    steps_per_s: float = 0.0
+    """Of one answer among few; 0: not known."""
+
+
+class PartialReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of one lease since its last report: answer positions start .. start + num_tokens - 1."""
+
+    lease_id: int
+    start: int
+    num_tokens: int
+    first_version: int = NO_VERSION
+    """Version of the first of these tokens; -1 where there are none."""
+    last_version: int = NO_VERSION
+
+
+class ProgressReported(Event, frozen=True):
+    """Partial work (messages.Progress)."""
+
+    worker: str
+    items: tuple[PartialReport, ...]
+
+
+class SampleReported(Event, frozen=True):
+    """A finished and scored sample (messages.SampleFinished), possibly late or a duplicate."""
+
+    worker: str
+    lease_id: int
+    group_id: int
+    sample_index: int
+    num_tokens: int
+    """Sampled tokens."""
+    first_version: int
+    last_version: int
+    verdict_kind: VerdictKind
+    value: float | None = None
+    """Raw reward where verdict_kind is "scored"."""
+    failed_in: str = ""
+    """Scorer that gave no score, where it is known."""
+    reason: str = ""
+    """Why there is no score, in words."""
+
+
+class LeaseReturned(Event, frozen=True):
+    """A lease given back unfinished (messages.SampleReturned); `part` holds what had not been reported yet."""
+
+    worker: str
+    part: PartialReport
+    reason: str
+
+
+class WorkerReleased(Event, frozen=True):
+    """The worker has released its engine's memory, as request `number` asked; it has no version any more."""
+
+    worker: str
+    number: int
+    num_bytes: int
+
+
+class BatchRequested(Event, frozen=True):
+    """The trainer wants the batch of `step`; it may ask one step ahead, and again for a step it already got."""
+
+    step: int
+
+
+class Published(Event, frozen=True):
+    """The trainer published `version`; after the starting version this also says that step `version` is done."""
+
+    version: int
+    lineage: str
+    manifest_path: str
+
+
+class VersionRewritten(Event, frozen=True):
+    """The trainer has written `version` again, whole (SendRewrite); `reason`: why it has not, where it has not."""
+
+    version: int
+    lineage: str
+    manifest_path: str
+    reason: str = ""
+
+
+class CheckpointTaken(Event, frozen=True):
+    """A checkpoint of `version` is complete."""
+
+    version: int
+    path: str
+
+
+class TrainerLost(Event, frozen=True):
+    """The trainer died for good; the run ends as failed and can be resumed."""
+
+    reason: str
+
+
+class TrainerRestarted(Event, frozen=True):
+    """The trainer died and is started again from the checkpoint of `checkpoint_version`, under a new lineage
+    (`exactly-once`).
+
+    batches: as recorded, of the steps after that version: they are replayed in order. Nothing of the dead trainer is
+    heard after this event.
+    """
+
+    reason: str
+    lineage: str
+    checkpoint_version: int
+    batches: tuple[BatchRecord, ...]
+
+
+class StopRequested(Event, frozen=True):
+    """Finish the running step, save, end (Ctrl-C once)."""
+
+    reason: str = "stop requested"
+
+
+class Tick(Event, frozen=True):
+    """Time passed; sent about once a second, so that deadlines and retries come due."""

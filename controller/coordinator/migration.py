@@ -1,0 +1,137 @@
+"""Which running samples move from a loaded worker to an idle one, by their tokens so far.
+
+Owns: when, which, and how many at once. Refuses: the move itself: it is a recall (SendRecall), answered like a lease
+given back by a worker that leaves (sample_intake.py), and leased again by leasing.py. So a sample has one worker at a
+time.
+
+After Llumnix (arXiv 2406.03243), which moves KV caches between instances; here the tokens move, and prompt and answer
+so far are prefilled again, which costs a fraction of decoding them.
+
+A wave is made at most every EVERY_S, when everything that could be leased has been and some worker still has an idle
+slot: pairs of the longest and the shortest wait, as long as the longest comes down by `min_gain_s`. The next wave waits
+for the answers to this one, at most RECALL_S: a worker may keep what is about to be finished.
+"""
+
+from __future__ import annotations
+
+from controller.coordinator.effects import SendRecall
+from controller.coordinator.routing import Router
+from controller.coordinator.run_state import Phase, RunState
+from controller.coordinator.worker import Lease, Worker
+
+EVERY_S = 1.0
+RECALL_S = 10.0
+MAX_MOVES = 2
+"""A sample moves at most this often: statistics may be wrong about it for ever."""
+PREFILL_SHARE = 0.1
+"""A token prefilled again counts as this part of one to decode; a move must have more than that left to decode."""
+
+
+def advance(state: RunState) -> None:
+    """Recall what should move, if the time has come."""
+    settings = state.settings
+    if not settings.migration or state.phase is not Phase.RUNNING or state.now_s < state.next_migration_s:
+        return
+    state.next_migration_s = state.now_s + EVERY_S
+    _forget_late(state)
+    if not state.recalls and len(state.workers) > 1:
+        _wave(state)
+
+
+def _forget_late(state: RunState) -> None:
+    for lease_id, due_s in list(state.recalls.items()):
+        if state.now_s >= due_s:
+            del state.recalls[lease_id]
+
+
+def _wave(state: RunState) -> None:
+    router = Router(state)
+    sources = [_Outlook(state, worker) for worker in router.workers if worker.speed > 0]
+    targets = [one for one in sources if one.num_idle > 0 and not router.is_behind(one.worker)]
+    recalled: dict[str, list[int]] = {}
+    while sources:
+        source = max(sources, key=lambda one: one.wait_s)
+        others = [one for one in targets if one is not source and one.num_idle > 0]
+        target = min(others, key=lambda one: one.wait_s, default=None)
+        if target is None or source.wait_s - target.wait_s < state.settings.min_gain_s:
+            break
+        lease = _choose(state, source, target)
+        if lease is None:
+            sources.remove(source)
+            continue
+        source.give(lease)
+        target.receive(lease)
+        _recall(state, lease, target.worker)
+        recalled.setdefault(source.worker.name, []).append(lease.lease_id)
+    for name, lease_ids in recalled.items():
+        state.emit(SendRecall(worker=name, lease_ids=tuple(lease_ids)))
+
+
+class _Outlook:
+    """What a worker has to do, as the wave plans it: all tokens at full speed, no answer faster than it is alone."""
+
+    def __init__(self, state: RunState, worker: Worker) -> None:
+        self.worker = worker
+        self.leases = {lease_id: state.leases[lease_id] for lease_id in worker.outstanding}
+        self.tokens = worker.load_tokens
+        self.num_idle = worker.num_slots - len(self.leases)
+        self._look()
+
+    def _look(self) -> None:
+        self.longest = max((lease.expected_tokens for lease in self.leases.values()), default=0.0)
+        self.wait_s = self._wait_s(self.tokens, self.longest)
+
+    def _wait_s(self, tokens: float, longest: float) -> float:
+        alone_s = longest / self.worker.steps_per_s if self.worker.steps_per_s else 0.0
+        return max(tokens / self.worker.speed, alone_s)
+
+    @property
+    def is_held_up(self) -> bool:
+        """One long answer takes all the time: only its leaving would bring the end nearer."""
+        return bool(self.worker.steps_per_s) and self.longest / self.worker.steps_per_s >= self.wait_s
+
+    def wait_with_s(self, lease: Lease) -> float:
+        """Seconds until it is done, should it have this one more."""
+        return self._wait_s(self.tokens + lease.expected_tokens, max(self.longest, lease.expected_tokens))
+
+    def give(self, lease: Lease) -> None:
+        del self.leases[lease.lease_id]
+        self.tokens -= lease.expected_tokens
+        self._look()
+
+    def receive(self, lease: Lease) -> None:
+        self.leases[lease.lease_id] = lease
+        self.tokens += lease.expected_tokens
+        self.num_idle -= 1
+        self._look()
+
+
+def _choose(state: RunState, source: _Outlook, target: _Outlook) -> Lease | None:
+    """What `source` should give: of all that `target` would be done with in time, the fewest tokens to prefill again;
+    only the longest will do where that one holds the worker up."""
+    movable = [lease for lease in source.leases.values() if _is_movable(state, lease, target.worker)]
+    if source.is_held_up:
+        movable = [lease for lease in movable if lease.expected_tokens >= source.longest]
+    latest_s = source.wait_s - state.settings.min_gain_s
+    in_time = (lease for lease in movable if target.wait_with_s(lease) <= latest_s)
+    return min(in_time, key=lambda lease: (_num_tokens(state, lease), -lease.expected_tokens), default=None)
+
+
+def _num_tokens(state: RunState, lease: Lease) -> int:
+    return state.table.live[lease.group_id].samples[lease.sample_index].num_tokens
+
+
+def _is_movable(state: RunState, lease: Lease, target: Worker) -> bool:
+    """A training sample that has not moved too often, has more than its prefill left, and that `target` may sample."""
+    if lease.purpose != "train" or lease.is_recalled:
+        return False
+    group = state.table.live[lease.group_id]
+    sample = group.samples[lease.sample_index]
+    is_allowed = sample.num_moves < MAX_MOVES and group.min_version(sample) <= target.version
+    return is_allowed and lease.expected_tokens > PREFILL_SHARE * sample.num_tokens
+
+
+def _recall(state: RunState, lease: Lease, target: Worker) -> None:
+    lease.is_recalled = True
+    state.table.live[lease.group_id].samples[lease.sample_index].moving_to = target.name
+    state.recalls[lease.lease_id] = state.now_s + RECALL_S

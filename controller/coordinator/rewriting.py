@@ -1,0 +1,118 @@
+"""A published version whose files are damaged: the trainer writes it again, whole, a bounded number of times.
+
+Owns: when a rewrite is asked for, which reports of damage it answers, its deadline. Refuses: what damage is (the worker
+says so), writing (trainer/weights/version_writer.py), quarantine and announcements (worker_lifecycle.py).
+
+Only the newest version is written again: of an older one a newer version is the remedy. A report refers to the files
+as they were when the version was announced to that worker, so a report that crosses a finished rewrite is answered by
+the new files and asks for no further one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from controller.coordinator import evaluation
+from controller.coordinator.effects import SendRewrite
+from controller.coordinator.events import Published, VersionRewritten
+from controller.coordinator.run_state import Rewrite
+
+if TYPE_CHECKING:
+    from controller.coordinator.run_state import RunState
+    from controller.coordinator.worker import Worker
+
+MAX_REWRITES = 3
+"""Of one version; then its damage is handled as any other version that cannot be loaded."""
+PATIENCE = 2.0
+"""A rewrite may take so many times the deadline of loading a version."""
+
+
+def damage_reported(state: RunState, worker: Worker) -> bool:
+    """The worker found the announced version damaged. True where new files are on their way to it."""
+    if worker.announced != state.version or worker.announced_lineage != state.version_lineage:
+        return False
+    if not state.manifest_path or not state.settings.num_steps:
+        return False  # there is no trainer, or the one that replays has not reached this version yet
+    if not _is_of(state, state.version):
+        state.rewrite = Rewrite(state.version, state.version_lineage)
+    rewrite = state.rewrite
+    assert rewrite is not None
+    if rewrite.due_s < math.inf:
+        return True
+    if worker.announced_writing < rewrite.count:
+        _offer(worker)
+        return True
+    if rewrite.count >= MAX_REWRITES:
+        return False
+    rewrite.count += 1
+    rewrite.num_unanswered += 1
+    rewrite.due_s = state.now_s + PATIENCE * state.settings.load_deadline_s
+    state.emit(SendRewrite(version=rewrite.version, lineage=rewrite.lineage))
+    state.note(
+        "rewrite",
+        f"version {rewrite.version} is damaged for {worker.name}: the trainer writes it again "
+        f"({rewrite.count} of {MAX_REWRITES})",
+    )
+    return True
+
+
+def rewritten(state: RunState, event: VersionRewritten) -> None:
+    """The trainer has written the version again, or says why it has not.
+
+    A late answer counts too: the new files may have another place, and a delta that they replace is deleted.
+    """
+    rewrite = state.rewrite
+    is_expected = rewrite is not None and rewrite.num_unanswered > 0
+    if not is_expected or not _is_of(state, event.version) or event.lineage != state.version_lineage:
+        state.note("ignored", f"version {event.version} of lineage {event.lineage} was written again without a request")
+        return
+    assert rewrite is not None
+    rewrite.due_s = math.inf
+    rewrite.num_unanswered -= 1
+    if event.reason:
+        state.note("rewrite_failed", f"version {event.version} is not written again: {event.reason}")
+        return
+    state.progress += 1
+    state.manifest_path = event.manifest_path
+    published = Published(version=event.version, lineage=event.lineage, manifest_path=event.manifest_path)
+    evaluation.published_again(state, published)
+    for worker in state.workers.values():
+        if worker.quarantine and worker.announced == event.version:
+            _offer(worker)
+
+
+def expire_loads(state: RunState) -> None:
+    """A trainer that does not answer is not waited for any longer: workers try again as they do otherwise."""
+    rewrite = state.rewrite
+    if rewrite is not None and state.now_s > rewrite.due_s:
+        rewrite.due_s = math.inf
+        limit_s = PATIENCE * state.settings.load_deadline_s
+        state.note("rewrite_failed", f"version {rewrite.version} was not written again within {limit_s:g} s")
+
+
+def is_under_way(state: RunState, version: int) -> bool:
+    """The trainer writes this version again: to announce it now would be of no use."""
+    return state.rewrite is not None and _is_of(state, version) and state.rewrite.due_s < math.inf
+
+
+def writing_of(state: RunState, version: int) -> int:
+    """How often the files of this version were written again."""
+    return state.rewrite.count if state.rewrite is not None and _is_of(state, version) else 0
+
+
+def waits(state: RunState) -> list[str]:
+    """Who waits for a rewrite."""
+    if not is_under_way(state, state.version):
+        return []
+    return [f"rollout workers wait for the trainer to write version {state.version} again, its files are damaged"]
+
+
+def _is_of(state: RunState, version: int) -> bool:
+    rewrite = state.rewrite
+    return rewrite is not None and (rewrite.version, rewrite.lineage) == (version, state.version_lineage)
+
+
+def _offer(worker: Worker) -> None:
+    """The version is announced to it once more, at once."""
+    worker.must_announce_again, worker.load_attempts = True, 0

@@ -1,0 +1,170 @@
+"""What rollout workers report about samples: partial tokens, finished samples, leases given back.
+
+Owns: exactly-once acceptance and the checks of `stamped-versions`. Refuses: group fates (group_outcome.py), leasing
+anew.
+
+A finished sample is accepted from any lease ever given for it, first come first kept, as long as its group lives and
+its first token is not older than the group's floor (a late answer from a lost worker must not bring a deadline forward,
+or invariant I of areal_like/staleness.py breaks). Everything is acknowledged.
+"""
+
+from __future__ import annotations
+
+from areal_like.trajectory import NO_VERSION
+from controller.coordinator import evaluation
+from controller.coordinator.effects import SendAck, StoreFinished, StorePartial
+from controller.coordinator.events import LeaseReturned, PartialReport, ProgressReported, SampleReported
+from controller.coordinator.group_outcome import drop_group, effective_value, finalize_group
+from controller.coordinator.groups import Group, Sample
+from controller.coordinator.run_state import RunState
+from controller.coordinator.worker import Lease
+
+
+def take_finished(state: RunState, event: SampleReported) -> None:
+    """A worker says a sample is finished and scored."""
+    lease = state.leases.get(event.lease_id)
+    if lease is None or (lease.group_id, lease.sample_index) != (event.group_id, event.sample_index):
+        state.note("duplicate", f"{event.worker} reports lease {event.lease_id} again or too late")
+    elif lease.purpose == "eval":
+        evaluation.take_result(state, lease, event)
+    else:
+        _take_training_sample(state, lease, event)
+    state.emit(SendAck(worker=event.worker, lease_ids=(event.lease_id,)))
+
+
+def _take_training_sample(state: RunState, lease: Lease, event: SampleReported) -> None:
+    group = state.table.live[lease.group_id]
+    sample = group.samples[lease.sample_index]
+    is_current = sample.lease_id == lease.lease_id
+    if refusal := _refusal(state, group, lease, event):
+        state.note("refused", f"{event.worker}: group {group.group_id} sample {sample.index}: {refusal}")
+        state.release(lease)
+        if is_current:
+            requeue(state, group, sample, is_loss=True)
+        return
+    if event.verdict_kind != "scored" and not state.first_failure:
+        state.first_failure = f"{event.verdict_kind}, {event.reason}" if event.reason else event.verdict_kind
+    value, policy = effective_value(state, event.verdict_kind, event.value, event.failed_in)
+    sample.is_finished, sample.is_kept, sample.value = True, value is not None, value
+    sample.num_tokens, sample.first_version, sample.last_version = (
+        event.num_tokens,
+        event.first_version,
+        event.last_version,
+    )
+    state.release(lease)
+    rivals = [state.leases[lease_id] for lease_id in sorted(group.lease_ids)]
+    state.cancel([rival for rival in rivals if rival.sample_index == sample.index])
+    state.table.refresh(group)
+    state.progress += 1
+    state.num_samples_finished += 1
+    state.lengths.add(event.num_tokens)
+    state.emit(
+        StoreFinished(
+            purpose="train",
+            lease_id=event.lease_id,
+            group_id=group.group_id,
+            sample_index=sample.index,
+            num_tokens=event.num_tokens,
+            first_version=event.first_version,
+            last_version=event.last_version,
+            verdict_kind=event.verdict_kind,
+            value=value,
+            is_kept=sample.is_kept,
+            policy=policy,
+        )
+    )
+    if policy == "drop_group":
+        drop_group(state, group, f"verdict_{event.verdict_kind}", f"sample {sample.index}")
+    elif group.is_complete:
+        finalize_group(state, group)
+
+
+def _refusal(state: RunState, group: Group, lease: Lease, event: SampleReported) -> str:
+    """Why this finished sample cannot be used; empty where it can."""
+    if event.num_tokens < 1 or event.last_version < event.first_version:
+        return "no tokens, or versions that decrease"
+    if event.first_version < group.version or event.last_version < lease.min_version:
+        return f"sampled below its lease's minimum version {lease.min_version}"
+    if state.settings.is_strict and event.first_version < group.floor:
+        return f"late, and its first version {event.first_version} is older than the group's floor {group.floor}"
+    return ""
+
+
+def take_progress(state: RunState, event: ProgressReported) -> None:
+    """Partial tokens of running leases."""
+    for part in event.items:
+        lease = state.leases.get(part.lease_id)
+        if lease is not None and not lease.is_void and lease.worker == event.worker:
+            if lease.purpose == "train":
+                _store_part(state, lease, part)
+            elif part.num_tokens:
+                state.weigh(lease, part.start + part.num_tokens)
+                state.progress += 1
+
+
+def take_returned(state: RunState, event: LeaseReturned) -> None:
+    """A lease comes back unfinished."""
+    lease = state.leases.get(event.part.lease_id)
+    if lease is None or lease.is_void:
+        return
+    if lease.purpose == "eval":
+        evaluation.take_back(state, lease, event.reason)
+        return
+    group = state.table.live[lease.group_id]
+    sample = group.samples[lease.sample_index]
+    _store_part(state, lease, event.part)
+    state.release(lease)
+    if event.reason.startswith("rejected"):
+        state.last_rejection = event.reason.removeprefix("rejected").lstrip(": ")
+        drop_group(state, group, "rejected", state.last_rejection)
+        return
+    is_moved = event.reason in ("drain", "migrated")
+    sample.moved_from = event.worker if is_moved else ""
+    # Its last tokens may have come with a progress report already: all new ones of the lease count.
+    is_orderly = is_moved or (event.reason == "segment" and sample.num_tokens > lease.num_prefix)
+    if not is_orderly:
+        state.note("returned", f"{event.worker} gave back group {group.group_id} sample {sample.index}: {event.reason}")
+    requeue(state, group, sample, is_loss=not is_orderly)
+
+
+def requeue(state: RunState, group: Group, sample: Sample, *, is_loss: bool) -> None:
+    """The sample waits for another lease, unless it was lost too often (bounded retries, `bounded-resources`)."""
+    sample.num_losses += is_loss
+    if sample.num_losses > state.settings.max_sample_losses:
+        drop_group(state, group, "lost_too_often", f"sample {sample.index} was lost {sample.num_losses} times")
+    else:
+        state.table.push_pending(group, sample)
+
+
+def _store_part(state: RunState, lease: Lease, part: PartialReport) -> None:
+    """Keep the tokens that are new and follow what is known."""
+    group = state.table.live[lease.group_id]
+    sample = group.samples[lease.sample_index]
+    skip = sample.num_tokens - part.start
+    num_fresh = part.num_tokens - skip
+    if part.num_tokens == 0 or num_fresh <= 0:
+        return
+    if skip < 0 or part.start < 0:
+        state.note("gap", f"lease {part.lease_id} reports from token {part.start}, {sample.num_tokens} are known")
+        return
+    oldest = part.first_version if skip == 0 else part.last_version
+    if oldest < group.min_version(sample) or part.last_version < part.first_version:
+        state.note("refused", f"lease {part.lease_id}: tokens sampled below version {group.min_version(sample)}")
+        return
+    state.emit(
+        StorePartial(
+            lease_id=part.lease_id,
+            group_id=group.group_id,
+            sample_index=sample.index,
+            start=sample.num_tokens,
+            skip=skip,
+            num_tokens=num_fresh,
+        )
+    )
+    if sample.first_version == NO_VERSION:
+        sample.first_version = part.first_version
+        state.table.refresh(group)
+    sample.num_tokens += num_fresh
+    sample.last_version = part.last_version
+    state.weigh(lease, sample.num_tokens)
+    state.progress += 1

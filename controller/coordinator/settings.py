@@ -1,0 +1,101 @@
+"""What the coordinator must know of a run's configuration. Derived from RunConfig by the wiring.
+
+Owns: `CoordinatorSettings` and its checks. Refuses: defaults of the user's configuration (RunConfig has them).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from controller.coordinator.events import EvalKind, Mode, OnFailure, OnStale, RoutingPolicy
+
+
+class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the pure coordinator; times in seconds."""
+
+    groups_per_step: int
+    group_size: int
+    num_steps: int
+    mode: Mode = "async"
+    max_staleness: int | None = 4
+    """None: unbounded. Forced to 0 by mode sync and to 1 by one_step_off (`bound`)."""
+    on_stale: OnStale = "wait"
+    group_timeout_s: float = 1800.0
+    """From a group's first lease (of this process life) to its last verdict; then dropped with reason `timeout`."""
+    on_failure: OnFailure = "drop_sample"
+    """What a non-score does; a number is used as the reward."""
+    on_failure_of: dict[str, OnFailure] = {}
+    """The same for non-scores of single scorers, by their name."""
+    filter_zero_signal: bool = False
+    max_filtered_batches: int = 10
+    """That many steps' worth of groups ended in a row without one that is kept: the run ends with advice. 0: never."""
+    max_draws: int | None = None
+    """epochs * rows; None: endless."""
+    num_workers: int = 1
+    """Rollout workers to expect."""
+    routing: RoutingPolicy = "least_tokens"
+    affinity: float = 1.0
+    """A group's samples stay on one worker while it is at most so many groups' expected work behind the idlest."""
+    migration: bool = True
+    min_gain_s: float = 2.0
+    """A migration must bring the end of the longest wait nearer by this much."""
+    queue_samples: int = 0
+    """Part of a worker's capacity that is no slot of its engine; 0: half of it."""
+    max_new_tokens: int = 1024
+    """Longest answer: what is assumed of lengths before any is known."""
+    num_eval_rows: int = 0
+    """Rows of the baseline and the final evaluation; 0: no evaluation."""
+    num_periodic_eval_rows: int | None = None
+    """Rows of a periodic evaluation, the first of all; None: all."""
+    eval_every_steps: int = 0
+    """0: no periodic evaluation."""
+    eval_at_start: bool = True
+    eval_at_end: bool = True
+    is_colocated: bool = False
+    """Engines and trainer share devices, and each releases its memory for the other (colocation.py)."""
+    keep_checkpoints: int = 2
+    """Payloads are purged only when the oldest of this many newest checkpoints covers them."""
+    max_sample_losses: int = 8
+    """A sample lost with its worker this often drops its group with reason `lost_too_often`."""
+    load_retry_s: float = 5.0
+    """A quarantined worker is told the newest version again after this long ..."""
+    max_load_attempts: int = 4
+    """... at most this often per version."""
+    swap: Literal["together", "rolling"] = "together"
+    """`rolling`: one worker after another swaps in what it has staged."""
+    load_deadline_s: float = 120.0
+    """To stage an announced version, and to swap it in once told: past it the worker is quarantined until it has."""
+
+    def __post_init__(self) -> None:
+        if self.groups_per_step < 1 or self.group_size < 1 or self.num_steps < 0 or self.num_workers < 1:
+            raise ValueError("groups_per_step, group_size and num_workers must be positive, num_steps not negative")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise ValueError("max_staleness must not be negative")
+
+    @property
+    def bound(self) -> int | None:
+        """Largest allowed staleness: 0 in mode sync, 1 in one_step_off, else max_staleness; None: unbounded."""
+        return self.max_staleness if self.mode == "async" else int(self.mode == "one_step_off")
+
+    def slots_of(self, capacity: int) -> int:
+        """Answers that a worker of this capacity generates at once: rollout/worker.py adds the queue to them."""
+        queue = self.queue_samples or capacity // 2
+        return max(1, capacity - queue)
+
+    def num_rows(self, kind: EvalKind) -> int:
+        """Rows of an evaluation of this kind."""
+        if kind != "periodic" or self.num_periodic_eval_rows is None:
+            return self.num_eval_rows
+        return min(self.num_periodic_eval_rows, self.num_eval_rows)
+
+    @property
+    def is_strict(self) -> bool:
+        """True where no group may be used past its deadline (`bounded-staleness`)."""
+        return self.bound is not None and self.on_stale != "keep"
+
+    @property
+    def min_scored(self) -> int:
+        """Scored samples a complete group needs: 2, or 1 where group_size is 1."""
+        return min(2, self.group_size)

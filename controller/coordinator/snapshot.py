@@ -1,0 +1,103 @@
+"""What the ledger gives back after a crash, and how groups are counted.
+
+Owns: frozen records of facts. Refuses: how they are stored (ledger.py) or used (coordinator.py).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class BatchGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One group of a batch: which of its samples are kept, and its first version."""
+
+    group_id: int
+    sample_indices: tuple[int, ...]
+    first_version: int
+
+
+class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one sample of a live group. Partial: num_tokens tokens are stored. Finished: verdict is in."""
+
+    sample_index: int
+    num_tokens: int
+    first_version: int
+    last_version: int
+    is_finished: bool = False
+    is_kept: bool = False
+    value: float | None = None
+
+
+class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A live group: drawn, and neither shipped nor dropped nor filtered. `samples`: those with anything stored."""
+
+    group_id: int
+    version: int
+    samples: tuple[SampleRecord, ...]
+
+
+class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded batch (the newest recording where a step was replayed)."""
+
+    step: int
+    lineage: str
+    groups: tuple[BatchGroup, ...]
+
+
+class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that was reported complete."""
+
+    version: int
+    lineage: str
+    path: str
+
+
+class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the coordinator needs to go on after a crash."""
+
+    num_lineages: int
+    """Rows of RecordLineage so far: lives of the run and of its trainer."""
+    num_trainer_restarts: int = 0
+    """Those of them in which the trainer alone was started again."""
+    num_drawn: int
+    num_filtered: int
+    dropped: dict[str, int]
+    """Groups dropped, by reason."""
+    live: tuple[GroupRecord, ...]
+    """By group id."""
+    batches: tuple[BatchRecord, ...]
+    """By step, 1, 2, ... without holes."""
+    checkpoints: tuple[CheckpointRecord, ...]
+    """Oldest first, in the order they were reported."""
+    evals: tuple[int, ...]
+    """Versions whose evaluation is complete."""
+
+    @property
+    def num_lives(self) -> int:
+        """How often the run was started so far."""
+        return self.num_lineages - self.num_trainer_restarts
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """Groups by fate; drawn = consumed + filtered + sum(dropped) + in_flight at any time (`exactly-once`)."""
+
+    drawn: int
+    consumed: int
+    """Groups in recorded batches of the surviving lineage."""
+    filtered: int
+    dropped: dict[str, int]
+    running: int
+    """Admitted, not all samples finished."""
+    ready: int
+    """Complete, waiting for a step."""
+    samples_finished: int
+    """Training samples whose verdict came in during this life of the process."""
+
+    @property
+    def in_flight(self) -> int:
+        """running + ready."""
+        return self.running + self.ready
+
+    def add_up(self) -> bool:
+        """drawn = consumed + filtered + dropped + in flight."""
+        return self.drawn == self.consumed + self.filtered + sum(self.dropped.values()) + self.in_flight

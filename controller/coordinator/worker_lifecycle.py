@@ -1,0 +1,131 @@
+"""Rollout workers as they come, go, and load versions.
+
+Owns: joining, losing (leases return, `exactly-once`), draining, announcing versions, quarantine (`atomic-versions`),
+measured speeds. Refuses: choosing what to lease.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from areal_like.trajectory import NO_VERSION
+from controller.coordinator import colocation, evaluation, rewriting
+from controller.coordinator.effects import SendCancel
+from controller.coordinator.events import (
+    WorkerDraining,
+    WorkerEnded,
+    WorkerJoined,
+    WorkerLost,
+    WorkerSpeed,
+)
+from controller.coordinator.run_state import Phase, RunState
+from controller.coordinator.sample_intake import requeue
+from controller.coordinator.worker import Worker
+
+
+def join(state: RunState, event: WorkerJoined) -> None:
+    """A worker says Hello: new, restarted, or back after silence."""
+    worker = state.workers.setdefault(event.worker, Worker(event.worker))
+    if worker.incarnation != event.incarnation:
+        _take_leases_back(state, worker)
+        worker.voided.clear()
+        worker.version = worker.announced = NO_VERSION
+        worker.quarantine, worker.load_attempts, worker.unloadable = "", 0, NO_VERSION
+        worker.end_load()
+        worker.is_draining, worker.speed, worker.steps_per_s = False, 0.0, 0.0
+        colocation.ended(state, worker)
+    else:
+        if worker.voided:  # it may still be busy with what is leased to others by now
+            state.emit(SendCancel(worker=worker.name, lease_ids=tuple(sorted(worker.voided))))
+            worker.voided.clear()
+        worker.must_announce_again = True
+        colocation.heard_again(state, worker)
+    worker.incarnation, worker.capacity = event.incarnation, event.capacity
+    worker.num_slots = state.settings.slots_of(event.capacity)
+    worker.is_present, worker.is_gone = True, False
+    state.progress += 1
+
+
+def lose(state: RunState, event: WorkerLost) -> None:
+    """A worker is silent or dead: its leases return with the tokens it had reported."""
+    worker = state.workers.setdefault(event.worker, Worker(event.worker))
+    if worker.is_present and event.incarnation not in (None, worker.incarnation):
+        return  # its successor has joined already
+    num_held = len(worker.outstanding)
+    _take_leases_back(state, worker)
+    worker.is_present, worker.is_gone = False, event.is_permanent
+    if not event.may_live and event.incarnation in (None, worker.incarnation):
+        colocation.ended(state, worker)
+    back = f"; {num_held} samples return to the queue" if num_held or not worker.is_draining else ""
+    kind, verb = ("worker_left", "left") if worker.is_draining else ("worker_lost", "is lost")
+    state.note(kind, f"{worker.name} {verb} ({event.reason}){back}")
+
+
+def end(state: RunState, event: WorkerEnded) -> None:
+    """The supervisor has seen the end of its process: only now is its memory free."""
+    worker = state.workers.get(event.worker)
+    if worker is None:
+        return
+    if worker.is_present:  # its last message came after the report of its loss
+        lose(state, WorkerLost(worker=event.worker, reason="its process has ended", is_permanent=worker.is_gone))
+    colocation.ended(state, worker)
+
+
+def drain(state: RunState, event: WorkerDraining) -> None:
+    """A worker is about to leave: it gets nothing new, and what it holds comes back as LeaseReturned.
+
+    It counts also while the worker is lost: the same process may be heard again before it has left.
+    """
+    worker = state.workers.get(event.worker)
+    if worker is None or worker.is_draining or event.incarnation not in (None, worker.incarnation):
+        return
+    worker.is_draining = True
+    worker.end_load()
+    evaluation.unpin(state, worker)
+    if state.phase is not Phase.OVER:
+        state.note(
+            "draining",
+            f"{worker.name} is draining; its {len(worker.outstanding)} running samples move to other workers",
+        )
+
+
+def can_spare(state: RunState, names: Collection[str]) -> bool:
+    """Some worker besides these is there, or will be started again."""
+    others = (worker for worker in state.workers.values() if worker.name not in names)
+    return any(not worker.is_gone and not worker.is_draining and not worker.quarantine for worker in others)
+
+
+def take_speed(state: RunState, event: WorkerSpeed) -> None:
+    """A speed was measured."""
+    worker = state.workers.get(event.worker)
+    if worker is not None and worker.is_present and event.tokens_per_s > 0:
+        worker.speed, worker.steps_per_s = event.tokens_per_s, event.steps_per_s
+
+
+def _take_leases_back(state: RunState, worker: Worker) -> None:
+    worker.is_present = False
+    worker.voided |= worker.outstanding
+    evaluation.unpin(state, worker)
+    for lease_id in sorted(worker.outstanding):
+        lease = state.leases.get(lease_id)
+        if lease is None:
+            continue  # ended together with a group given up just now
+        worker.let_go(lease)
+        lease.is_void = True
+        state.recalls.pop(lease_id, None)
+        group = state.table.live[lease.group_id]
+        sample = group.samples[lease.sample_index]
+        sample.lease_id = None
+        sample.moving_to = sample.moved_from = ""
+        requeue(state, group, sample, is_loss=True)
+
+
+def is_stuck(state: RunState, worker: Worker) -> bool:
+    """This worker will do nothing more unless a new version comes."""
+    if not worker.is_present:
+        return worker.is_gone
+    if rewriting.is_under_way(state, state.version) or worker.load_due_s < math.inf:
+        return False
+    has_tries = worker.load_attempts < state.settings.max_load_attempts or state.now_s < worker.retry_at_s
+    return bool(worker.quarantine) and not has_tries and not worker.outstanding

@@ -1,0 +1,70 @@
+"""The data rows of a job, by draw.
+
+Owns: reading what the configuration names, once. Refuses: what columns mean (table.py), when a row is
+drawn (coordinator).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from controller.config.run_config import RunConfig
+from controller.data.table import DrawOrder, Table, load_eval, load_train
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What was read when the job was checked; None: not yet."""
+
+    train: Table | None = None
+    eval: Table | None = None
+
+
+@dataclass
+class JobRows:
+    """The data rows of a job, by draw."""
+
+    train_table: Table | None
+    order: DrawOrder | None
+    eval_table: Table | None
+    num_final: int
+    num_periodic: int
+
+    @staticmethod
+    def load(config: RunConfig, *, needs_train: bool = True, tables: Tables | None = None) -> JobRows:
+        """Read what the configuration names, unless `tables` hold it. Raises UserError."""
+        known = tables or Tables()
+        train_table = known.train or (load_train(config) if needs_train else None)
+        eval_table = known.eval or load_eval(config)
+        num_rows = len(eval_table) if eval_table is not None else 0
+        return JobRows(
+            train_table,
+            DrawOrder.of(config, train_table) if train_table is not None else None,
+            eval_table,
+            num_final=min(num_rows, config.eval.final_prompts or num_rows),
+            num_periodic=min(num_rows, config.eval.num_prompts or num_rows),
+        )
+
+    @property
+    def max_draws(self) -> int | None:
+        """Draws before the data is used up; None: endless."""
+        return self.order.max_draws if self.order is not None else 0
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """What a resumed run must find again, by key of the configuration."""
+        tables = {"data.train": self.train_table, "data.eval": self.eval_table}
+        return {key: table.fingerprint for key, table in tables.items() if table is not None}
+
+    def train(self, group_id: int) -> Mapping[str, Any]:
+        """The row of a draw."""
+        assert self.train_table is not None
+        assert self.order is not None
+        return self.train_table[self.order.row_index(group_id)]
+
+    def eval(self, index: int) -> Mapping[str, Any]:
+        """An evaluation row."""
+        assert self.eval_table is not None
+        return self.eval_table[index]

@@ -1,0 +1,82 @@
+"""Where the lengths of simulated answers come from: a word, a file, or a run of one's own.
+
+Owns: reading them. Refuses: drawing (areal_like/emulation/lengths.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from areal_like.emulation.lengths import Lengths, thinking
+from areal_like.errors import UserError
+from controller.ledger.sample_reader import Unreadable, read_samples
+from controller.run_folder.run_folder import RunFolder
+
+THINKING = "thinking"
+
+
+def parse_lengths(text: str, cap: int, where: str = "--lengths") -> Lengths:
+    """`thinking`, `MEAN`, `MEAN:CV`, a run's folder, or a JSON file with a list of lists of lengths (key `groups`
+    allowed); `@MEAN` behind all but the second and third scales the mean. where: the setting that
+    an error names. Raises UserError."""
+    name, _, wanted = text.partition("@")
+    path = Path(name)
+    if name == THINKING:
+        return thinking(cap, _positive(wanted, where) if wanted else None)
+    if path.is_dir():
+        found = Lengths(path.name, groups=_of_run(path), cap=cap)
+    elif path.suffix == ".json":
+        found = Lengths(path.name, groups=_of_file(path), cap=cap)
+    else:
+        return _log_normal(text, cap, where)
+    if not wanted:
+        return found
+    plain = sum(map(sum, found.groups)) / sum(map(len, found.groups))
+    return Lengths(text, groups=found.groups, cap=cap, scale=_positive(wanted, where) / plain)
+
+
+def _log_normal(text: str, cap: int, where: str) -> Lengths:
+    mean, _, cv = text.partition(":")
+    spread = _positive(cv, where) if cv else 0.9
+    return Lengths(f"log-normal {text}", mean=_positive(mean, where), cv=spread, cap=cap)
+
+
+def _positive(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value > 0 or math.isinf(value):
+        raise UserError(
+            f"{text!r} is neither a file nor a positive number",
+            where=where,
+            remedy="thinking, MEAN, MEAN:CV, a run's folder, or a JSON file of groups; @MEAN after a name scales it",
+        )
+    return value
+
+
+def _of_file(path: Path) -> tuple[tuple[int, ...], ...]:
+    try:
+        found = json.loads(path.read_bytes())
+        groups = found["groups"] if isinstance(found, dict) else found
+        checked = tuple(tuple(int(length) for length in group) for group in groups if len(group))
+        if not checked or min(map(min, checked)) < 1:
+            raise ValueError("it must be a list of lists of lengths, each at least 1")
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"no lengths can be read here ({error})", where=str(path)) from error
+    return checked
+
+
+def _of_run(path: Path) -> tuple[tuple[int, ...], ...]:
+    try:
+        stats = read_samples(RunFolder(path).ledger, max_samples=20_000)
+    except Unreadable as error:
+        raise UserError(f"the ledger cannot be read: {error}", where=str(path)) from error
+    if stats is None or not len(stats.group):
+        raise UserError("no step of this run used a sample", where=str(path))
+    groups: dict[int, list[int]] = {}
+    for group, length in zip(stats.group.tolist(), stats.length.tolist(), strict=True):
+        groups.setdefault(group, []).append(max(1, length))
+    return tuple(map(tuple, groups.values()))

@@ -1,0 +1,324 @@
+r"""The tables a run draws from: rows with `prompt` (or `messages`) and `answer`, and the order they are drawn in.
+
+Owns: what columns mean, the final answer inside published solutions (GSM8K's `####`, MATH's `\boxed`), `DrawOrder`.
+Refuses: reading files (sources.py), tokens, deciding when to draw (the coordinator).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+from jinja2 import Template
+
+from areal_like.errors import UserError
+from areal_like.tasks.boxed import last_boxed
+from areal_like.templates import compiled
+from controller.config.problems import nearest
+from controller.config.run_config import DataSource, RunConfig
+from controller.data.row_templates import fill
+from controller.data.sources import RawRow, RawRows, read_source
+
+PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
+ANSWER_COLUMNS = ("answer", "final_answer", "solution", "ground_truth")
+RESPONSE_COLUMNS = ("response", "completion", "solution", "answer", "output")
+"""Names that are understood without a mapping, in this order."""
+_MAX_INTEGER = 2**63
+
+
+class Table:
+    """Rows ready to be drawn, by index. `skipped`: rows left out, with the place and the reason of each."""
+
+    def __init__(self, raw: RawRows, reader: RowReader) -> None:
+        self._raw, self._reader = raw, reader
+        self._kept = array("Q")
+        self.skipped: list[str] = []
+        digest = blake2b(digest_size=16)
+        for index in range(len(raw)):
+            row = reader.read(raw[index], raw.where(index))
+            if isinstance(row, str):
+                self.skipped.append(f"{raw.where(index)}: {row}")
+            else:
+                self._kept.append(index)
+                digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+        self.fingerprint = digest.hexdigest()
+        """Equal for equal rows in equal order; a resumed run must find the rows it started with."""
+        if not self._kept:
+            raise UserError(f"every row is unusable, the first because: {self.skipped[0]}", where=reader.key)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        raw_index = self._kept[index]
+        row = self._reader.read(self._raw[raw_index], self._raw.where(raw_index))
+        assert not isinstance(row, str), "a row that was usable when the table was made"
+        return row
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[index] for index in range(len(self)))
+
+    def where(self, index: int) -> str:
+        """The place a row came from, such as train.jsonl:12."""
+        return self._raw.where(self._kept[index])
+
+
+def load_train(config: RunConfig) -> Table:
+    """The rows that prompts are drawn from. Raises UserError."""
+    return _load(config.data.train, "data.train", "train", config.data_seed)
+
+
+def load_eval(config: RunConfig) -> Table | None:
+    """The held-out rows, if the config has any. Raises UserError."""
+    source = config.data.eval
+    if source is None:
+        return None
+    return _load(source, "data.eval", "test" if source.dataset is not None else "eval", config.data_seed)
+
+
+def load_demonstrations(config: RunConfig) -> Table | None:
+    """Rows with `prompt` (or `messages`) and `response` for the warm start, if there is one. Raises UserError."""
+    if config.warm_start is None:
+        return None
+    source = config.warm_start.data
+    if source.generator is not None and source.limit is None:
+        sft = config.warm_start.sft
+        source = source.model_copy(update={"limit": sft.steps * sft.batch_size})
+    return _load(source, "warm_start.data", "train", config.data_seed)
+
+
+def _load(source: DataSource, key: str, split: str, seed: int) -> Table:
+    raw = read_source(source, key=key, split=split, seed=seed)
+    return Table(raw, RowReader.plan(raw, source.columns, key, source.template))
+
+
+# ---------------------------------------------------------------- draws
+
+
+@dataclass(frozen=True)
+class DrawOrder:
+    """Which row each draw takes: a pure function of the data seed, so that a resumed run draws as if never stopped."""
+
+    num_rows: int
+    seed: int
+    shuffle: bool = True
+    epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        assert self.num_rows > 0
+        assert self.epochs is None or self.epochs > 0
+
+    @staticmethod
+    def of(config: RunConfig, table: Table) -> DrawOrder:
+        """The order of a run."""
+        return DrawOrder(len(table), config.data_seed, config.data.shuffle, config.data.epochs)
+
+    @property
+    def max_draws(self) -> int | None:
+        """epochs * num_rows; None: endless"""
+        return None if self.epochs is None else self.epochs * self.num_rows
+
+    def epoch(self, draw: int) -> int:
+        """Which pass over the rows a draw belongs to, from 0."""
+        return draw // self.num_rows
+
+    def row_index(self, draw: int) -> int:
+        """The row of a draw. Raises IndexError past `max_draws`."""
+        if draw < 0 or (self.max_draws is not None and draw >= self.max_draws):
+            raise IndexError(f"draw {draw} of {self.max_draws}")
+        epoch, position = divmod(draw, self.num_rows)
+        return _order_of_epoch(self.num_rows, self.seed, epoch)[position] if self.shuffle else position
+
+
+@lru_cache(maxsize=4)
+def _order_of_epoch(num_rows: int, seed: int, epoch: int) -> array[int]:
+    order = array("Q", range(num_rows))
+    random.Random(f"draw order/{seed}/{epoch}").shuffle(order)
+    return order
+
+
+# ---------------------------------------------------------------- columns
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """Turns raw rows into rows of a run, by columns that were settled on the first row."""
+
+    key: str
+    prompt: str
+    """Column of the prompt."""
+    target: str | None
+    """Column of the answer (of the response, for demonstrations); None: there is none."""
+    is_demonstration: bool
+    template: Template | None = None
+    """Makes the prompt, instead of a column."""
+
+    @staticmethod
+    def plan(raw: RawRows, columns: Mapping[str, str | None], key: str, template: str | None = None) -> RowReader:
+        """Settle the columns. Raises UserError that names the columns there are."""
+        first, where = raw[0], raw.where(0)
+        is_demonstration = key == "warm_start.data"
+        target_key = "response" if is_demonstration else "answer"
+        made = compiled(template) if template is not None else None
+        prompt = "prompt" if made is not None else columns.get("prompt") or columns.get("messages")
+        prompt = prompt or _choose(first, PROMPT_COLUMNS, "prompt", key, where)
+        if made is None:
+            _column(first, prompt, "prompt", key, where)
+        target: str | None
+        if target_key in columns:
+            target = columns[target_key]
+        elif is_demonstration and made is None and _ends_with_assistant(_nested(first, prompt)):
+            target = None
+        else:
+            target = _choose(first, RESPONSE_COLUMNS if is_demonstration else ANSWER_COLUMNS, target_key, key, where)
+        return RowReader(key, prompt, target, is_demonstration, made)
+
+    def read(self, raw: RawRow, where: str) -> dict[str, Any] | str:
+        """One row, or the reason why it is left out. Raises UserError for a row that is wrong."""
+        row: dict[str, Any] = {}
+        if self.template is not None:
+            prompt: Any = fill(self.template, raw, where)
+        else:
+            prompt = _column(raw, self.prompt, "prompt", self.key, where)
+        kept = {name: value for name, value in raw.items() if name not in (self.prompt, self.target)}
+        role = "response" if self.is_demonstration else "answer"
+        target: Any = _column(raw, self.target, role, self.key, where) if self.target else None
+        if isinstance(prompt, str):
+            if not prompt.strip():
+                raise UserError(f"`{self.prompt}` is empty", where=where, remedy="remove the row")
+            row["prompt"] = prompt
+        else:
+            messages = _messages(prompt, self.prompt, where)
+            if self.is_demonstration and self.target is None:
+                target = messages.pop()["content"]
+            elif messages[-1]["role"] == "assistant":
+                raise UserError(
+                    f"`{self.prompt}` ends with the assistant's own answer",
+                    where=where,
+                    remedy="RL needs the conversation up to the user's last message",
+                )
+            row["messages"] = messages
+            kept.pop("prompt", None)
+        if self.is_demonstration:
+            if not isinstance(target, str) or not target.strip():
+                return f"no response in `{self.target or self.prompt}`"
+            return _plain({**row, "response": target}, where)
+        kept.pop("messages", None)
+        if self.target is not None:
+            answer = final_answer(target)
+            if answer is None:
+                return f"no answer in `{self.target}`"
+            row["answer"] = answer
+            if answer != target and isinstance(target, str):
+                kept.setdefault("solution", target)
+        return _plain({**row, **kept}, where)
+
+
+_MISSING = object()
+
+
+def _nested(raw: RawRow, column: str) -> Any:
+    """The value of a column, or of a path of dots into nested ones."""
+    if column in raw:
+        return raw[column]
+    value: Any = raw
+    for part in column.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return _MISSING
+        value = value[part]
+    return value
+
+
+def _column(raw: RawRow, column: str, role: str, key: str, where: str) -> Any:
+    value = _nested(raw, column)
+    if value is _MISSING:
+        near = nearest(column, raw, count=2)
+        hint = f"nearest: {', '.join(near)}" if near else f"columns here: {', '.join(raw)}"
+        raise UserError(f"no column `{column}`", where=where, remedy=f"{hint}; map it: {key}.columns.{role}=...")
+    return value
+
+
+def _choose(first: RawRow, known: tuple[str, ...], role: str, key: str, where: str) -> str:
+    for name in known:
+        if first.get(name) is not None:
+            return name
+    near = list(dict.fromkeys(name for word in known for name in nearest(word, first, count=1, cutoff=0.5)))
+    remedy = f"map it: {key}.columns.{role}={near[0] if near else 'YOUR_COLUMN'}; columns here: {', '.join(first)}"
+    remedy += "; columns.answer=null means that there is none" if role == "answer" else ""
+    raise UserError(f"no column with the {role} (looked for {', '.join(known)})", where=where, remedy=remedy)
+
+
+def _ends_with_assistant(value: Any) -> bool:
+    is_list = isinstance(value, list) and value and isinstance(value[-1], Mapping)
+    return bool(is_list) and value[-1].get("role") == "assistant"
+
+
+def _messages(value: Any, column: str, where: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        kind = "nothing" if value is None else type(value).__name__
+        raise UserError(f"`{column}` must be text or a list of messages, not {kind}", where=where)
+    if not value:
+        raise UserError(f"`{column}` is empty", where=where, remedy="remove the row")
+    for message in value:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise UserError(f"a message of `{column}` must have role and content", where=where)
+    return [dict(message) for message in value]
+
+
+def final_answer(value: Any) -> Any:
+    r"""What is to be verified: the text after `####`, the last `\boxed{...}`, or the value itself; None where empty."""
+    if isinstance(value, bool | int | float):
+        return str(value)
+    if not isinstance(value, str):
+        return value if value else None
+    if "####" in value:
+        text = value.rpartition("####")[2].strip().replace(",", "")
+    elif "\\boxed" in value or "\\fbox" in value:
+        text = last_boxed(value) or ""
+    else:
+        text = value.strip()
+    return text or None
+
+
+def _plain(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The columns that can travel as plain data; bytes and other objects (pictures) are left behind."""
+    plain = {}
+    for name, value in row.items():
+        made = _plain_value(value, name, where)
+        if made is not _MISSING:
+            plain[str(name)] = made
+    return plain
+
+
+def _plain_value(value: Any, name: str, where: str) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"`{name}` holds half a character (a lone surrogate)", where=where) from error
+        return value
+    if isinstance(value, int):
+        if not -_MAX_INTEGER <= value < 2 * _MAX_INTEGER:
+            raise UserError(f"`{name}` holds an integer of more than 64 bits", where=where, remedy="write it as text")
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return _plain(value, where)
+    if isinstance(value, list | tuple):
+        made = [_plain_value(item, name, where) for item in value]
+        return _MISSING if any(item is _MISSING for item in made) else made
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    if hasattr(value, "tolist"):
+        return _plain_value(value.tolist(), name, where)
+    return _MISSING

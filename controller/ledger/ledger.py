@@ -1,0 +1,400 @@
+"""The run's memory on disk: facts in SQLite (WAL, synchronous=NORMAL), tokens in segment files beside it.
+
+Owns: opening and locking, one transaction per burst of effects, payloads by sample, retention.
+Refuses: deciding anything (the coordinator's), reading another run's file while it is written (the lock).
+
+After kill -9 at any moment the ledger holds exactly the committed transactions: payload bytes are handed to the
+operating system before the rows that name them are committed, and bytes without a row are never read. `fsync=True`
+extends this to power loss. Not for network file systems (SQLite's WAL).
+
+The write-ahead log is copied into the database after every step's batch, every checkpoint and every new lineage: what
+is lost with `ledger.sqlite-wal` is at most what was sampled since the last step, never a step.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sqlite3
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from areal_like.errors import LedgerError, UserError
+from areal_like.trajectory import Segment, Trajectory
+from areal_like.wire.messages import BatchSample
+from controller.coordinator.effects import (
+    DropGroup,
+    FilterGroup,
+    RecordBatch,
+    RecordCheckpoint,
+    RecordLineage,
+    StoreFinished,
+)
+from controller.coordinator.snapshot import BatchGroup, BatchRecord, LedgerState
+from controller.ledger.sample_lengths import LengthFact
+from controller.ledger.schema import SCHEMA, SCHEMA_VERSION, read_batches, read_length_facts, read_state
+from controller.ledger.segment_store import (
+    Location,
+    SegmentStore,
+    unpack_segment,
+    unpack_trajectory,
+)
+from controller.ledger.transaction import Burst, LedgerEntry
+
+log = logging.getLogger(__name__)
+
+LEDGER_FILE = "ledger.sqlite"
+LOCK_FILE = "ledger.lock"
+SEGMENT_FOLDER = "segments"
+_VALUES = msgspec.msgpack.Decoder(tuple[float | None, ...])
+REMEDY = "restore the run folder from a copy, or start a new run"
+MILESTONES = (RecordBatch, RecordCheckpoint, RecordLineage)
+"""Facts after which the database file itself must be up to date."""
+CLOSE_WAIT_S = 1.0
+"""Longest wait for readers of the ledger before the write-ahead log is left to the last of them."""
+
+
+class PurgeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a purge removed."""
+
+    num_samples: int
+    num_files: int
+    freed_bytes: int
+
+
+class Ledger:
+    """One writer, guarded by a lock. Blocking calls: from the shell's loop or from one dedicated thread, never two."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        run_id: str = "",
+        must_exist: bool = False,
+        segment_bytes: int = 32 << 20,
+        cache_bytes: int = 64 << 20,
+        keep_bytes: int | None = 0,
+        fsync: bool = False,
+    ) -> None:
+        """Open or create <run_dir>/ledger.sqlite and <run_dir>/segments/.
+
+        segment_bytes: a segment file is closed past this size. cache_bytes: payloads kept in memory until
+        their group is given for training or has another end.
+        keep_bytes: segment files no longer needed that stay nevertheless, newest ones, in bytes (None: all stay).
+        fsync: survive power loss too, not only kill -9.
+        Raises UserError (open elsewhere, unwritable folder, missing although must_exist), LedgerError (damaged).
+        """
+        self._path = run_dir / LEDGER_FILE
+        self._keep_bytes, self._cache_bytes = keep_bytes, cache_bytes
+        self._cache: dict[int, dict[int, Trajectory]] = {}
+        self._cached_bytes = 0
+        if must_exist and not self._path.exists():
+            raise UserError("there is no ledger here", where=str(run_dir), remedy="give the folder of a run")
+        self._lock = lock_folder(run_dir)
+        try:
+            self._db = _open(self._path, run_id, fsync)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        try:
+            self._segments = SegmentStore(run_dir / SEGMENT_FOLDER, segment_bytes=segment_bytes, fsync=fsync)
+            self._check_segments()
+            (self._seq,) = self._db.execute("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'seq'").fetchone()
+            self._empty_log("PASSIVE")
+        except BaseException:
+            self._db.close()
+            os.close(self._lock)
+            raise
+
+    # ------------------------------------------------------------ writing
+
+    def apply(self, entries: Sequence[LedgerEntry]) -> None:
+        """Write all entries in one transaction and commit. Raises LedgerError (disk full): nothing is kept then."""
+        if not entries:
+            return
+        burst = Burst(self._seq, self._segments)
+        try:
+            for entry in entries:
+                burst.add(entry)
+            self._segments.flush()
+            self._db.execute("BEGIN IMMEDIATE")
+            burst.write(self._db)
+            self._db.execute("COMMIT")
+        except (sqlite3.Error, OSError) as error:
+            self._segments.discard()
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise LedgerError(f"{self._path}: cannot write ({error}); is the disk full?") from error
+        self._seq = burst.seq
+        if any(isinstance(entry.effect, MILESTONES) for entry in entries):
+            self._empty_log("PASSIVE")
+        for entry in entries:
+            match entry.effect:
+                case StoreFinished(purpose="train", group_id=group_id, sample_index=index):
+                    assert entry.trajectory is not None
+                    self._remember(group_id, index, entry.trajectory)
+                case DropGroup(group_id=group_id) | FilterGroup(group_id=group_id):
+                    self._forget(group_id)
+
+    def purge(self, covered_step: int) -> PurgeReport:
+        """Delete the oldest segment files that nothing needs any more, beyond `keep_bytes`.
+
+        Needed are payloads of live groups and of steps after `covered_step` (the last step that every checkpoint the
+        run may fall back to covers).
+        """
+        if self._keep_bytes is None:
+            return PurgeReport(num_samples=0, num_files=0, freed_bytes=0)
+        needed = {
+            row[0]
+            for row in self._db.execute(
+                "SELECT DISTINCT file FROM samples JOIN groups USING (group_id) WHERE file IS NOT NULL "
+                "AND (fate = 'live' OR (fate = 'consumed' AND step > ?)) UNION SELECT DISTINCT file FROM partials",
+                (covered_step,),
+            )
+        }
+        sizes = self._segments.sizes()
+        idle = [number for number in sorted(sizes) if number not in needed and number != self._segments.writing]
+        excess = sum(sizes[number] for number in idle) - self._keep_bytes
+        doomed: list[int] = []
+        for number in idle:
+            if excess <= 0:
+                break
+            doomed.append(number)
+            excess -= sizes[number]
+        if not doomed:
+            return PurgeReport(num_samples=0, num_files=0, freed_bytes=0)
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            statement = "UPDATE samples SET file = NULL WHERE file = ?"
+            num_samples = self._db.executemany(statement, [(number,) for number in doomed]).rowcount
+            self._db.execute("COMMIT")
+            freed = sum(self._segments.delete(number) for number in doomed)
+        except (sqlite3.Error, OSError) as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise LedgerError(f"{self._path}: cannot purge ({error})") from error
+        return PurgeReport(num_samples=num_samples, num_files=len(doomed), freed_bytes=freed)
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def seq(self) -> int:
+        """Facts recorded so far."""
+        return int(self._seq)
+
+    @property
+    def run_id(self) -> str:
+        """Of the run that made it."""
+        (run_id,) = self._db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
+        return str(run_id)
+
+    def lineages(self) -> dict[str, int]:
+        """The version that each lineage began from, oldest lineage first."""
+        return dict(self._db.execute("SELECT lineage, checkpoint_version FROM lineages ORDER BY seq"))
+
+    def load(self) -> LedgerState:
+        """What the coordinator restores from. Raises LedgerError where the ledger is damaged."""
+        try:
+            return read_state(self._db)
+        except (sqlite3.Error, ValueError, KeyError) as error:
+            raise LedgerError(f"{self._path} is damaged ({error}); {REMEDY}") from error
+
+    def batches_after(self, step: int) -> tuple[BatchRecord, ...]:
+        """The recorded batches of later steps, in order. Raises LedgerError (damaged)."""
+        try:
+            return tuple(batch for batch in read_batches(self._db) if batch.step > step)
+        except (sqlite3.Error, ValueError) as error:
+            raise LedgerError(f"{self._path} is damaged ({error}); {REMEDY}") from error
+
+    def length_facts(self) -> tuple[LengthFact, ...]:
+        """Lengths of the samples of all ended groups, by what became of them. Raises LedgerError (damaged)."""
+        try:
+            return read_length_facts(self._db)
+        except sqlite3.Error as error:
+            raise LedgerError(f"{self._path} is damaged ({error}); {REMEDY}") from error
+
+    def evaluations(self) -> dict[int, tuple[float | None, ...]]:
+        """Values of the newest complete evaluation of each version, by eval row. Raises LedgerError (damaged)."""
+        try:
+            rows = self._db.execute('SELECT version, "values" FROM evals ORDER BY seq').fetchall()
+            return {version: _VALUES.decode(blob) for version, blob in rows}
+        except (sqlite3.Error, ValueError) as error:
+            raise LedgerError(f"{self._path} is damaged ({error}); {REMEDY}") from error
+
+    def prefix(self, group_id: int, sample_index: int) -> Segment:
+        """The stored tokens of an unfinished sample, empty where there are none. Raises LedgerError (damaged)."""
+        rows = self._db.execute(
+            "SELECT file, offset, size FROM partials WHERE group_id = ? AND sample_index = ? ORDER BY start",
+            (group_id, sample_index),
+        )
+        whole = Segment.empty()
+        try:
+            for row in rows:
+                whole = whole.joined(unpack_segment(self._segments.read(Location(*row))))
+        except ValueError as error:
+            raise LedgerError(f"{self._path}: tokens of group {group_id} are damaged ({error}); {REMEDY}") from error
+        return whole
+
+    def trajectory(self, group_id: int, sample_index: int) -> Trajectory:
+        """The payload of a finished sample. Raises LedgerError where it was purged or is damaged."""
+        if (cached := self._cache.get(group_id, {}).get(sample_index)) is not None:
+            return cached
+        row = self._db.execute(
+            "SELECT file, offset, size FROM samples WHERE group_id = ? AND sample_index = ?", (group_id, sample_index)
+        ).fetchone()
+        if row is None or row[0] is None:
+            fate = (
+                "was never stored" if row is None else "is purged: the checkpoint in use is older than retention covers"
+            )
+            raise LedgerError(f"{self._path}: sample {sample_index} of group {group_id} {fate}; {REMEDY}")
+        try:
+            return unpack_trajectory(self._segments.read(Location(*row)))[0]
+        except ValueError as error:
+            raise LedgerError(f"{self._path}: sample of group {group_id} is damaged ({error}); {REMEDY}") from error
+
+    def batch_samples(self, groups: Sequence[BatchGroup]) -> tuple[BatchSample, ...]:
+        """Payloads and rewards of a batch, ordered by (group_id, sample_index). A second time they come from disk."""
+        samples: list[BatchSample] = []
+        for group in sorted(groups, key=lambda group: group.group_id):
+            rewards = dict(
+                self._db.execute("SELECT sample_index, value FROM samples WHERE group_id = ?", (group.group_id,))
+            )
+            for index in sorted(group.sample_indices):
+                samples.append(
+                    BatchSample(
+                        group_id=group.group_id,
+                        sample_index=index,
+                        trajectory=self.trajectory(group.group_id, index),
+                        reward=rewards[index],
+                    )
+                )
+        for group in groups:
+            self._forget(group.group_id)
+        return tuple(samples)
+
+    def close(self) -> None:
+        """Close files and release the lock."""
+        self._segments.close()
+        self._db.execute(f"PRAGMA busy_timeout = {int(CLOSE_WAIT_S * 1000)}")
+        self._empty_log("TRUNCATE")
+        self._db.close()
+        os.close(self._lock)
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ inside
+
+    def _empty_log(self, how: str) -> None:
+        """Copy the write-ahead log into the database; PASSIVE waits for nobody. Where it fails the log keeps all."""
+        try:
+            self._db.execute(f"PRAGMA wal_checkpoint({how})").fetchone()
+        except sqlite3.Error as error:
+            log.warning("%s: its write-ahead log cannot be copied into it yet (%s)", self._path, error)
+
+    def _check_segments(self) -> None:
+        """Every row's bytes must exist (their checksums are checked when they are read)."""
+        sizes = self._segments.sizes()
+        for table in ("partials", "samples"):
+            ends = self._db.execute(
+                f"SELECT file, MAX(offset + size) FROM {table} WHERE file IS NOT NULL GROUP BY file"
+            )
+            for number, end in ends:
+                if sizes.get(number, 0) < end:
+                    raise LedgerError(f"{self._segments.path(number)} is missing or truncated; {REMEDY}")
+
+    def _remember(self, group_id: int, index: int, trajectory: Trajectory) -> None:
+        self._cache.setdefault(group_id, {})[index] = trajectory
+        self._cached_bytes += _size(trajectory)
+        while self._cached_bytes > self._cache_bytes and self._cache:
+            self._forget(next(iter(self._cache)))
+
+    def _forget(self, group_id: int) -> None:
+        self._cached_bytes -= sum(map(_size, self._cache.pop(group_id, {}).values()))
+
+
+def _size(trajectory: Trajectory) -> int:
+    arrays: Iterable[Any] = (
+        trajectory.tokens_T, trajectory.loss_mask_T, trajectory.logprobs_T, trajectory.versions_T,
+    )  # fmt: skip
+    experts = trajectory.routed_experts
+    return sum(array.nbytes for array in arrays) + (0 if experts is None else experts.nbytes)
+
+
+def lock_folder(run_dir: Path) -> int:
+    """The run's lock, held until closed or until the process dies. Raises UserError where another has it."""
+    path = run_dir / LOCK_FILE
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(
+            f"cannot write here ({error.strerror})", where=str(run_dir), remedy="choose a folder you may write to"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
+        os.close(lock)
+        raise UserError(
+            f"another controller (process {holder or 'unknown'}) has this run open",
+            where=str(run_dir),
+            remedy="wait for it to end, or stop it",
+        ) from error
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def lock_holder(run_dir: Path) -> int | None:
+    """Process id of whoever holds the run's lock now; None where nobody does."""
+    try:
+        lock = os.open(run_dir / LOCK_FILE, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        text = os.pread(lock, 20, 0).decode(errors="replace").strip()
+        return int(text) if text.isdecimal() else None
+    else:
+        return None
+    finally:
+        os.close(lock)
+
+
+def _open(path: Path, run_id: str, fsync: bool) -> sqlite3.Connection:
+    """Raises UserError (unwritable, newer schema) or LedgerError (damaged)."""
+    db = None
+    try:
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0, cached_statements=64)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA synchronous = {'FULL' if fsync else 'NORMAL'}")
+        (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
+        db.executescript(SCHEMA)
+        facts = [("schema", str(SCHEMA_VERSION)), ("run_id", run_id), ("seq", "0")]
+        db.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", facts)
+        (schema,) = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+    except sqlite3.Error as error:
+        if db is not None:
+            db.close()
+        if "readonly" in str(error) or "unable to open" in str(error):
+            raise UserError(
+                f"cannot write the ledger ({error})", where=str(path), remedy="check permissions"
+            ) from error
+        raise LedgerError(f"{path} is damaged ({error}); {REMEDY}") from error
+    if schema != str(SCHEMA_VERSION):
+        db.close()
+        raise UserError(f"the ledger has schema {schema}", where=str(path), remedy="use the version that wrote it")
+    return db

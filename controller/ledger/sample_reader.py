@@ -1,0 +1,244 @@
+"""What the ledger tells of single samples, in arrays: read only, also while the run writes it.
+
+Owns: `SampleStats`, the read-only connection, an even choice of groups where there are too many. Refuses: writing, the
+invariants (audit.py), tokens and answers (segments), anything older or newer than our schema.
+
+A reader of a WAL database never holds the run up and is never held up by it. Where a folder cannot be written to,
+SQLite may not make its shared index; then a ledger closed cleanly (no log beside it) is read as an immutable file.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+
+from controller.ledger.schema import SCHEMA_VERSION
+
+LOCK_WAIT_S = 2.0
+READ_S = 30.0
+"""A ledger that takes longer to read is left out: a report is not worth more."""
+HANDLER_STEPS = 10_000
+"""SQLite's virtual machine looks at the clock after so many of its instructions."""
+IDS_PER_QUERY = 500
+
+
+class Unreadable(Exception):
+    """Why a ledger cannot be read, in plain words."""
+
+
+@dataclass(frozen=True)
+class SampleStats:
+    """Consumed samples that were kept; arrays are aligned, ordered by step, and a choice where `share` is below 1."""
+
+    step: np.ndarray
+    """Step that used the sample, int64."""
+    length: np.ndarray
+    """Tokens the policy sampled, int64."""
+    value: np.ndarray
+    """Reward, float64; NaN where there is none."""
+    staleness: np.ndarray
+    """Staleness of the sample's group in that step, int64."""
+    group: np.ndarray
+    """Group id, int64."""
+    is_cut: np.ndarray
+    """True where the answer ended at the token limit, bool."""
+    components: dict[str, np.ndarray]
+    """Named parts of the reward, float64, NaN where a sample has none."""
+    verdicts: dict[str, int]
+    """Training samples by verdict kind, all of them: also those filtered, dropped or not yet used."""
+    failures: dict[tuple[str, str, str], int]
+    """Samples without a score by (scorer that failed, verdict kind, what the policy did), empty texts where unknown."""
+    components_by_step: dict[str, list[tuple[int, float]]]
+    """(step, mean) of each component, over the chosen samples."""
+    fates: dict[str, int]
+    """Groups by fate: live, consumed, filtered, dropped."""
+    dropped_by_reason: dict[str, int]
+    """Groups dropped, by reason."""
+    timings_s: dict[str, float]
+    """Mean seconds of the chosen samples by what they spent them on: queue_s, generate_s, score_s, ..."""
+    share: float
+    """Share of consumed groups that the arrays hold."""
+
+    @property
+    def zero_signal_share(self) -> float:
+        """Share of groups of two or more samples whose rewards are all equal; NaN without such groups."""
+        return self._zero_signal(np.ones(len(self.step), dtype=np.bool_))[0]
+
+    @property
+    def zero_signal_late(self) -> tuple[float, float]:
+        """In the last fifth of the steps: share of groups with equal rewards, and of those the ones at the best value
+        that was ever seen."""
+        if not len(self.step):
+            return float("nan"), float("nan")
+        return self._zero_signal(self.step > self.step[-1] - max(1.0, (self.step[-1] - self.step[0] + 1) / 5))
+
+    def _zero_signal(self, chosen: np.ndarray) -> tuple[float, float]:
+        group, value = self.group[chosen], self.value[chosen]
+        nothing = float("nan"), float("nan")
+        if not len(group):
+            return nothing
+        order = np.argsort(group, kind="stable")
+        _, starts, counts = np.unique(group[order], return_index=True, return_counts=True)
+        low, high = (reduce.reduceat(value[order], starts)[counts > 1] for reduce in (np.minimum, np.maximum))
+        if not len(low):
+            return nothing
+        is_equal = low == high
+        is_best = is_equal & (high == np.nanmax(self.value)) if np.isfinite(self.value).any() else is_equal
+        return float(is_equal.mean()), float(is_best.sum() / max(1, is_equal.sum()))
+
+
+def read_samples(path: Path, *, max_samples: int) -> SampleStats | None:
+    """Statistics of a ledger; None where nothing is in it yet. Raises Unreadable."""
+    if not path.is_file():
+        raise Unreadable("there is none")
+    try:
+        with _opened(path) as db:
+            (schema,) = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+            if str(schema) != str(SCHEMA_VERSION):
+                raise Unreadable(f"its schema is {str(schema)[:20]}, ours is {SCHEMA_VERSION}")
+            return _read(db, max_samples)
+    except (sqlite3.Error, ValueError, TypeError, OverflowError, OSError) as error:
+        words = "reading it takes too long" if "interrupted" in str(error) else f"cannot be read ({str(error)[:120]})"
+        raise Unreadable(words) from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection with one consistent view, that gives up after READ_S."""
+    uri = f"file:{quote(str(path.resolve()))}?mode=ro"
+    try:
+        db = _connect(uri)
+    except sqlite3.OperationalError as error:
+        log = path.with_name(path.name + "-wal")
+        if "locked" in str(error) or (log.exists() and log.stat().st_size):
+            raise  # somebody may be writing: an immutable file it is not
+        db = _connect(uri + "&immutable=1")
+    with closing(db):
+        db.set_progress_handler(_deadline(time.monotonic() + READ_S), HANDLER_STEPS)
+        yield db
+
+
+def _connect(uri: str) -> sqlite3.Connection:
+    db = sqlite3.connect(uri, uri=True, timeout=LOCK_WAIT_S, isolation_level=None)
+    try:
+        db.execute("BEGIN")
+        db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+def _deadline(until_s: float) -> Callable[[], int]:
+    return lambda: int(time.monotonic() > until_s)
+
+
+def _read(db: sqlite3.Connection, max_samples: int) -> SampleStats | None:
+    fates = {str(fate): int(n) for fate, n in db.execute("SELECT fate, COUNT(*) FROM groups GROUP BY fate")}
+    reasons = db.execute("SELECT reason, COUNT(*) FROM groups WHERE fate = 'dropped' GROUP BY reason ORDER BY 2 DESC")
+    dropped = {str(reason): int(n) for reason, n in reasons}
+    verdicts = db.execute("SELECT verdict_kind, COUNT(*) FROM samples GROUP BY verdict_kind ORDER BY 2 DESC")
+    counted = {str(kind): int(n) for kind, n in verdicts}
+    if not fates:
+        return None
+    failures = db.execute(
+        "SELECT json_extract(told, '$.failed_in'), verdict_kind, json_extract(told, '$.policy'), COUNT(*) FROM "
+        "(SELECT verdict_kind, CASE WHEN json_valid(CAST(facts AS TEXT)) THEN CAST(facts AS TEXT) END AS told "
+        "FROM samples WHERE verdict_kind != 'scored') GROUP BY 1, 2, 3 ORDER BY 4 DESC"
+    )
+    failed = {(str(scorer or ""), str(kind), str(policy or "")): int(n) for scorer, kind, policy, n in failures}
+    consumed = db.execute(
+        "SELECT group_id, step FROM groups WHERE fate = 'consumed' AND step IS NOT NULL ORDER BY step, group_id"
+    ).fetchall()
+    chosen = _choice(consumed, db, max_samples)
+    rows = list(_rows(db, chosen))
+    components = _columns([row[-2] for row in rows])
+    steps = np.array([row[0] for row in rows], dtype=np.int64)
+    return SampleStats(
+        step=steps,
+        length=np.array([row[1] for row in rows], dtype=np.int64),
+        value=np.array([np.nan if row[2] is None else row[2] for row in rows], dtype=np.float64),
+        staleness=np.array([row[3] for row in rows], dtype=np.int64),
+        group=np.array([row[4] for row in rows], dtype=np.int64),
+        is_cut=np.array([row[5] for row in rows], dtype=np.bool_),
+        components=components,
+        verdicts=counted,
+        failures=failed,
+        components_by_step={name: _means(steps, values) for name, values in components.items()},
+        fates=fates,
+        dropped_by_reason=dropped,
+        timings_s={name: float(np.nanmean(values)) for name, values in _columns([row[-1] for row in rows]).items()},
+        share=len(chosen) / len(consumed) if consumed else 1.0,
+    )
+
+
+def _choice(consumed: Sequence[tuple[int, int]], db: sqlite3.Connection, max_samples: int) -> Sequence[tuple[int, int]]:
+    """Whole groups, evenly spaced in the order of steps, so that a group's rewards can be compared."""
+    (group_size,) = db.execute("SELECT MAX(group_size) FROM lineages").fetchone()
+    max_groups = max(1, max_samples // max(1, int(group_size or 1)))
+    if len(consumed) <= max_groups:
+        return consumed
+    return [consumed[index] for index in np.linspace(0, len(consumed) - 1, max_groups).astype(int)]
+
+
+def _rows(db: sqlite3.Connection, chosen: Sequence[tuple[int, int]]) -> Iterator[tuple[Any, ...]]:
+    """(step, tokens, value, staleness, group, is cut, components, timings) of kept samples, as `chosen` orders them."""
+    for start in range(0, len(chosen), IDS_PER_QUERY):
+        part = chosen[start : start + IDS_PER_QUERY]
+        found: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+        marks = ",".join("?" * len(part))
+        for row in db.execute(
+            "SELECT group_id, num_tokens, first_version, value, is_kept, facts FROM samples "
+            f"WHERE group_id IN ({marks}) ORDER BY group_id, sample_index",
+            [group_id for group_id, _ in part],
+        ):
+            found[row[0]].append(row)
+        for group_id, step in part:
+            samples = found[group_id]
+            first_version = min((sample[2] for sample in samples), default=0)
+            for _, num_tokens, _, value, is_kept, facts in samples:
+                if is_kept:
+                    is_cut, components, timings = _facts(facts)
+                    yield step, num_tokens, value, step - 1 - first_version, group_id, is_cut, components, timings
+
+
+def _facts(blob: Any) -> tuple[bool, dict[str, float], dict[str, float]]:
+    """Whether the answer was cut, components, timings; nothing where the blob is damaged."""
+    try:
+        facts = msgspec.json.decode(blob)
+    except (msgspec.DecodeError, TypeError, UnicodeDecodeError):
+        facts = None
+    if not isinstance(facts, dict):
+        return False, {}, {}
+    return facts.get("finish_reason") == "length", _numbers(facts.get("components")), _numbers(facts.get("timings"))
+
+
+def _numbers(found: Any) -> dict[str, float]:
+    pairs = found.items() if isinstance(found, dict) else ()
+    return {str(name): float(value) for name, value in pairs if isinstance(value, int | float)}
+
+
+def _columns(found: Sequence[dict[str, float]]) -> dict[str, np.ndarray]:
+    """One array per name, NaN where a sample does not have it."""
+    names = sorted({name for row in found for name in row})
+    return {name: np.array([row.get(name, np.nan) for row in found], dtype=np.float64) for name in names}
+
+
+def _means(steps: np.ndarray, values: np.ndarray) -> list[tuple[int, float]]:
+    known = ~np.isnan(values)
+    if not known.any():
+        return []
+    found, places = np.unique(steps[known], return_inverse=True)
+    sums = np.bincount(places, weights=values[known])
+    counts = np.bincount(places)
+    return [(int(step), float(total / count)) for step, total, count in zip(found, sums, counts, strict=True)]

@@ -1,0 +1,228 @@
+"""Append-only files of token payloads beside the ledger: one record per sample or part of one, each with its checksum.
+
+Owns: the record format, files of bounded size, reading back. Refuses: knowing which records matter (ledger.py does).
+
+A record is written before the row that names it is committed, so after kill -9 a row never points at missing bytes, and
+bytes without a row are simply never read. A new process life always begins a new file.
+Record: magic "ALS1", crc32 (u32), length (u32), payload (msgpack of dtype-fixed raw arrays), all little-endian.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from areal_like.errors import LedgerError
+from areal_like.trajectory import EXPERT_TYPES, FinishReason, Segment, Trajectory
+
+HEADER = struct.Struct("<4sII")
+MAGIC = b"ALS1"
+MAX_IOVEC = 512
+
+
+class Location(NamedTuple):
+    """Where a record lies: file number, byte offset of its header, size with header."""
+
+    file: int
+    offset: int
+    size: int
+
+
+class _Packed(msgspec.Struct, frozen=True, array_like=True):
+    """A payload as bytes; `mask` is empty for partial segments (every token was sampled), `experts` where none are
+    known. Records of older runs end before the fields they lack."""
+
+    tokens: bytes
+    logprobs: bytes
+    versions: bytes
+    mask: bytes = b""
+    finish_reason: str = ""
+    response_text: str = ""
+    experts: bytes = b""
+    experts_type: str = ""
+    experts_shape: tuple[int, int, int] = (0, 0, 0)
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_Packed)
+
+
+def pack_segment(segment: Segment) -> bytes:
+    """Bytes of a partial answer."""
+    return _ENCODER.encode(
+        _Packed(segment.tokens_R.tobytes(), segment.logprobs_R.tobytes(), segment.versions_R.tobytes())
+    )
+
+
+def unpack_segment(payload: bytes) -> Segment:
+    """Raises ValueError (msgspec's and the contract's own) where the bytes are not a segment."""
+    packed = _DECODER.decode(payload)
+    return Segment(
+        np.frombuffer(packed.tokens, np.int32),
+        np.frombuffer(packed.logprobs, np.float32),
+        np.frombuffer(packed.versions, np.int32),
+    )
+
+
+def pack_trajectory(trajectory: Trajectory, response_text: str) -> bytes:
+    """Bytes of a finished sample."""
+    return _ENCODER.encode(
+        _Packed(
+            trajectory.tokens_T.tobytes(),
+            trajectory.logprobs_T.tobytes(),
+            trajectory.versions_T.tobytes(),
+            trajectory.loss_mask_T.tobytes(),
+            trajectory.finish_reason,
+            response_text,
+            *_packed_experts(trajectory.routed_experts),
+        )
+    )
+
+
+def _packed_experts(experts: np.ndarray | None) -> tuple[bytes, str, tuple[int, int, int]]:
+    if experts is None:
+        return b"", "", (0, 0, 0)
+    positions, layers, each = experts.shape
+    return experts.tobytes(), experts.dtype.name, (positions, layers, each)
+
+
+def _unpacked_experts(packed: _Packed) -> np.ndarray | None:
+    if not packed.experts_type:
+        return None
+    kind = next((kind for kind in EXPERT_TYPES if np.dtype(kind).name == packed.experts_type), None)
+    if kind is None:
+        raise ValueError(f"experts of type {packed.experts_type}")
+    return np.frombuffer(packed.experts, kind).reshape(packed.experts_shape)
+
+
+def unpack_trajectory(payload: bytes) -> tuple[Trajectory, str]:
+    """Trajectory and response text. Raises ValueError where the bytes are not a trajectory."""
+    packed = _DECODER.decode(payload)
+    reason: FinishReason = "stop" if packed.finish_reason == "stop" else "length"
+    trajectory = Trajectory(
+        tokens_T=np.frombuffer(packed.tokens, np.int32),
+        loss_mask_T=np.frombuffer(packed.mask, np.bool_),
+        logprobs_T=np.frombuffer(packed.logprobs, np.float32),
+        versions_T=np.frombuffer(packed.versions, np.int32),
+        finish_reason=reason,
+        routed_experts=_unpacked_experts(packed),
+    )
+    return trajectory, packed.response_text
+
+
+class SegmentStore:
+    """Appends records to numbered files and reads them by location. One writer."""
+
+    def __init__(self, folder: Path, *, segment_bytes: int, fsync: bool) -> None:
+        folder.mkdir(exist_ok=True)
+        self._folder, self._segment_bytes, self._fsync = folder, segment_bytes, fsync
+        self._number = max(self.sizes(), default=0)
+        self._fd: int | None = None
+        self._end = 0
+        self._buffers: list[bytes] = []
+        self._buffered = 0
+        self._readers: dict[int, int] = {}
+
+    def path(self, number: int) -> Path:
+        """The file of this number."""
+        return self._folder / f"{number:06d}.seg"
+
+    def sizes(self) -> dict[int, int]:
+        """Bytes on disk by file number."""
+        found = ((re.fullmatch(r"(\d{6,})\.seg", path.name), path) for path in self._folder.iterdir())
+        return {int(match[1]): path.stat().st_size for match, path in found if match}
+
+    @property
+    def writing(self) -> int | None:
+        """Number of the file being written, if any."""
+        return None if self._fd is None else self._number
+
+    # ------------------------------------------------------------ writing
+
+    def append(self, payload: bytes) -> Location:
+        """Queue one record; it is on disk after `flush`."""
+        if self._fd is None or self._end + self._buffered >= self._segment_bytes:
+            self.flush()
+            self._roll()
+        location = Location(self._number, self._end + self._buffered, HEADER.size + len(payload))
+        self._buffers += (HEADER.pack(MAGIC, zlib.crc32(payload), len(payload)), payload)
+        self._buffered += location.size
+        return location
+
+    def flush(self) -> None:
+        """Hand everything queued to the operating system. Raises OSError; the queue is gone then."""
+        if self._fd is None or not self._buffers:
+            return
+        buffers, self._buffers, self._buffered = self._buffers, [], 0
+        for start in range(0, len(buffers), MAX_IOVEC):
+            chunk = buffers[start : start + MAX_IOVEC]
+            size = sum(map(len, chunk))
+            written = os.writev(self._fd, chunk)
+            if written != size:  # a short write: say the rest again in one piece
+                rest = b"".join(chunk)[written:]
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+            self._end += size
+        if self._fsync:
+            os.fsync(self._fd)
+
+    def discard(self) -> None:
+        """After a failed transaction: forget what is queued and begin a new file for what comes."""
+        self._buffers, self._buffered = [], 0
+        self._close_writer()
+
+    def _roll(self) -> None:
+        self._close_writer()
+        number = self._number + 1
+        self._fd = os.open(self.path(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        self._number, self._end = number, 0
+
+    def _close_writer(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, location: Location) -> bytes:
+        """The payload at `location`. Raises LedgerError where it is missing or damaged."""
+        where = f"{self.path(location.file)} at byte {location.offset}"
+        try:
+            if location.file not in self._readers:
+                if len(self._readers) >= 64:
+                    os.close(self._readers.pop(next(iter(self._readers))))
+                self._readers[location.file] = os.open(self.path(location.file), os.O_RDONLY)
+            record = os.pread(self._readers[location.file], location.size, location.offset)
+        except OSError as error:
+            raise LedgerError(f"cannot read {where}: {error}") from error
+        if len(record) != location.size:
+            raise LedgerError(f"{where}: the file ends too early; restore it from a copy, or start a new run")
+        magic, checksum, length = HEADER.unpack_from(record)
+        payload = record[HEADER.size :]
+        if magic != MAGIC or length != len(payload) or zlib.crc32(payload) != checksum:
+            raise LedgerError(f"{where}: the record is damaged; restore the file from a copy, or start a new run")
+        return payload
+
+    def delete(self, number: int) -> int:
+        """Delete a file that no row needs; returns its bytes."""
+        assert number != self.writing
+        if (reader := self._readers.pop(number, None)) is not None:
+            os.close(reader)
+        path = self.path(number)
+        freed = path.stat().st_size if path.exists() else 0
+        path.unlink(missing_ok=True)
+        return freed
+
+    def close(self) -> None:
+        """Close all files; what is queued is lost."""
+        self._close_writer()
+        for reader in self._readers.values():
+            os.close(reader)
+        self._readers.clear()

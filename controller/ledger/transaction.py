@@ -1,0 +1,154 @@
+"""The rows of one ledger transaction.
+
+Owns: `LedgerEntry` (an effect with its payload), turning entries into rows. Refuses: transactions (ledger.py).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import msgspec
+
+from areal_like.trajectory import Segment, Trajectory
+from areal_like.verdict import Verdict
+from controller.coordinator.effects import (
+    DropGroup,
+    Effect,
+    FilterGroup,
+    RecordBatch,
+    RecordCheckpoint,
+    RecordEval,
+    RecordGroup,
+    RecordIncident,
+    RecordLineage,
+    StoreFinished,
+    StorePartial,
+)
+from controller.ledger.schema import encode_groups
+from controller.ledger.segment_store import SegmentStore, pack_segment, pack_trajectory
+
+
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One ledger effect with the payload it refers to.
+
+    StorePartial needs `segment` (as reported: the ledger applies `skip`); StoreFinished of purpose "train" needs
+    `trajectory`, and takes verdict, response_text, timings and worker for later browsing.
+    """
+
+    effect: Effect
+    segment: Segment | None = None
+    trajectory: Trajectory | None = None
+    verdict: Verdict | None = None
+    response_text: str = ""
+    timings: dict[str, float] = {}
+    worker: str = ""
+
+
+class Burst:
+    """The rows of one transaction, collected so that each statement runs once."""
+
+    def __init__(self, seq: int, segments: SegmentStore) -> None:
+        self.seq = seq
+        self._segments = segments
+        self._rows: dict[str, list[tuple[Any, ...]]] = {statement: [] for statement in _STATEMENTS}
+
+    def add(self, entry: LedgerEntry) -> None:
+        self.seq += 1
+        effect = entry.effect
+        match effect:
+            case StorePartial():
+                self._add_partial(effect, entry)
+            case StoreFinished():
+                if effect.purpose == "train":
+                    self._add_finished(effect, entry)
+            case RecordGroup():
+                self._put("group", effect.group_id, effect.version, effect.started, self.seq)
+            case DropGroup():
+                self._put("end", "dropped", effect.reason, effect.detail, self.seq, effect.group_id)
+                self._put("cut", effect.group_id)
+                self._put("forget_group", effect.group_id)
+            case FilterGroup():
+                self._put("end", "filtered", "", f"{effect.value:g}", self.seq, effect.group_id)
+            case RecordBatch():
+                blob = encode_groups(effect.groups)
+                self._put("batch", self.seq, effect.step, effect.lineage, effect.is_replay, blob)
+                if not effect.is_replay:
+                    for group in effect.groups:
+                        self._put("consume", effect.step, self.seq, group.group_id)
+            case RecordCheckpoint():
+                self._put("checkpoint", self.seq, effect.version, effect.lineage, effect.path)
+            case RecordEval():
+                blob = msgspec.msgpack.encode(effect.values)
+                self._put("eval", self.seq, effect.version, effect.lineage, effect.kind, blob)
+            case RecordIncident():
+                self._put("incident", self.seq, effect.kind, effect.text)
+            case RecordLineage():
+                *facts, trainer_died = msgspec.structs.astuple(effect)
+                self._put("lineage", self.seq, *facts)
+                if trainer_died:
+                    self._put("trainer_restart", self.seq, effect.lineage, trainer_died)
+            case _:
+                raise AssertionError(f"not a ledger effect: {effect!r}")
+
+    def _put(self, statement: str, *row: Any) -> None:
+        self._rows[statement].append(row)
+
+    def _add_partial(self, effect: StorePartial, entry: LedgerEntry) -> None:
+        assert entry.segment is not None, "StorePartial needs its segment"
+        segment = entry.segment.tail(effect.skip) if effect.skip else entry.segment
+        assert len(segment) == effect.num_tokens
+        place = self._segments.append(pack_segment(segment))
+        first, last = segment.first_version, segment.last_version
+        self._put("partial", effect.group_id, effect.sample_index, effect.start, effect.num_tokens, first, last, *place)
+
+    def _add_finished(self, effect: StoreFinished, entry: LedgerEntry) -> None:
+        assert entry.trajectory is not None, "StoreFinished needs its trajectory"
+        place = self._segments.append(pack_trajectory(entry.trajectory, entry.response_text))
+        verdict = entry.verdict
+        facts: dict[str, Any] = {
+            "components": verdict.components if verdict else {},
+            "reason": verdict.reason if verdict else "",
+            "timings": entry.timings,
+            "finish_reason": entry.trajectory.finish_reason,
+            "scorer": verdict.scorer if verdict else "",
+        }
+        if effect.policy:
+            facts |= {
+                "failed_in": verdict.failed_in if verdict else "",
+                "attempts": verdict.attempts if verdict else 0,
+                "policy": effect.policy,
+            }
+        self._put(
+            "finished",
+            effect.group_id, effect.sample_index, self.seq, effect.num_tokens, effect.first_version,
+            effect.last_version, effect.verdict_kind, effect.value, effect.is_kept, entry.worker,
+            msgspec.json.encode(facts), *place,
+        )  # fmt: skip
+        self._put("forget_partial", effect.group_id, effect.sample_index)
+
+    def write(self, db: sqlite3.Connection) -> None:
+        for statement, rows in self._rows.items():
+            if rows:
+                db.executemany(_STATEMENTS[statement], rows)
+        db.execute("UPDATE meta SET value = ? WHERE key = 'seq'", (str(self.seq),))
+
+
+_STATEMENTS = {
+    "lineage": "INSERT INTO lineages VALUES (?, ?, ?, ?, ?, ?, ?)",
+    "trainer_restart": "INSERT INTO trainer_restarts VALUES (?, ?, ?)",
+    "group": "INSERT INTO groups (group_id, version, started, seq) VALUES (?, ?, ?, ?)",
+    "partial": "INSERT INTO partials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "finished": "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "forget_partial": "DELETE FROM partials WHERE group_id = ? AND sample_index = ?",
+    "end": "UPDATE groups SET fate = ?, reason = ?, detail = ?, end_seq = ? WHERE group_id = ?",
+    "cut": "INSERT OR IGNORE INTO cut_samples "
+    "SELECT group_id, sample_index, SUM(num_tokens) FROM partials WHERE group_id = ? GROUP BY sample_index",
+    "forget_group": "DELETE FROM partials WHERE group_id = ?",
+    "batch": "INSERT INTO batches VALUES (?, ?, ?, ?, ?)",
+    "consume": "UPDATE groups SET fate = 'consumed', step = ?, end_seq = ? WHERE group_id = ?",
+    "checkpoint": "INSERT INTO checkpoints VALUES (?, ?, ?, ?)",
+    "eval": "INSERT INTO evals VALUES (?, ?, ?, ?, ?)",
+    "incident": "INSERT INTO incidents VALUES (?, ?, ?)",
+}
+"""In the order they run: a group exists before it ends, a partial before it is superseded."""

@@ -1,0 +1,1 @@
+"""Checks of the machine, the model and the user's code before a run starts."""

@@ -1,0 +1,75 @@
+"""Whether the user's scorers and workflow can be imported and used as configured, found out before a run starts.
+
+Owns: the short-lived process that imports them, its deadline, killing what it leaves. Refuses: importing them into
+this process, what right code is (the `checker`: services/reward/check_functions.py, rollout/check_workflow.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from areal_like.guard import guarded
+from areal_like.process import describe_status
+from areal_like.slow import print_slow
+from controller.config.problems import Problem
+from controller.launch.local import child_environment
+
+LAST_CHARS = 200
+SLOW_S = 5.0
+"""Whoever waits for longer than this is told what for."""
+
+
+def problems_of(
+    checker: str, functions: Mapping[str, tuple[str, Mapping[str, Any]]], timeout_s: float
+) -> Iterator[Problem]:
+    """`functions`: key of the configuration -> (module:name, options), imported and tried by the module `checker`."""
+    if not functions:
+        return
+    keys = list(functions)
+    with tempfile.TemporaryDirectory(prefix="areal_like-") as folder:
+        source, target, said = (Path(folder) / name for name in ("in.json", "out.json", "said.txt"))
+        source.write_text(json.dumps([{"name": name, "options": options} for name, options in functions.values()]))
+        names = ", ".join(name for name, _ in functions.values())
+        status = _run([checker, str(source), str(target)], said, timeout_s, names)
+        if target.is_file():
+            for fault in json.loads(target.read_text()):
+                key, (name, _) = keys[fault["index"]], functions[keys[fault["index"]]]
+                yield Problem((key,), f"`{name}`: {fault['what']}", fault["remedy"])
+            return
+        last = (said.read_text(errors="replace").strip().splitlines() or [""])[-1][:LAST_CHARS]
+    if status is None:
+        what = f"importing {names} takes more than {timeout_s:g} s (launch.startup_timeout_s)"
+        yield Problem((keys[0],), what, "move slow work out of the module's import")
+    else:
+        ended = f"{describe_status(status)}" + (f": {last}" if last else "")
+        yield Problem((keys[0],), f"importing {names} ended the process with {ended}", "fix the module")
+
+
+def _run(arguments: list[str], said: Path, timeout_s: float, names: str) -> int | None:
+    """Exit status; None past the deadline. Nothing of its process group outlives it, and nothing at all outlives us."""
+    with said.open("wb") as output:
+        child = subprocess.Popen(
+            guarded([sys.executable, "-P", "-m", *arguments]),
+            env=child_environment(1, user_path=Path.cwd()),
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(min(SLOW_S, timeout_s))
+        print_slow(f"importing {names}", SLOW_S, timeout_s)
+        return child.wait(max(timeout_s - SLOW_S, 0.0))
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()

@@ -1,0 +1,57 @@
+"""Are the answers that are trained on shorter than those that the policy gives? Drops may select by length.
+
+Owns: that look, and its words. Refuses: counting (sample_lengths.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller.report.data import RunData, number
+from controller.report.finding import Finding, Rated, Weight, capital, figure, percent, sentences
+from controller.report.upkeep import DROP_ADVICE
+
+SHIFT_NOTABLE = 0.02
+"""Below it the shift is smaller than what a few steps of training do to lengths."""
+SHIFT_BAD = 0.3
+Z_NOTABLE = 4.0
+"""Standard errors; four are no accident, however often one looks."""
+
+
+def find(data: RunData) -> list[Rated]:
+    """A warning where trained answers differ in length from the drawn ones by more than noise."""
+    row = data.steps[-1] if data.steps else {}
+    shift, z = number(row, "length_shift", 0.0), number(row, "length_shift_z", 0.0)
+    if abs(z) < Z_NOTABLE or abs(shift) < SHIFT_NOTABLE:
+        return []
+    lost = _lost(data)
+    cause = max(lost, key=lambda name: number(lost[name], "samples", 0.0), default="")
+    known = next((key for key in DROP_ADVICE if cause.startswith(key)), "")
+    finding = Finding(
+        "bad" if abs(shift) >= SHIFT_BAD else "warning",
+        f"Training sees answers {percent(abs(shift))} {'shorter' if shift < 0 else 'longer'} than those generated: "
+        f"{figure(number(row, 'trained_len_mean'))} of {figure(number(row, 'drawn_len_mean'))} tokens on average, "
+        f"{figure(number(row, 'trained_len_p99'))} of {figure(number(row, 'drawn_len_p99'))} at the 99th percentile",
+        sentences(
+            f"Lost groups differ from trained ones by {abs(z):.0f} standard errors",
+            f"Lost: {', '.join(_words(name, lost[name]) for name in lost)}" if lost else "",
+            "The policy learns from what is left, so it drifts towards answers of that length",
+        ),
+        capital(DROP_ADVICE.get(known, "staleness.on_stale: wait, and a longer staleness.group_timeout_s")),
+    )
+    return [Rated(Weight.SIGNAL, finding, abs(shift))]
+
+
+def _lost(data: RunData) -> dict[str, Any]:
+    """By cause, from the summary; a running run has none yet."""
+    lengths = (data.summary or {}).get("lengths")
+    lost = lengths.get("lost") if isinstance(lengths, dict) else None
+    return (
+        {str(name): found for name, found in lost.items() if isinstance(found, dict)} if isinstance(lost, dict) else {}
+    )
+
+
+def _words(name: str, found: dict[str, Any]) -> str:
+    cut = ", some unfinished" if number(found, "unfinished", 0.0) else ""
+    num, mean = figure(number(found, "samples")), figure(number(found, "mean"))
+    return f"{num} samples {name.replace('_', ' ')} (mean {mean}{cut})"

@@ -1,0 +1,1 @@
+"""The folder of a run: its files, where it is registered, and which host owns it."""

@@ -1,0 +1,85 @@
+"""Finds the run that a command names: a folder, a name in `runs/`, or the name of a run that this user started.
+
+Owns: the order of looking, and the sentence when nothing fits. Refuses: judging the run (owner_host.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+
+from areal_like.errors import UserError
+from controller.run_folder import registry
+from controller.run_folder.run_folder import DamagedState, RunFolder
+
+RUNS_DIR = Path("runs")
+_TRACES = ("config.yaml", "ledger.sqlite", "metrics.jsonl")
+"""Any of these in a folder without state.json: a run was there."""
+
+
+def find_run(text: str) -> RunFolder:
+    """The run called `text`. Raises UserError: nothing there, half-written, damaged, of a newer version, ambiguous."""
+    folder = _found(text)
+    folder.read_state()
+    return folder
+
+
+def find_run_to_read(text: str) -> RunFolder:
+    """The same for commands that only look: a damaged state file is said on stderr, and the other files still speak."""
+    folder = _found(text)
+    try:
+        folder.read_state()
+    except DamagedState as error:
+        print(f"note: {error.where}: {error.what}; continuing with the run's other files", file=sys.stderr)
+    return folder
+
+
+def _found(text: str) -> RunFolder:
+    try:
+        return _find(text)
+    except OSError as error:
+        raise UserError(
+            f"cannot be read ({error.strerror or error})", where=text, remedy="check permissions"
+        ) from error
+
+
+def _find(text: str) -> RunFolder:
+    for candidate in (Path(text).expanduser(), RUNS_DIR / text):
+        if (candidate / "state.json").is_file():
+            return RunFolder(candidate.resolve())
+        if candidate.is_dir():
+            _refuse_without_state(candidate)
+    entries = [entry for entry in registry.known() if entry.is_here]
+    named = [entry.root for entry in entries if entry.root.name == text]
+    if len(named) == 1:
+        return RunFolder(named[0].resolve())
+    if named:
+        raise UserError(
+            f"{len(named)} runs have this name", where=text, remedy=f"give a folder: {', '.join(map(str, named[:5]))}"
+        )
+    names = [*_names_in(RUNS_DIR), *(entry.root.name for entry in entries)]
+    near = difflib.get_close_matches(Path(text).name, names, n=3) or list(dict.fromkeys(names))[:3]
+    remedy = (
+        f"known runs: {', '.join(near)} (all: areal-like ps --all)" if near else "start one first: areal-like train"
+    )
+    raise UserError("there is no run", where=text, remedy=remedy)
+
+
+def _refuse_without_state(candidate: Path) -> None:
+    """A folder that is there but has no state file: half a run, or a folder of runs, or nothing of ours."""
+    if any((candidate / name).is_file() for name in _TRACES):
+        raise UserError(
+            "has no state.json: the run was interrupted while its folder was created, or the file was lost",
+            where=str(candidate),
+            remedy="start a new run",
+        )
+    if names := _names_in(candidate):
+        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        raise UserError("is a folder of runs", where=str(candidate), remedy=f"name one of them: {shown}")
+
+
+def _names_in(runs_dir: Path) -> list[str]:
+    """Names of the runs in a folder, newest first."""
+    found = [(path.stat().st_mtime, path.parent.name) for path in runs_dir.glob("*/state.json")]
+    return [name for _, name in sorted(found, reverse=True)]

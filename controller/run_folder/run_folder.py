@@ -1,0 +1,225 @@
+"""The folder of one run: what lies where, who holds it, and how a run is found again. Its owner alone can read it.
+
+Owns: names and creation of the folder and its status file. Refuses: the contents of the files in it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import socket
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from areal_like.errors import UserError, naming
+from areal_like.process import boot_id, is_same_process
+
+FORMAT = 1
+"""Number of the folder's layout; a higher one than ours is refused."""
+
+Status = Literal["running", "finished", "stopped", "failed"]
+
+
+NAME_REMEDY = "use letters, digits, - and _, beginning with a letter or digit"
+MAX_NAME_BYTES = 200
+"""File systems take 255; -eval, -2 and the like are appended."""
+_STATE_SHAPES: Mapping[str, type | tuple[type, ...]] = {
+    "run_id": str, "status": str, "command": str, "host": str, "boot_id": str, "reason": str, "started_in": str,
+    "data": dict, "versions": dict, "python": str, "platform": str, "controller_pid": int,
+    "controller_started_s": (int, float), "created_s": (int, float), "updated_s": (int, float), "ended_s": (int, float),
+}  # fmt: skip
+
+
+def is_run_name(name: str) -> bool:
+    """A run may be called so: it is the name of a folder, and no option of a command (no leading dash)."""
+    is_odd = name != name.strip() or not name.isprintable() or name.startswith((".", "-")) or "/" in name
+    return bool(name) and not is_odd and len(name.encode()) <= MAX_NAME_BYTES
+
+
+def misfits(state: Mapping[str, Any]) -> list[str]:
+    """Keys of a status file whose values are of another kind than ours."""
+    return [
+        key
+        for key, kind in _STATE_SHAPES.items()
+        if state.get(key) is not None and (not isinstance(state[key], kind) or isinstance(state[key], bool))
+    ]
+
+
+class DamagedState(UserError):
+    """state.json is missing or cannot be read; ledger, metrics and logs may be whole."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        """The run's name, suffix included."""
+        return self.root.name
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.root / "config.yaml"
+
+    @property
+    def ledger(self) -> Path:
+        """SQLite file; token payloads lie in `segments/` beside it."""
+        return self.root / "ledger.sqlite"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line: steps, evaluations, events."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """What the run prints at its end."""
+        return self.root / "summary.json"
+
+    @property
+    def logs(self) -> Path:
+        """One log and one trace file per process."""
+        return self.root / "logs"
+
+    @property
+    def processes(self) -> Path:
+        """What each process was started with."""
+        return self.root / "processes"
+
+    @property
+    def requests(self) -> Path:
+        """What other processes ask of the running controller; see control_requests.py."""
+        return self.root / "requests"
+
+    @property
+    def keys(self) -> Path:
+        """Keys and join secrets of the run, and a folder with those of each process; readable by the owner only."""
+        return self.root / "keys"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoint folders."""
+        return self.root / "checkpoints"
+
+    @property
+    def final(self) -> Path:
+        """The final policy in Hugging Face format."""
+        return self.root / "final"
+
+    @property
+    def state(self) -> Path:
+        """Who runs it, since when, and how it ended."""
+        return self.root / "state.json"
+
+    @property
+    def status(self) -> Path:
+        """What the run does right now; see telemetry/status.py."""
+        return self.root / "status.json"
+
+    @staticmethod
+    def create(runs_dir: Path, name: str) -> RunFolder:
+        """Make `runs_dir/name`, or `name-2`, `name-3`, ... when taken. Raises UserError when it cannot be written."""
+        if not is_run_name(name):
+            raise UserError(f"{name!r} cannot be the name of a folder", where="name", remedy=NAME_REMEDY)
+        try:
+            runs_dir.mkdir(parents=True, exist_ok=True)
+            number = 1
+            while True:
+                root = runs_dir / (name if number == 1 else f"{name}-{number}")
+                try:
+                    root.mkdir(mode=0o700)
+                    break
+                except FileExistsError:
+                    number += 1
+            folder = RunFolder(root.resolve())
+            for path in (folder.logs, folder.processes, folder.checkpoints):
+                path.mkdir()
+        except OSError as error:
+            raise UserError(
+                f"cannot make the run's folder ({error.strerror})",
+                where=f"runs_dir: {runs_dir}",
+                remedy="make it writable, or name another: runs_dir=/some/where",
+            ) from error
+        return folder
+
+    @staticmethod
+    def find(run: str | Path, runs_dir: Path = Path("runs")) -> RunFolder:
+        """The folder of an existing run, given its path or its name. Raises UserError with the nearest names."""
+        for candidate in (Path(run), runs_dir / str(run)):
+            if (candidate / "state.json").is_file():
+                folder = RunFolder(candidate.resolve())
+                folder.read_state()
+                return folder
+        known = sorted(path.parent.name for path in runs_dir.glob("*/state.json"))
+        near = difflib.get_close_matches(str(run), known, n=3) or known[-3:]
+        raise UserError(
+            "there is no run", where=str(run), remedy=f"known runs: {', '.join(near)}" if near else "start one first"
+        )
+
+    def read_state(self) -> dict[str, Any]:
+        """The status file, without values of another kind than ours.
+
+        Raises DamagedState, and UserError where it is from a newer version.
+        """
+        try:
+            state = json.loads(self.state.read_text())
+            found = int(state["format"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DamagedState(
+                f"the run's status file is damaged ({error})", where=str(self.state), remedy="start a new run"
+            ) from error
+        if found > FORMAT:
+            raise UserError(
+                f"this run was made by a newer version (layout {found}, ours is {FORMAT})",
+                where=str(self.root),
+                remedy="update areal_like",
+            )
+        return {key: value for key, value in state.items() if key not in misfits(state)}
+
+    def write_state(self, status: Status, **more: Any) -> None:
+        """Replace the status file atomically; keys already there stay unless given anew. Raises UserError, OSError."""
+        old = self.read_state() if self.state.is_file() else {"created_s": time.time()}
+        old.pop("ended_s", None)
+        me, now_s = psutil.Process(), time.time()
+        state = {
+            "run_id": uuid.uuid4().hex[:12],
+            **old,
+            "format": FORMAT,
+            "status": status,
+            "controller_pid": me.pid,
+            "controller_started_s": me.create_time(),
+            "host": socket.gethostname(),
+            "boot_id": boot_id(),
+            "updated_s": now_s,
+            **({} if status == "running" else {"ended_s": now_s}),
+            "reason": "",
+            **more,
+        }
+        fresh = self.state.with_suffix(".tmp")
+        with naming(fresh):
+            fresh.write_text(json.dumps(state, indent=1))
+        fresh.replace(self.state)
+
+    def refuse_if_running(self) -> None:
+        """Raise UserError when the controller of this run is alive."""
+        state = self.read_state()
+        try:
+            is_alive = is_same_process(int(state["controller_pid"]), float(state["controller_started_s"]))
+        except (KeyError, ValueError):
+            is_alive = False
+        if is_alive and state.get("status") == "running":
+            raise UserError(
+                f"this run is still running (process {state['controller_pid']})",
+                where=str(self.root),
+                remedy="stop it first, or start another run",
+            )

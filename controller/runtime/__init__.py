@@ -1,0 +1,1 @@
+"""The asyncio and ZeroMQ shell around the coordinator, and the supervision of processes."""

@@ -1,0 +1,182 @@
+"""Whether ledger, checkpoints and step metrics of a run tell the same story, before the run is continued.
+
+Owns: `check_continuity` (the comparison, the refusal, and what an accepted loss changes on disk). Refuses: choosing the
+checkpoint (trainer_restart.py), reading checkpoints byte by byte, repairing a file.
+
+A controller that is killed leaves the three in this order: a batch is in the ledger before it is trained on, so neither
+metrics nor checkpoints are ever ahead of the ledger, and metrics lag behind a checkpoint by LAG_STEPS at most. Anything
+else means that a file was lost, replaced by an older copy, or belongs to another run. Going on as if nothing had
+happened would train steps a second time, from other samples, over good checkpoints.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from areal_like.errors import UserError
+from areal_like.metrics import JsonlLog
+from controller.coordinator.snapshot import LedgerState
+from controller.ledger.ledger import LEDGER_FILE, SEGMENT_FOLDER, Ledger
+from controller.run_folder.run_folder import RunFolder
+from controller.wiring.checkpoints import checkpoint_origin, checkpoints_on_disk
+
+log = logging.getLogger(__name__)
+
+LAG_STEPS = 2
+"""A checkpoint may be on disk although the controller has not written the rows of its last steps yet."""
+LOSS_ROW = "loss_accepted"
+"""Kind of the metrics row after which the run is at `step`, whatever earlier rows say."""
+SET_ASIDE = "set_aside"
+"""Folder under checkpoints/ for those of an abandoned history; nothing reads it."""
+ACCEPT = "--accept-loss"
+
+
+@dataclass
+class Findings:
+    """What disagrees. `fatal`: cannot be continued; `lossy`: only with the loss accepted."""
+
+    fatal: list[str] = field(default_factory=list)
+    lossy: list[str] = field(default_factory=list)
+    abandoned: list[Path] = field(default_factory=list)
+    """Checkpoints that the ledger does not lead to."""
+
+
+def has_progress(folder: RunFolder) -> bool:
+    """The run has trained or sampled something: its ledger cannot be absent."""
+    segments = folder.root / SEGMENT_FOLDER
+    return (
+        bool(checkpoints_on_disk(folder.root))
+        or last_step(folder.metrics) > 0
+        or (segments.is_dir() and any(segments.glob("*.seg")))
+    )
+
+
+def refuse_absent_ledger(folder: RunFolder, ledger: Path, *, accept_loss: bool) -> None:
+    """Raise UserError where a run that has made progress has no ledger."""
+    if ledger.exists() or not has_progress(folder):
+        return
+    found = Findings(lossy=[f"there is no {LEDGER_FILE}"])
+    if checkpoints_on_disk(folder.root):
+        found.fatal.append("there are checkpoints, and without the ledger they cannot be resumed")
+    if found.fatal or not accept_loss:
+        refuse(folder, found)
+
+
+def check_continuity(
+    folder: RunFolder, ledger: Ledger, run_id: str, *, accept_loss: bool, say: Callable[[str], None]
+) -> None:
+    """Raise UserError where the run's files disagree; with `accept_loss` only where nothing sound can be continued.
+
+    An accepted loss is written down (metrics.jsonl), and checkpoints of the abandoned history are set aside.
+    """
+    state = ledger.load()
+    steps = len(state.batches)
+    found = _compare(folder, ledger, state, run_id)
+    if found.fatal or (found.lossy and not accept_loss):
+        refuse(folder, found)
+    if not found.lossy:
+        return
+    for words in found.lossy:
+        say(f"accepted: {words}")
+    for path in found.abandoned:
+        target = folder.checkpoints / SET_ASIDE / f"{path.name}.{time.time_ns()}"
+        target.parent.mkdir(exist_ok=True)
+        path.rename(target)
+        say(f"checkpoint {path.name} is set aside: {target}")
+    metrics = JsonlLog(folder.metrics)
+    metrics.append({"kind": LOSS_ROW, "time_s": time.time(), "step": steps, "text": "; ".join(found.lossy)})
+    metrics.close()
+
+
+def refuse(folder: RunFolder, found: Findings) -> None:
+    """Raise UserError: what disagrees, and how to go on."""
+    export = f"areal-like export {folder.root} MODEL_FOLDER"
+    ways = [f"restore {LEDGER_FILE} (with its {LEDGER_FILE}-wal, if any), metrics.jsonl and checkpoints/ from a copy"]
+    if not found.fatal:
+        command = f"areal-like resume {ACCEPT} {folder.root}"
+        ways.append(f"or continue from the newest state shared by ledger and checkpoints ({command})")
+    ways.append(f"or start a new run from a checkpoint ({export}, then model.path=MODEL_FOLDER)")
+    raise UserError(
+        "the files of this run disagree: " + "; ".join([*found.fatal, *found.lossy]),
+        where=str(folder.root),
+        remedy=", ".join(ways),
+    )
+
+
+def _compare(folder: RunFolder, ledger: Ledger, state: LedgerState, run_id: str) -> Findings:
+    found, steps, seq = Findings(), len(state.batches), ledger.seq
+    if ledger.run_id not in ("", run_id):
+        found.fatal.append(f"{LEDGER_FILE} belongs to run {ledger.run_id}, state.json to run {run_id}")
+    trained = last_step(folder.metrics)
+    if trained > steps:
+        found.lossy.append(f"metrics.jsonl has step {trained}, {LEDGER_FILE} ends at step {steps}")
+    lineages, covered = ledger.lineages(), []
+    for version, path in checkpoints_on_disk(folder.root):
+        origin = checkpoint_origin(path)
+        if origin is None:
+            continue  # damaged: find_checkpoint passes over it, and says so
+        owner, lineage, ledger_seq = origin
+        if owner not in ("", run_id):
+            found.fatal.append(f"checkpoint {path} belongs to run {owner}, not to {run_id}")
+        elif why := _abandoned(version, lineage, ledger_seq, steps=steps, seq=seq, lineages=lineages):
+            found.abandoned.append(path)
+            found.lossy.append(f"checkpoint {path.name} {why}")
+        else:
+            covered.append(version)
+    newest = max([*covered, *(checkpoint.version for checkpoint in state.checkpoints)], default=0)
+    if trained < newest - LAG_STEPS:
+        found.lossy.append(f"checkpoint {newest} is recorded, metrics.jsonl ends at step {trained}")
+    if found.abandoned and not covered:
+        found.fatal.append("no checkpoint matches the ledger")
+    if not seq and has_progress(folder):
+        found.lossy.append(f"{LEDGER_FILE} is empty")
+    if state.checkpoints and not checkpoints_on_disk(folder.root):
+        found.lossy.append(
+            f"{LEDGER_FILE} records checkpoints up to version {newest}, and checkpoints/ has none: all steps would be "
+            "trained again from the starting policy"
+        )
+    return found
+
+
+def _abandoned(
+    version: int, lineage: str, ledger_seq: int, *, steps: int, seq: int, lineages: Mapping[str, int]
+) -> str:
+    """Why the ledger does not lead to this checkpoint; empty where it does."""
+    if version > steps:
+        return f"is of step {version}, {LEDGER_FILE} ends at step {steps}"
+    if ledger_seq > seq:
+        return f"was made when the ledger held {ledger_seq} facts, and this one holds {seq}"
+    if lineage not in lineages:
+        return f"is of lineage {lineage}, which {LEDGER_FILE} does not know"
+    return ""
+
+
+def last_step(metrics: Path) -> int:
+    """The highest step that metrics.jsonl has a row of, since a loss was last accepted; 0 where there is none."""
+    marks = (b'"kind":"step"', b'"kind":"' + LOSS_ROW.encode() + b'"')
+    newest = 0
+    try:
+        with metrics.open("rb") as lines:
+            for line in lines:
+                if any(mark in line for mark in marks):
+                    newest = _step_of(line, newest)
+    except FileNotFoundError:
+        return 0
+    return newest
+
+
+def _step_of(line: bytes, newest: int) -> int:
+    try:
+        row = msgspec.json.decode(line, type=dict[str, object])
+    except (msgspec.DecodeError, RecursionError):  # cut by a crash
+        return newest
+    step = row.get("step")
+    if not isinstance(step, int) or isinstance(step, bool):
+        return newest
+    return step if row.get("kind") == LOSS_ROW else max(newest, step)

@@ -1,0 +1,162 @@
+"""What processes say, as events of the coordinator; what it wants remembered, as entries of the ledger.
+
+Owns: the mapping of each message to its event and of each ledger effect to its payload. Refuses: state, sending, time,
+judging whether a message comes at the right moment (coordinator.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from areal_like.trajectory import Segment
+from areal_like.wire import messages as m
+from controller.coordinator.effects import Effect, StoreFinished, StorePartial
+from controller.coordinator.events import (
+    BatchRequested,
+    CheckpointTaken,
+    Event,
+    LeaseReturned,
+    PartialReport,
+    ProgressReported,
+    Published,
+    SampleReported,
+    VersionRewritten,
+    WorkerIncident,
+    WorkerReleased,
+    WorkerVersionFailed,
+    WorkerVersionLoaded,
+    WorkerVersionStaged,
+)
+from controller.ledger.ledger import LedgerEntry
+
+SPEAKERS: Mapping[type[m.Message], m.Role] = {
+    m.Progress: "rollout",
+    m.SampleFinished: "rollout",
+    m.SampleReturned: "rollout",
+    m.VersionStaged: "rollout",
+    m.VersionLoaded: "rollout",
+    m.VersionFailed: "rollout",
+    m.Draining: "rollout",
+    m.MemoryReleased: "rollout",
+    m.Incident: "rollout",
+    m.BatchRequest: "trainer",
+    m.VersionPublished: "trainer",
+    m.VersionRewritten: "trainer",
+    m.CheckpointSaved: "trainer",
+    m.CheckpointFailed: "trainer",
+}
+"""Who may tell the controller what, beside Hello, Heartbeat and Goodbye."""
+ACCEPTED: frozenset[type] = frozenset(SPEAKERS)
+
+
+MAX_REASON_CHARS = 300
+"""Of why an answer has no score, and of what went wrong in a worker, as the coordinator remembers it."""
+
+
+@dataclass(frozen=True)
+class InboundEvent:
+    """An event and what its message carries beside it."""
+
+    event: Event
+    segments: Mapping[int, Segment] = field(default_factory=dict)
+    """Partial tokens by lease."""
+    finished: m.SampleFinished | None = None
+    worker: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the trainer measured in the step that ends with this event."""
+
+
+def translate(peer: str, message: m.Message, *, is_eval: Callable[[int], bool]) -> InboundEvent | None:
+    """The event that `message` of `peer` means; None where it means none (Hello, Goodbye, what nobody awaits).
+
+    is_eval(lease_id): the lease was given for an evaluation.
+    """
+    match message:
+        case m.Progress():
+            items = tuple(_report(item.lease_id, item.start, item.segment) for item in message.items)
+            segments = {item.lease_id: item.segment for item in message.items}
+            return InboundEvent(ProgressReported(worker=peer, items=items), segments=segments, worker=peer)
+        case m.SampleFinished():
+            return _finished(peer, message, is_eval=is_eval(message.lease_id))
+        case m.SampleReturned():
+            part = _report(message.lease_id, message.start, message.segment)
+            returned = LeaseReturned(worker=peer, part=part, reason=message.reason)
+            return InboundEvent(returned, segments={message.lease_id: message.segment}, worker=peer)
+        case m.VersionStaged():
+            return InboundEvent(WorkerVersionStaged(worker=peer, version=message.version, lineage=message.lineage))
+        case m.VersionLoaded():
+            return InboundEvent(WorkerVersionLoaded(worker=peer, version=message.version, lineage=message.lineage))
+        case m.VersionFailed():
+            failed = WorkerVersionFailed(
+                worker=peer, version=message.version, lineage=message.lineage,
+                reason=message.reason[:MAX_REASON_CHARS], is_damaged=message.is_damaged,
+            )  # fmt: skip
+            return InboundEvent(failed)
+        case m.MemoryReleased():
+            return InboundEvent(WorkerReleased(worker=peer, number=message.number, num_bytes=message.num_bytes))
+        case m.Incident():
+            return InboundEvent(WorkerIncident(worker=peer, text=message.text[:MAX_REASON_CHARS]))
+        case m.BatchRequest():
+            return InboundEvent(BatchRequested(step=message.step))
+        case m.VersionPublished():
+            published = Published(version=message.version, lineage=message.lineage, manifest_path=message.manifest_path)
+            return InboundEvent(published, metrics=message.metrics)
+        case m.VersionRewritten():
+            rewritten = VersionRewritten(
+                version=message.version, lineage=message.lineage, manifest_path=message.manifest_path,
+                reason=message.reason[:MAX_REASON_CHARS],
+            )  # fmt: skip
+            return InboundEvent(rewritten)
+        case m.CheckpointSaved():
+            return InboundEvent(CheckpointTaken(version=message.version, path=message.path))
+    return None
+
+
+def _finished(peer: str, message: m.SampleFinished, *, is_eval: bool) -> InboundEvent:
+    """An evaluation counts the component `correct` where the scorer names one: accuracy, not reward."""
+    verdict, trajectory = message.verdict, message.trajectory
+    value = verdict.components.get("correct", verdict.value) if is_eval and verdict.is_scored else verdict.value
+    event = SampleReported(
+        worker=peer,
+        lease_id=message.lease_id,
+        group_id=message.group_id,
+        sample_index=message.sample_index,
+        num_tokens=trajectory.num_sampled,
+        first_version=trajectory.first_version,
+        last_version=trajectory.last_version,
+        verdict_kind=verdict.kind,
+        value=value,
+        failed_in=verdict.failed_in,
+        reason=verdict.reason[:MAX_REASON_CHARS] if not verdict.is_scored else "",
+    )
+    return InboundEvent(event, finished=message, worker=peer)
+
+
+def _report(lease_id: int, start: int, segment: Segment) -> PartialReport:
+    return PartialReport(
+        lease_id=lease_id,
+        start=start,
+        num_tokens=len(segment),
+        first_version=segment.first_version,
+        last_version=segment.last_version,
+    )
+
+
+def entry_of(effect: Effect, told: InboundEvent) -> LedgerEntry:
+    """The ledger entry of an effect of `told`'s event."""
+    match effect:
+        case StorePartial():
+            return LedgerEntry(effect=effect, segment=told.segments[effect.lease_id])
+        case StoreFinished():
+            finished = told.finished
+            assert finished is not None, "StoreFinished without its finished sample"
+            return LedgerEntry(
+                effect=effect,
+                trajectory=finished.trajectory,
+                verdict=finished.verdict,
+                response_text=finished.response_text,
+                timings=finished.timings,
+                worker=told.worker,
+            )
+    return LedgerEntry(effect=effect)

@@ -1,0 +1,156 @@
+"""Looks at a running job and tells whoever wants to know, each at its own pace: display, status.json, metrics.jsonl.
+
+Owns: the one view of the moment, pulses and process events. Refuses: deciding anything; layout (display.py), files
+(status.py, journal.py), totals (summary.py).
+
+After a resume step and accuracy are the whole run's; elapsed and remaining time are this stretch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from areal_like.transport.channel import Hub
+from areal_like.wire.messages import CheckpointFailed, CheckpointSaved
+from controller.coordinator.coordinator import Coordinator
+from controller.doctor.machine import Machine
+from controller.doctor.topics.processor import usable_cores
+from controller.runtime.supervisor import Loss, Supervisor
+from controller.telemetry.display import Display, Snapshot
+from controller.telemetry.journal import Journal
+from controller.telemetry.pulse import interval_s
+from controller.telemetry.sinks import Sinks
+from controller.telemetry.status import StatusFile
+from controller.telemetry.step_reporter import StepReporter
+from controller.telemetry.summary import Tally
+
+
+class Monitor:
+    """`tick` often; `last` once, before the processes are told to leave."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        supervisor: Supervisor,
+        hub: Hub,
+        *,
+        tally: Tally,
+        steps: StepReporter,
+        display: Display,
+        journal: Journal,
+        status: StatusFile,
+        sinks: Sinks,
+        clock: Callable[[], float],
+    ) -> None:
+        self._coordinator, self._supervisor, self._hub = coordinator, supervisor, hub
+        self._tally, self._steps, self._display = tally, steps, display
+        self._journal, self._status, self._sinks = journal, status, sinks
+        self._clock, self._started_s = clock, clock()
+        self._next_pulse_s = self._started_s
+        self._cores = usable_cores(Machine())
+        self._lost: set[str] = set()
+        self._told: set[str] = set()
+        """Sinks whose failure was shown."""
+
+    def tick(self) -> None:
+        """Take in the newest heartbeats; show, and write down what is due."""
+        now_s = self._clock()
+        for name, info in self._hub.peers.items():
+            if info.heartbeat is not None:
+                self._tally.add_counters(name, info.incarnation, info.heartbeat.counters)
+        waits, counts = self._coordinator.waits(), self._counts()
+        self._display.show(
+            Snapshot(
+                version=self._coordinator.version,
+                waits=waits,
+                states=self._supervisor.states(),
+                counts=counts,
+                elapsed_s=now_s - self._started_s,
+            )
+        )
+        self._look_at_sinks()
+        is_pulse_due, is_status_due = now_s >= self._next_pulse_s, self._status.is_due()
+        if not is_pulse_due and not is_status_due:
+            return
+        processes = self._processes()
+        if is_status_due:
+            self._stand(waits, counts, processes)
+        if is_pulse_due:
+            self._pulse(waits, counts, processes)
+
+    def last(self) -> None:
+        """The end is near: what is known now is written down whatever was due."""
+        waits, counts, processes = self._coordinator.waits(), self._counts(), self._processes()
+        self._stand(waits, counts, processes)
+        self._pulse(waits, counts, processes)
+
+    def lost(self, loss: Loss) -> None:
+        """A process is gone, for now or for good."""
+        self._lost.add(loss.name)
+        event = "gone" if loss.is_permanent else "lost"
+        self._journal.measure("process", name=loss.name, event=event, reason=loss.reason)
+
+    def heard(self, name: str) -> None:
+        """A process said Hello: one that was lost is back."""
+        if name in self._lost:
+            self._lost.discard(name)
+            self._journal.measure("process", name=name, event="restarted", reason="")
+
+    def checkpoint_saved(self, message: CheckpointSaved) -> None:
+        """A checkpoint is on disk; told a second time it is no news."""
+        if message.num_bytes:
+            self._journal.measure(
+                "checkpoint", version=message.version, path=message.path, stall_s=message.stall_s,
+                write_s=message.write_s, num_bytes=message.num_bytes,
+            )  # fmt: skip
+
+    def checkpoint_failed(self, message: CheckpointFailed) -> None:
+        """A checkpoint could not be written; the run goes on."""
+        self._journal.measure("checkpoint_failed", version=message.version, reason=message.reason)
+        text = f"no checkpoint of version {message.version}: {message.reason}; the run continues without it"
+        self._display.note(text, "warning")
+
+    # ------------------------------------------------------------ inside
+
+    def _counts(self) -> dict[str, int]:
+        counts = self._coordinator.counts()
+        return {
+            "drawn": counts.drawn, "consumed": counts.consumed, "filtered": counts.filtered,
+            "dropped": sum(counts.dropped.values()), "running": counts.running, "ready": counts.ready,
+        }  # fmt: skip
+
+    def _processes(self) -> dict[str, Any]:
+        return {name: process.row() for name, process in self._supervisor.processes().items()}
+
+    def _stand(self, waits: list[str], counts: dict[str, int], processes: dict[str, Any]) -> None:
+        """Where the run stands, into status.json and to sinks that show the present."""
+        step, version = self._tally.steps, self._coordinator.version
+        self._status.write(
+            "running", step=step, version=version, eta_s=self._steps.eta_s(), waits=waits, counts=counts,
+            processes=processes, last_step=self._journal.last_step,
+            accuracy={str(version): value for version, value in sorted(self._tally.accuracy.items())},
+        )  # fmt: skip
+        now = {"kind": "now", "step": step, "version": version, "counts": counts, "processes": processes}
+        self._sinks.offer(now)
+
+    def _look_at_sinks(self) -> None:
+        for news in self._sinks.news():
+            self._journal.measure("sink", **news.facts())
+            if news.sink not in self._told:
+                self._told.add(news.sink)
+                text = f"metrics sink {news.sink} is down ({news.error}); the run continues, and lost rows are counted"
+                self._display.note(text, "warning")
+
+    def _pulse(self, waits: list[str], counts: dict[str, int], processes: dict[str, Any]) -> None:
+        now_s = self._clock()
+        self._next_pulse_s = now_s + interval_s(now_s - self._started_s, len(processes))
+        self._journal.measure(
+            "pulse", wall_s=round(self._steps.wall_s(), 3), version=self._coordinator.version, waits=waits,
+            counts=counts, processes=processes, processor=self._processor(),
+        )  # fmt: skip
+
+    def _processor(self) -> dict[str, Any]:
+        """Cores this machine lends us, and what each process has had of them and of other machines."""
+        spent = self._supervisor.cpu_seconds()
+        return {"cores": self._cores, "cpu_s": {name: round(seconds, 2) for name, seconds in sorted(spent.items())}}

@@ -1,0 +1,175 @@
+"""Sends what the coordinator wants sent: leases with their rows and prefixes, batches with their payloads, short words.
+
+Owns: the message of each `Send...` effect, who turned out to be unreachable, which leases are evaluations. Refuses:
+deciding what to send (coordinator.py), writing to the ledger (it reads prefixes and payloads only).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from areal_like.trajectory import Segment
+from areal_like.transport.channel import Hub
+from areal_like.wire import messages as m
+from controller.coordinator.effects import LeaseOrder, SendBatch, SendLeases, SendVersion
+from controller.coordinator.events import WorkerLost
+from controller.coordinator.snapshot import Counts
+from controller.ledger.ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+
+class Rows(Protocol):
+    """Where the data row of a draw (training) or of an evaluation is found."""
+
+    def train(self, group_id: int) -> Mapping[str, Any]: ...
+
+    def eval(self, index: int) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """How samples are drawn."""
+
+    seed: int
+    train_sampling: m.Sampling
+    eval_sampling: m.Sampling
+    segment_tokens: int = 0
+    forced_lengths: Callable[[int, int], int] | None = None
+    """Tokens of the answer of (group, sample) in training, samples counted from 1; None: as they come."""
+    load_deadline_s: float = 120.0
+    """For a worker to get an announced version onto its host."""
+
+
+def stream_seed(seed: int, purpose: m.Purpose, group_id: int, sample_index: int) -> int:
+    """Key of one sample's random stream: 62 bits, a pure function of the run's seed and the sample's name."""
+    name = f"{seed}/{purpose}/{group_id}/{sample_index}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 2
+
+
+class Outgoing:
+    """The way out. `is_live(lease_id)`: the coordinator still wants it. `on_unreachable(name)`: struck off the hub."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        ledger: Ledger,
+        rows: Rows,
+        settings: TaskSettings,
+        *,
+        is_live: Callable[[int], bool],
+        on_unreachable: Callable[[str], None],
+    ) -> None:
+        self._hub, self._ledger, self._rows, self._settings = hub, ledger, rows, settings
+        self._is_live, self._on_unreachable = is_live, on_unreachable
+        self._eval_leases: set[int] = set()
+        self._lost: list[WorkerLost] = []
+
+    def is_eval(self, lease_id: int) -> bool:
+        """The lease was given for an evaluation that goes on."""
+        return lease_id in self._eval_leases
+
+    def forget_ended_evals(self) -> None:
+        """An evaluation is over: its leases are not asked about any more."""
+        self._eval_leases = {lease_id for lease_id in self._eval_leases if self._is_live(lease_id)}
+
+    def take_lost(self) -> list[WorkerLost]:
+        """Rollout workers that could not be reached since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def leases(self, effect: SendLeases) -> bool:
+        """Those of the leases that are still wanted; False where none is.
+
+        A later event of the same burst may have ended a lease that an earlier one made.
+        """
+        live = [order for order in effect.leases if self._is_live(order.lease_id)]
+        if live:
+            self.send(effect.worker, m.Lease(tasks=tuple(self._task(order) for order in live)))
+        return bool(live)
+
+    def batch(self, effect: SendBatch, counts: Counts) -> m.Batch:
+        """The batch with its payloads and the position that goes with it; returns what was sent."""
+        position = m.RunPosition(
+            ledger_seq=self._ledger.seq,
+            drawn=counts.drawn,
+            filtered=counts.filtered,
+            dropped=sum(counts.dropped.values()),
+            staleness=tuple(effect.step - 1 - group.first_version for group in effect.groups),
+        )
+        batch = m.Batch(
+            step=effect.step,
+            lineage=effect.lineage,
+            samples=self._ledger.batch_samples(effect.groups),
+            is_replay=effect.is_replay,
+            position=position,
+        )
+        self.send("trainer", batch)
+        return batch
+
+    def version(self, effect: SendVersion) -> None:
+        """Announce a version to the process it is meant for; a successor is announced one when it has joined."""
+        info = self._hub.peers.get(effect.worker)
+        if info is not None and info.incarnation != effect.incarnation:
+            log.info("version %d is not announced to %s: it was started again", effect.version, effect.worker)
+            return
+        announcement = m.AnnounceVersion(
+            version=effect.version,
+            lineage=effect.lineage,
+            manifest_path=effect.manifest_path,
+            deadline_s=self._settings.load_deadline_s,
+            is_held=effect.is_held,
+        )
+        self.send(effect.worker, announcement)
+
+    def send(self, peer: str, message: m.Message) -> None:
+        """Send; whoever is out of reach is struck off: it says Hello again, and then both sides repeat what matters.
+
+        A rollout worker's leases go on elsewhere meanwhile; a trainer asks for its batch again.
+        """
+        if self._hub.send(peer, message):
+            return
+        log.warning("%s cannot be reached with %s", peer, type(message).__name__)
+        info = self._hub.peers.get(peer)
+        if info is None:
+            return
+        self._hub.forget(peer)
+        self._on_unreachable(peer)
+        if info.role == "rollout":
+            lost = WorkerLost(worker=peer, reason="unreachable", incarnation=info.incarnation, may_live=True)
+            self._lost.append(lost)
+
+    def _task(self, order: LeaseOrder) -> m.SampleTask:
+        is_eval, settings = order.purpose == "eval", self._settings
+        if is_eval:
+            self._eval_leases.add(order.lease_id)
+        row = self._rows.eval(order.group_id) if is_eval else self._rows.train(order.group_id)
+        prefix = Segment.empty()
+        if order.prefix_tokens:
+            prefix = self._ledger.prefix(order.group_id, order.sample_index)
+            assert len(prefix) == order.prefix_tokens, "ledger and coordinator disagree on a prefix"
+        return m.SampleTask(
+            lease_id=order.lease_id,
+            group_id=order.group_id,
+            sample_index=order.sample_index,
+            purpose=order.purpose,
+            min_version=order.min_version,
+            row=dict(row),
+            sampling=settings.eval_sampling if is_eval else self._train_sampling(order),
+            seed=stream_seed(settings.seed, order.purpose, order.group_id, order.sample_index),
+            prefix=prefix,
+            moved_from=order.moved_from,
+            segment_tokens=0 if is_eval else settings.segment_tokens,
+        )
+
+    def _train_sampling(self, order: LeaseOrder) -> m.Sampling:
+        sampling, forced = self._settings.train_sampling, self._settings.forced_lengths
+        if forced is None:
+            return sampling
+        return msgspec.structs.replace(sampling, max_new_tokens=forced(order.group_id, order.sample_index + 1))

@@ -1,0 +1,365 @@
+"""Keeps the processes of a run alive within their budgets, and says what happened to them.
+
+Owns: start, first sign of life, silence, exit, restart with backoff. Refuses: what a loss means for samples (the
+coordinator's): it returns `Loss`es for the server to report there.
+
+A process ends in one of five ways: as told (no news), by the user's mistake (status 2: the run ends with its words),
+by an accident within its restart budget (started again), by an accident beyond it (permanent), or because it announced
+that it leaves (a rollout worker on a spot machine) and may: not started again. Any other leaving without having been
+told is an accident too, even with a Goodbye and status 0. An exit is judged LAST_WORDS_S after it was seen: what the
+process said just before is read first.
+
+The trainer's ranks but the first have no line to the controller: they are known by their process alone and leave when
+rank 0 does. When one dies, ranks that merely say that they lost it are judged after it, and all of them start again
+together, within one budget, once `renew` has said from where and none of the old ones is left.
+
+A process on its way to a cluster's node is not judged by the time of a start before it has its place
+(placement_waits.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from areal_like.config import ProcessSpec
+from areal_like.errors import OperationError, ProcessDied, UserError
+from areal_like.process import describe_status, last_error
+from areal_like.transport.channel import Hub
+from controller.launch.launcher import Exit, Launcher, tail_of
+from controller.launch.local import child_environment
+from controller.runtime.placement_waits import PlaceWaits
+from controller.telemetry.pulse import ProcessNow
+from controller.wiring.process_specs import MODULES, Role
+
+log = logging.getLogger(__name__)
+
+BACKOFF_S = (0.0, 1.0, 3.0, 10.0)
+"""Wait before the first, second, ... restart of a process; the last value repeats."""
+LAST_WORDS_S = 0.3
+"""From the exit of a process to its judgement: its last messages are on their way."""
+LEAVE_S = 30.0
+"""From the announcement of a process that it leaves to its end; then it is killed."""
+USER_MISTAKE = 2
+"""Exit status that says: the user must change something."""
+SECONDARY_FAILURE = "RankLost"
+"""Begins the last words of a rank that ended because another one did."""
+DIVERGED = 4
+"""Exit status that says: the policy's numbers have overflowed."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A process that is gone (for now, or for good)."""
+
+    name: str
+    role: Role
+    reason: str
+    is_permanent: bool
+    returncode: int | None = None
+    may_live: bool = False
+    """It was killed, and its end is not seen yet: it may still hold memory. `Supervisor.take_ended` names it then."""
+
+    @property
+    def is_divergence(self) -> bool:
+        """Not the process is at fault, but the policy it was given."""
+        return self.returncode == DIVERGED
+
+
+@dataclass
+class SupervisedProcess:
+    """One process under supervision."""
+
+    spec: ProcessSpec
+    spec_path: Path
+    max_restarts: int
+    restarts: int = 0
+    started_s: float = 0.0
+    start_due_s: float | None = None
+    """When to start it (again); None: it runs, or is not wanted."""
+    has_reported: bool = False
+    """It said Hello since its last start."""
+    is_held: bool = False
+    """It is not started before `renew` has said how."""
+    log_start: int = 0
+    """Length of its log when it was started last."""
+    leaves_by_s: float | None = None
+    """It announced that it leaves, for good, and is gone by then; None: it stays."""
+
+
+class Supervisor:
+    """The processes of one run, by name."""
+
+    def __init__(
+        self, launcher: Launcher, hub: Hub, *, startup_timeout_s: float, silence_s: float, node_wait_s: float
+    ) -> None:
+        self._launcher, self._hub = launcher, hub
+        self._startup_timeout_s, self._silence_s = startup_timeout_s, silence_s
+        self._place_waits = PlaceWaits(node_wait_s)
+        self._wards: dict[str, SupervisedProcess] = {}
+        self._exits: list[tuple[float, Exit]] = []
+        """Seen at, not judged yet."""
+        self._kill_reason: dict[str, str] = {}
+        """Processes to end, with the reason."""
+        self._ended: list[str] = []
+        """Processes whose end was seen, since it was asked for last."""
+        self.restarts = 0
+
+    def add(self, spec: ProcessSpec, spec_path: Path, max_restarts: int, now_s: float) -> None:
+        """Put a process under supervision; `tick` starts it."""
+        spec.save(spec_path)
+        self._wards[spec.name] = SupervisedProcess(spec, spec_path, max_restarts, start_due_s=now_s)
+
+    def reported(self, name: str) -> None:
+        """The process said Hello."""
+        if ward := self._wards.get(name):
+            ward.has_reported = True
+
+    def release(self, name: str) -> None:
+        """The process has done its work, or was told to end: its exit is no surprise and it is not started again."""
+        self._launcher.expect_end(name)
+        self._place_waits.forget(name)
+        ward = self._wards.pop(name, None)
+        if ward is not None and ward.spec.num_ranks > 1 and ward.spec.rank == 0:
+            for follower in [other for other, one in self._wards.items() if one.spec.rank]:
+                self.release(follower)
+
+    def leaving(self, name: str, now_s: float) -> None:
+        """The process announced that it leaves: its end is no accident, and it is not started again."""
+        if (ward := self._wards.get(name)) and ward.leaves_by_s is None:
+            ward.leaves_by_s = now_s + LEAVE_S
+
+    def is_leaving(self, name: str) -> bool:
+        """It announced that it leaves for good, or has left."""
+        ward = self._wards.get(name)
+        return ward is None or ward.leaves_by_s is not None
+
+    def end(self, name: str, reason: str) -> None:
+        """Others wait for this process in vain: `tick` kills it and starts it again, within its budget."""
+        self._kill_reason[name] = reason
+
+    def lost_touch(self, name: str, now_s: float) -> None:
+        """It cannot be reached: it says Hello again within the time of a start, or counts as lost."""
+        if ward := self._wards.get(name):
+            ward.has_reported, ward.started_s = False, now_s
+
+    @property
+    def names(self) -> list[str]:
+        """Processes under supervision, and those that have not ended yet."""
+        return [*self._wards, *self._launcher.names]
+
+    def watches(self, name: str) -> bool:
+        """The process is under supervision: it runs, or will be started again."""
+        return name in self._wards
+
+    def watches_role(self, role: Role) -> bool:
+        """Some process of this role is under supervision."""
+        return bool(self.names_of(role))
+
+    def names_of(self, role: Role) -> list[str]:
+        """Processes of this role under supervision."""
+        return [name for name, ward in self._wards.items() if ward.spec.role == role]
+
+    def is_running(self, name: str) -> bool:
+        """The process lives."""
+        return self._launcher.is_running(name)
+
+    def living(self, role: Role) -> list[str]:
+        """Those of this role whose process has not ended yet, also where it was killed."""
+        return [name for name in self.names_of(role) if self._launcher.is_running(name)]
+
+    def is_pool_unplaced(self) -> bool:
+        """The trainer, or every rollout worker or reward service, waits for places on the cluster."""
+        waiting = set(self._place_waits.names)
+        pools = [set(self.names_of(role)) for role in ("rollout", "reward")]
+        return bool(waiting & set(self.names_of("trainer"))) or any(pool and pool <= waiting for pool in pools)
+
+    def take_news(self) -> list[str]:
+        """Words on processes that wait for a place, since the last call."""
+        return self._place_waits.take_news()
+
+    def take_ended(self) -> list[str]:
+        """Processes that are gone, whatever the reason, since the last call; not where a new one has reported already.
+
+        What they said last was read before.
+        """
+        ended, self._ended = self._ended, []
+        return [name for name in ended if name not in self._hub.peers]
+
+    async def tick(self, now_s: float) -> list[Loss]:
+        """Start what is due, and look at who ended or fell silent.
+
+        Raises UserError (a process says the user must change something), OperationError (it cannot be started).
+        """
+        self._exits += [(now_s, end) for end in self._launcher.reap()]
+        due = [end for seen_s, end in self._exits if now_s - seen_s >= LAST_WORDS_S]
+        self._exits = [(seen_s, end) for seen_s, end in self._exits if end not in due]
+        self._ended += [end.name for end in due]
+        due.sort(key=lambda end: last_error(self._tail(end.name)).startswith(SECONDARY_FAILURE))
+        losses = [loss for end in due if (loss := self._on_exit(end, now_s)) is not None]
+        losses.extend(self._on_silence(self._hub.silent(self._silence_s), now_s))
+        losses.extend(self._end_condemned(now_s))
+        if losses:  # they are reported before any successor can say Hello
+            return losses
+        is_old_group_here = any(self._lingers(name) for name in self.names_of("trainer"))
+        for name, ward in list(self._wards.items()):
+            is_due = ward.start_due_s is not None and ward.start_due_s <= now_s and not ward.is_held
+            if is_due and not (is_old_group_here if ward.spec.role == "trainer" else self._lingers(name)):
+                await self._start(ward, now_s)
+            elif ward.leaves_by_s is not None and now_s > ward.leaves_by_s and not self._has_ended(name):
+                self._launcher.kill(name)
+                losses.append(self._lose(ward, f"did not exit within {LEAVE_S:g} s", now_s))
+            elif ward.start_due_s is None:
+                losses.extend(self._on_the_way(ward, now_s))
+        return losses
+
+    def _lingers(self, name: str) -> bool:
+        return name in self._launcher.names or any(end.name == name for _, end in self._exits)
+
+    async def _start(self, ward: SupervisedProcess, now_s: float) -> None:
+        ward.start_due_s, ward.started_s, ward.has_reported = None, now_s, ward.spec.rank > 0
+        log_path = self._launcher.log_of(ward.spec.name)
+        ward.log_start = log_path.stat().st_size if log_path.exists() else 0
+        argv = ["-m", MODULES[ward.spec.role], "--spec", str(ward.spec_path)]
+        pid = await self._launcher.start(
+            ward.spec.name, argv, child_environment(ward.spec.num_threads, user_path=self._launcher.user_path)
+        )
+        log.info("started %s (process %s)", ward.spec.name, pid or "on its way to its node")
+
+    def _on_exit(self, end: Exit, now_s: float) -> Loss | None:
+        info = self._hub.peers.get(end.name)
+        if info is not None and info.pid == end.pid:
+            self._hub.forget(end.name)
+        ward = self._wards.get(end.name)
+        if ward is None or end.expected or ward.start_due_s is not None:
+            return None
+        tail = self._tail(end.name)
+        if end.returncode == USER_MISTAKE:
+            raise UserError(last_error(tail) or f"{end.name} refused to start", where=end.name)
+        reason = last_error(tail) or f"ended with {describe_status(end.returncode)}"
+        return self._lose(ward, reason, now_s, end.returncode)
+
+    def _on_silence(self, names: Iterable[str], now_s: float) -> list[Loss]:
+        losses = []
+        for name in names:
+            self._hub.forget(name)
+            ward = self._wards.get(name)
+            if ward is not None and ward.start_due_s is None and not self._has_ended(name):
+                self._launcher.kill(name)
+                losses.append(self._lose(ward, f"silent for {self._silence_s:g} s", now_s))
+        return losses
+
+    def _end_condemned(self, now_s: float) -> list[Loss]:
+        condemned, self._kill_reason = self._kill_reason, {}
+        losses = []
+        for name, reason in condemned.items():
+            ward = self._wards.get(name)
+            if ward is not None and ward.start_due_s is None and not self._has_ended(name):
+                self._hub.forget(name)
+                self._launcher.kill(name)
+                losses.append(self._lose(ward, reason, now_s))
+        return losses
+
+    def _on_the_way(self, ward: SupervisedProcess, now_s: float) -> list[Loss]:
+        """It waits for its place, or it has one and is to report."""
+        name = ward.spec.name
+        awaited = self._launcher.awaits(name)
+        if why := self._place_waits.look(name, awaited, now_s):
+            self._launcher.kill(name)
+            return [self._lose(ward, why, now_s, is_hopeless=True)]
+        if awaited:
+            ward.started_s = now_s
+        return [] if ward.has_reported else self._late_starter(ward, now_s)
+
+    def _late_starter(self, ward: SupervisedProcess, now_s: float) -> list[Loss]:
+        if now_s - ward.started_s <= self._startup_timeout_s or self._has_ended(ward.spec.name):
+            return []
+        self._launcher.kill(ward.spec.name)
+        return [self._lose(ward, f"no heartbeat within {self._startup_timeout_s:g} s of its start", now_s)]
+
+    def _has_ended(self, name: str) -> bool:
+        """Its exit was seen and is judged in a moment."""
+        return any(end.name == name and not end.expected for _, end in self._exits)
+
+    def _lose(
+        self,
+        ward: SupervisedProcess,
+        reason: str,
+        now_s: float,
+        returncode: int | None = None,
+        *,
+        is_hopeless: bool = False,
+    ) -> Loss:
+        is_trainer = ward.spec.role == "trainer"
+        is_hopeless |= ward.leaves_by_s is not None or (is_trainer and returncode == DIVERGED)
+        is_permanent = is_hopeless or ward.restarts >= ward.max_restarts
+        self._place_waits.forget(ward.spec.name)
+        if is_permanent:
+            del self._wards[ward.spec.name]
+        else:
+            self.restarts += 1
+            for one in [self._wards[name] for name in self.names_of("trainer")] if is_trainer else [ward]:
+                self._launcher.kill(one.spec.name)
+                self._place_waits.forget(one.spec.name)
+                one.start_due_s = now_s + BACKOFF_S[min(one.restarts, len(BACKOFF_S) - 1)]
+                one.has_reported, one.is_held = False, is_trainer
+                one.restarts += 1
+        may_live = ward.spec.name in self._launcher.names
+        return Loss(ward.spec.name, ward.spec.role, reason, is_permanent, returncode, may_live)
+
+    def renew(self, change: Callable[[ProcessSpec], ProcessSpec]) -> None:
+        """The trainer's ranks, which wait to be started again, start with the changed spec."""
+        for ward in self._wards.values():
+            if ward.is_held:
+                ward.spec, ward.is_held = change(ward.spec), False
+                ward.spec.save(ward.spec_path)
+
+    def _tail(self, name: str) -> str:
+        """The end of what the process wrote since it was started."""
+        ward = self._wards.get(name)
+        return tail_of(self._launcher.log_of(name), start=ward.log_start if ward is not None else 0)
+
+    def died(self, loss: Loss) -> OperationError:
+        """The error that ends a run because of this loss: ProcessDied with the end of the process's own log, unless its
+        last words say it all.
+        """
+        if loss.is_divergence:
+            return OperationError(loss.reason)
+        tail = tail_of(self._launcher.log_of(loss.name))
+        return ProcessDied(loss.name, loss.returncode if loss.returncode is not None else -9, tail)
+
+    def states(self) -> Mapping[str, str]:
+        """What each process does now, by name."""
+        found = {}
+        for name, ward in self._wards.items():
+            info = self._hub.peers.get(name)
+            if ward.start_due_s is not None:
+                found[name] = f"restarting ({ward.restarts} of {ward.max_restarts})" if ward.restarts else "starting"
+            elif awaited := self._launcher.awaits(name):
+                found[name] = f"waits for {awaited}"
+            elif ward.spec.rank:
+                found[name] = "following"
+            elif info is None or info.heartbeat is None:
+                found[name] = "starting"
+            else:
+                found[name] = info.heartbeat.state
+        return found
+
+    def processes(self) -> dict[str, ProcessNow]:
+        """The same with all that is known of each process."""
+        found = {}
+        for name, state in self.states().items():
+            now = ProcessNow(
+                self._wards[name].spec.role, state, self._launcher.pid_of(name), rss_mb=self._launcher.rss_mb_of(name)
+            )
+            info = self._hub.peers.get(name)
+            if info is not None and info.heartbeat is not None:
+                now = replace(now, incarnation=info.incarnation, counters=dict(info.heartbeat.counters))
+            found[name] = now
+        return found
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Processor time so far by process, the controller's own included; those it is not known of are left out."""
+        return self._launcher.cpu_seconds()

@@ -1,0 +1,133 @@
+"""A trainer that died: from which checkpoint it starts again, and as what.
+
+Owns: the choice of the checkpoint (also for `resume`), the lineage's name. Refuses: judging who died and whether there
+is a budget left (supervisor.py), replaying batches (coordinator.py).
+
+The disk says what checkpoints there are: a crash may have come between a checkpoint and its report, and runs are moved.
+It is looked at once every rank is gone, or one might still complete what was passed over. A thread reads every byte of
+the checkpoint; the run goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from areal_like.errors import DeadlineExceeded
+from controller.coordinator.events import TrainerRestarted
+from controller.ledger.ledger import Ledger
+from controller.runtime.supervisor import Loss, Supervisor
+from controller.wiring.checkpoints import checkpoint_problem, checkpoints_on_disk, repair_checkpoints
+
+log = logging.getLogger(__name__)
+
+GONE_S = 30.0
+"""From the kill of all ranks to their end."""
+GONE_POLL_S = 0.05
+READ_S = 1800.0
+"""To find the newest checkpoint that is whole: every byte of it is read."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The checkpoint to continue from; `path` None: none, so from the starting policy. left_out: others, and why."""
+
+    version: int = 0
+    path: Path | None = None
+    left_out: list[str] = field(default_factory=list)
+
+
+def find_checkpoint(run_dir: Path, *, num_batches: int, ledger_seq: int) -> Found:
+    """The newest that is whole on disk and that the ledger knows: it holds `num_batches` steps in `ledger_seq` facts.
+
+    Reads every byte of it. No trainer of the run may live: what one left half done when it was killed is undone first.
+    """
+    repair_checkpoints(run_dir)
+    left_out: list[str] = []
+    for version, path in reversed(checkpoints_on_disk(run_dir)):
+        is_known = version <= num_batches
+        problem = checkpoint_problem(path, ledger_seq) if is_known else f"the ledger ends at step {num_batches}"
+        if problem is None:
+            return Found(version, path, left_out)
+        left_out.append(f"checkpoint {path} is left out: {problem}")
+    return Found(left_out=left_out)
+
+
+class TrainerRestart:
+    """`begin` for each loss of the trainer that is within its budget."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        ledger: Ledger,
+        supervisor: Supervisor,
+        *,
+        num_lineages: int,
+        new_address: Callable[[], str],
+    ) -> None:
+        """num_lineages: that the ledger knows, the present one included. new_address: where the ranks meet next."""
+        self._run_dir, self._ledger, self._supervisor = run_dir, ledger, supervisor
+        self._num_lineages, self._new_address = num_lineages, new_address
+
+    async def begin(self, loss: Loss) -> tuple[TrainerRestarted, list[str]]:
+        """Prepare the trainer's next life: its processes start when they may, the coordinator takes the event.
+
+        Also returns words on checkpoints that cannot be used. The caller lets the coordinator take the event before
+        anything else happens: it holds the batches that are recorded now. Raises LedgerError, DeadlineExceeded.
+        """
+        await self._until_all_are_gone()
+        num_batches, ledger_seq = len(self._ledger.batches_after(0)), self._ledger.seq
+        try:
+            async with asyncio.timeout(READ_S):
+                found = await _beside(
+                    lambda: find_checkpoint(self._run_dir, num_batches=num_batches, ledger_seq=ledger_seq)
+                )
+        except TimeoutError as error:
+            raise DeadlineExceeded("the newest whole checkpoint", "the run folder's disk", READ_S) from error
+        lineage = f"l{self._num_lineages}"
+        self._num_lineages += 1
+        changes = {
+            "lineage": lineage,
+            "resume_from": str(found.path) if found.path is not None else None,
+            "is_device_taken": True,
+            "ranks_address": self._new_address(),
+        }
+        self._supervisor.renew(lambda spec: spec.model_copy(update=changes))
+        log.info("the trainer continues as lineage %s from version %d", lineage, found.version)
+        event = TrainerRestarted(
+            reason=f"{loss.name}: {loss.reason}",
+            lineage=lineage,
+            checkpoint_version=found.version,
+            batches=self._ledger.batches_after(found.version),
+        )
+        return event, found.left_out
+
+    async def _until_all_are_gone(self) -> None:
+        """Every rank was killed by now. One that the kernel holds on to delays its successor (supervision), not us."""
+        due_s = time.monotonic() + GONE_S
+        while names := self._supervisor.living("trainer"):
+            if time.monotonic() > due_s:
+                log.warning("killed %g s ago and still running: %s", GONE_S, ", ".join(names))
+                return
+            await asyncio.sleep(GONE_POLL_S)
+
+
+async def _beside(work: Callable[[], Found]) -> Found:
+    """As asyncio.to_thread, in a thread that nobody waits for: a run that is to end now does not read to the end."""
+    found: Future[Found] = Future()
+
+    def live() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:  # the fault boundary of this thread: the caller raises it
+            found.set_exception(error)
+
+    found.set_running_or_notify_cancel()
+    threading.Thread(target=live, name="checkpoints", daemon=True).start()
+    return await asyncio.wrap_future(found)

@@ -1,0 +1,142 @@
+"""What is asked of a run that goes on: rollout workers drained or added, a checkpoint; and how fast its workers are.
+
+Owns: granting requests, who is told to leave, what the coordinator hears of it. Refuses: samples (the coordinator's),
+starting and ending processes (supervisor.py), the files of a request (control_requests.py).
+
+A worker that leaves on notice and one that is drained go the same way: it says Draining, hands its leases back, says
+Goodbye. The only one there is stays: a drain is refused, and one that leaves all the same is started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from areal_like.transport.channel import Hub
+from areal_like.wire import messages as m
+from controller.coordinator.coordinator import Coordinator
+from controller.coordinator.events import WorkerDraining, WorkerLost, WorkerSpeed
+from controller.runtime.control_requests import Request, Requests
+from controller.runtime.inbound import InboundEvent
+from controller.runtime.supervisor import LEAVE_S, Supervisor
+from controller.runtime.throughput_gauge import SpeedGauge
+
+Say = Callable[[str], None]
+MAX_SAVERS = 64
+SHUTDOWN_S = LEAVE_S / 3
+"""Time a drained worker has for its last answers and their acknowledgement."""
+
+
+class WorkerAdmin:
+    """`tick` often; `draining` and `goodbye` when a rollout worker says so.
+
+    `add_worker()` puts a new worker under supervision and returns its name.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        supervisor: Supervisor,
+        hub: Hub,
+        requests: Requests,
+        *,
+        add_worker: Callable[[], str],
+        say: Say,
+    ) -> None:
+        self._coordinator, self._supervisor, self._hub, self._requests = coordinator, supervisor, hub, requests
+        self._add_worker, self._say = add_worker, say
+        self._gauge = SpeedGauge()
+        self._leaving: set[str] = set()
+        """Those that may leave; of a burst of announcements the coordinator hears only later."""
+        self._pending_checkpoints: list[tuple[int, str]] = []
+        """Requests for a checkpoint that the trainer has not answered: the version it was at, and the request's key."""
+
+    def tick(self, now_s: float) -> list[InboundEvent]:
+        """Grant what was asked for; tell of speeds that changed."""
+        told = [
+            event for request in self._requests.take() if (event := self._handle_request(request, now_s)) is not None
+        ]
+        for name, info in self._hub.peers.items():
+            if info.role == "rollout" and info.heartbeat is not None:
+                speed = self._gauge.read(name, info.incarnation, info.heartbeat.counters)
+                if speed is not None:
+                    told.append(InboundEvent(WorkerSpeed(worker=name, tokens_per_s=speed[0], steps_per_s=speed[1])))
+        return told
+
+    def draining(self, worker: str, now_s: float) -> InboundEvent:
+        """The worker announced that it leaves."""
+        if self._coordinator.can_spare({worker, *self._leaving}):
+            self._let_leave(worker, now_s)
+        return self._told(worker)
+
+    def _told(self, worker: str) -> InboundEvent:
+        info = self._hub.peers.get(worker)
+        return InboundEvent(WorkerDraining(worker=worker, incarnation=info.incarnation if info else None))
+
+    def _let_leave(self, worker: str, now_s: float) -> None:
+        self._leaving.add(worker)
+        self._supervisor.leaving(worker, now_s)
+
+    def goodbye(self, worker: str, reason: str) -> InboundEvent:
+        """The worker's last word. Who announced it, or was told to, is gone for good; others the supervisor judges."""
+        self._leaving.discard(worker)
+        is_gone = self._supervisor.is_leaving(worker)
+        if is_gone:
+            self._supervisor.release(worker)
+        return InboundEvent(
+            WorkerLost(worker=worker, reason=reason or "announced its exit", is_permanent=is_gone, may_live=True)
+        )
+
+    # ------------------------------------------------------------ requests
+
+    def _handle_request(self, request: Request, now_s: float) -> InboundEvent | None:
+        if request.wish == "add":
+            name = self._add_worker()
+            self._leaving.discard(name)
+            self._say(f"{name} is added")
+            self._requests.answer(request.key, name, is_granted=True)
+            return None
+        if request.wish == "checkpoint":
+            self._ask_for_checkpoint(request)
+            return None
+        if refusal := self._refusal(request.worker):
+            self._requests.answer(request.key, refusal, is_granted=False)
+            return None
+        self._let_leave(request.worker, now_s)
+        self._hub.send(request.worker, m.Shutdown(reason="drained", deadline_s=SHUTDOWN_S))
+        self._requests.answer(request.key, request.worker, is_granted=True)
+        return self._told(request.worker)
+
+    def _ask_for_checkpoint(self, request: Request) -> None:
+        """Answered when the trainer has: checkpoint_saved, checkpoint_failed."""
+        if len(self._pending_checkpoints) >= MAX_SAVERS:
+            self._requests.answer(request.key, "too many requests are pending", is_granted=False)
+        elif not self._hub.send("trainer", m.SaveCheckpoint(reason="requested by a command")):
+            text = "there is no trainer now: it is starting, or the run is evaluating or ending"
+            self._requests.answer(request.key, text, is_granted=False)
+        else:
+            self._pending_checkpoints.append((self._coordinator.trained, request.key))
+
+    def checkpoint_saved(self, version: int, path: str) -> None:
+        """A checkpoint is complete: whoever asked for one when the trainer was no further has it."""
+        for asked, key in self._pending_checkpoints:
+            if asked <= version:
+                self._requests.answer(key, path, is_granted=True)
+        self._pending_checkpoints = [(asked, key) for asked, key in self._pending_checkpoints if asked > version]
+
+    def checkpoint_failed(self, reason: str) -> None:
+        """It could not be written, or the trainer is gone."""
+        for _, key in self._pending_checkpoints:
+            self._requests.answer(key, reason, is_granted=False)
+        self._pending_checkpoints.clear()
+
+    def _refusal(self, worker: str) -> str:
+        """Why this worker cannot be drained now; empty where it can."""
+        info = self._hub.peers.get(worker)
+        if info is None or info.role != "rollout":
+            known = ", ".join(sorted(name for name, peer in self._hub.peers.items() if peer.role == "rollout"))
+            return f"no rollout worker {worker!r} is connected; there are: {known or 'none yet'}"
+        if self._coordinator.is_over:
+            return "the run is over"
+        if not self._coordinator.can_spare({worker, *self._leaving}):
+            return f"{worker} is the only rollout worker; add another first (areal-like add), or stop the run"
+        return ""

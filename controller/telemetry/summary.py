@@ -1,0 +1,198 @@
+"""What a run did, in numbers: collected while it runs, written to summary.json and printed at its end.
+
+Owns: the sums and the keys of the summary. Refuses: display while running, judging invariants (audit.py).
+
+After a resume steps, staleness, accuracies, fates and lengths are the whole run's; times, rates and shares
+(OF_LAST_STRETCH) are those of the last stretch, and are labelled so where they are shown (`lives` says how many there
+were, `trainer_restarts` how often the trainer alone began anew). Shares are of a process's own time: trainer_wait_share
+of waiting and working, rollout_idle_share of idle, busy and paused, each summed over processes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from controller.coordinator.snapshot import BatchRecord, Counts
+from controller.ledger.sample_lengths import SampleLengths
+
+OF_LAST_STRETCH = (
+    "wall_s", "prepare_s", "train_wall_s", "samples_per_s", "tokens_per_s",
+    "trainer_wait_share", "rollout_idle_share", "rollout_paused_share",
+)  # fmt: skip
+"""Keys that count from the last resume; all others are of the whole run."""
+SINCE_RESUME = "since the last resume"
+
+
+def _share(part_s: float, whole_s: float) -> float | None:
+    return round(part_s / whole_s, 4) if whole_s > 0 else None
+
+
+@dataclass
+class Tally:
+    """Running sums of one run."""
+
+    steps: int = 0
+    samples: int = 0
+    tokens: int = 0
+    """Tokens the policy sampled that a step has consumed."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Groups by staleness at consumption."""
+    accuracy: dict[int, float] = field(default_factory=dict)
+    """Mean of component `correct` (else of the value) by evaluated version."""
+    eval_rows: dict[int, int] = field(default_factory=dict)
+    """Rows that got a score, by evaluated version."""
+    train_wall_s: float = 0.0
+    """From the first lease to the last step."""
+    counters: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+    """Newest counters of each process, by name and incarnation."""
+    lengths: SampleLengths = field(default_factory=SampleLengths)
+    """Of drawn and of trained samples."""
+
+    def add_step(self, num_samples: int, num_tokens: int, staleness: Sequence[int]) -> None:
+        """One consumed batch."""
+        self.steps += 1
+        self.samples += num_samples
+        self.tokens += num_tokens
+        self.staleness.update(staleness)
+
+    def add_history(self, staleness: Sequence[int]) -> None:
+        """A batch that an earlier stretch of the run consumed."""
+        self.steps += 1
+        self.staleness.update(staleness)
+
+    def add_evaluation(self, version: int, values: Sequence[float | None]) -> int:
+        """A finished evaluation; returns how many answers got a score. None of them: no accuracy, not a zero."""
+        scored = [value for value in values if value is not None]
+        if scored:
+            self.accuracy[version] = sum(scored) / len(scored)
+            self.eval_rows[version] = len(scored)
+        return len(scored)
+
+    def add_counters(self, name: str, incarnation: str, counters: Mapping[str, float]) -> None:
+        """The latest counters of one process; a restarted one begins at zero and is added to its predecessor."""
+        self.counters[name, incarnation] = dict(counters)
+
+    def total(self, prefix: str, key: str) -> float:
+        """Sum of one counter over all processes whose name starts with `prefix`."""
+        return sum(found.get(key, 0.0) for (name, _), found in self.counters.items() if name.startswith(prefix))
+
+    def totals(self) -> dict[str, dict[str, float]]:
+        """All counters by process name, its incarnations added up."""
+        sums: dict[str, Counter[str]] = {}
+        for (name, _), found in self.counters.items():
+            mine = sums.setdefault(name, Counter())
+            for key, value in found.items():
+                mine[key] += value  # type: ignore[assignment]
+        return {name: dict(found) for name, found in sums.items()}
+
+    def summary(self, counts: Mapping[str, Any], *, status: str, wall_s: float, prepare_s: float) -> dict[str, Any]:
+        """The summary's keys; None where a run had nothing to measure (no evaluation, no step)."""
+        num_groups = sum(self.staleness.values())
+        versions = sorted(self.accuracy)
+        trainer_wait_s, trainer_busy_s = self.total("trainer", "wait_s"), self.total("trainer", "busy_s")
+        busy_s, idle_s = self.total("rollout", "busy_s"), self.total("rollout", "idle_s")
+        paused_s = self.total("rollout", "paused_s")
+        return {
+            "status": status,
+            "accuracy_before": self.accuracy.get(0),
+            "accuracy_after": self.accuracy[versions[-1]] if versions and versions[-1] > 0 else None,
+            "accuracy_after_version": versions[-1] if versions and versions[-1] > 0 else None,
+            "eval_prompts": self.eval_rows[versions[-1]] if versions else 0,
+            "wall_s": round(wall_s, 2),
+            "prepare_s": round(prepare_s, 2),
+            "train_wall_s": round(self.train_wall_s, 2),
+            "steps": self.steps,
+            "samples_per_s": round(self.samples / self.train_wall_s, 2) if self.train_wall_s else None,
+            "tokens_per_s": round(self.tokens / self.train_wall_s, 1) if self.train_wall_s else None,
+            "trainer_wait_share": _share(trainer_wait_s, trainer_wait_s + trainer_busy_s),
+            "rollout_idle_share": _share(idle_s, busy_s + idle_s + paused_s),
+            "rollout_paused_share": _share(paused_s, busy_s + idle_s + paused_s),
+            "staleness_mean": (
+                round(sum(k * n for k, n in self.staleness.items()) / num_groups, 3) if num_groups else None
+            ),
+            "staleness_max": max(self.staleness, default=None),
+            "staleness_histogram": {str(k): n for k, n in sorted(self.staleness.items())},
+            **counts,
+            **({"lengths": lengths} if (lengths := self.lengths.summary()) else {}),
+            "accuracy_by_version": {str(version): self.accuracy[version] for version in versions},
+        }
+
+
+def fates(counts: Counts, batches: Sequence[BatchRecord], *, group_size: int, version: int) -> dict[str, Any]:
+    """Groups and samples by fate, where the policy is at `version`.
+
+    A batch that was shipped but not trained (a stop came between) is in flight. A filtered or dropped group counts with
+    all its samples; a consumed one with those that were kept, the others were dropped.
+    """
+    done = [batch for batch in batches if batch.step <= version]
+    num_groups = sum(len(batch.groups) for batch in done)
+    num_samples = sum(len(group.sample_indices) for batch in done for group in batch.groups)
+    num_dropped = sum(counts.dropped.values())
+    return {
+        "groups_drawn": counts.drawn,
+        "groups_consumed": num_groups,
+        "groups_filtered": counts.filtered,
+        "groups_dropped": num_dropped,
+        "dropped_by_reason": dict(counts.dropped),
+        "groups_in_flight": counts.in_flight + counts.consumed - num_groups,
+        "samples_consumed": num_samples,
+        "samples_filtered": counts.filtered * group_size,
+        "samples_dropped": num_dropped * group_size + num_groups * group_size - num_samples,
+    }
+
+
+def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
+    """Replace summary.json atomically."""
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(json.dumps(summary, indent=1))
+    fresh.replace(path)
+
+
+def _words(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, dict):
+        return "  ".join(f"{key}: {_words(item)}" for key, item in value.items()) or "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _row_words(key: str, value: Any) -> str:
+    """A value as shown; accuracies always with three decimals, as while the run went on."""
+    if key.startswith("accuracy") and isinstance(value, float):
+        return f"{value:.3f}"
+    if key == "accuracy_by_version":
+        return "  ".join(f"{version}: {accuracy:.3f}" for version, accuracy in value.items()) or "-"
+    if key == "lengths":
+        return _length_words(value)
+    return _words(value)
+
+
+def _length_words(lengths: Mapping[str, Any]) -> str:
+    """Tokens an answer: trained, drawn and, by cause, lost ones."""
+    parts = {"trained": lengths["trained"], "drawn": lengths["drawn"], **lengths["lost"]}
+    return "  ".join(
+        f"{name}: mean {found['mean']:g}, p50 {found['p50']}, p99 {found['p99']} ({found['samples']} samples)"
+        for name, found in parts.items()
+    )
+
+
+def print_summary(summary: Mapping[str, Any], folder: Path, console: Console) -> None:
+    """The summary as a table of two columns, then where things lie."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    is_resumed = (summary.get("lives") or 1) > 1
+    for key, value in summary.items():
+        note = f"  ({SINCE_RESUME})" if is_resumed and key in OF_LAST_STRETCH and value is not None else ""
+        table.add_row(key, Text(f"{_row_words(key, value)}{note}"))
+    console.print(table)
+    console.print(f"run folder: {folder}", soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,55 @@
+"""Checkpoints and exports of the trainer, for commands of the controller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from areal_like.errors import WeightError
+from trainer.checkpoints import convert
+from trainer.checkpoints.checkpoint import MANIFEST, STATE, all_checkpoints, mend, read_state, verify
+
+
+def checkpoints_on_disk(run_dir: Path) -> list[tuple[int, Path]]:
+    """(version, folder) of the checkpoints of a run, oldest first; unverified."""
+    return all_checkpoints(run_dir)
+
+
+def checkpoint_origin(folder: Path) -> tuple[str, str, int] | None:
+    """Run, lineage and the number of ledger facts that a checkpoint names; None where it cannot be read. Unverified."""
+    try:
+        state = read_state(folder)
+    except WeightError:
+        return None
+    return state.run_id, state.lineage, state.position.ledger_seq
+
+
+def repair_checkpoints(run_dir: Path) -> None:
+    """Undo what a trainer that was killed while it saved left half done; none of the run's may live."""
+    mend(run_dir)
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """It looks like one; unverified."""
+    return (folder / MANIFEST).is_file() and (folder / STATE).is_file()
+
+
+def checkpoint_problem(folder: Path, ledger_seq: int | None = None) -> str | None:
+    """Why this checkpoint cannot be used (with a ledger of so many facts), or None where it is whole and can."""
+    try:
+        verify(folder)
+        position = read_state(folder).position
+    except WeightError as error:
+        return str(error)
+    if ledger_seq is not None and position.ledger_seq > ledger_seq:
+        return f"it was made when the ledger held {position.ledger_seq} facts, and this one holds {ledger_seq}"
+    return None
+
+
+def export_checkpoint(folder: Path, out: Path, dtype: str | None) -> str:
+    """A Hugging Face folder of a checkpoint; the type of its weights. Raises UserError, OperationError."""
+    return convert.export_checkpoint(folder, out, dtype=dtype)
+
+
+def import_folder(source: Path, out: Path) -> tuple[int, str]:
+    """A checkpoint of a Hugging Face folder; its number of tensors and their type. Raises UserError, OperationError."""
+    return convert.import_folder(source, out)

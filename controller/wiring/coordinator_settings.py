@@ -1,0 +1,51 @@
+"""Maps the configuration to the settings of the coordinator."""
+
+from __future__ import annotations
+
+from controller.config.run_config import RunConfig
+from controller.coordinator.settings import CoordinatorSettings
+
+LOAD_GRACE_S = 5.0
+
+
+def coordinator_settings(
+    config: RunConfig, *, max_draws: int | None, num_eval_rows: int, num_periodic_rows: int
+) -> CoordinatorSettings:
+    """What the pure coordinator needs of the configuration."""
+    return CoordinatorSettings(
+        groups_per_step=config.groups_per_step,
+        group_size=config.group_size,
+        num_steps=config.num_steps,
+        mode=config.mode,
+        max_staleness=config.staleness.bound,
+        on_stale=config.staleness.on_stale,
+        group_timeout_s=config.staleness.group_timeout_s,
+        on_failure=config.reward.on_failure,
+        on_failure_of=config.reward.failure_policies,
+        filter_zero_signal=config.filter_zero_signal,
+        max_filtered_batches=config.max_filtered_batches,
+        max_draws=max_draws,
+        num_workers=config.rollout.num_workers,
+        routing=config.rollout.routing.policy,
+        affinity=config.rollout.routing.affinity,
+        migration=config.rollout.routing.migration,
+        min_gain_s=config.rollout.routing.min_gain_s,
+        queue_samples=config.rollout.queue_samples,
+        max_new_tokens=config.sampling.max_new_tokens,
+        num_eval_rows=num_eval_rows,
+        num_periodic_eval_rows=num_periodic_rows,
+        eval_every_steps=config.eval.every_steps if num_periodic_rows else 0,
+        eval_at_start=config.eval.at_start,
+        is_colocated=config.is_colocated,
+        keep_checkpoints=config.trainer.checkpoint.keep,
+        swap=config.trainer.weights.swap,
+        load_deadline_s=load_deadline_s(config),
+    )
+
+
+def load_deadline_s(config: RunConfig) -> float:
+    """Seconds after which the controller gives up on a worker's loading: the worker itself, which knows what it waits
+    for, speaks first; and with `drain` it first finishes what it runs, which a group's deadline bounds.
+    """
+    drain_s = config.staleness.group_timeout_s if config.rollout.interruption == "drain" else 0.0
+    return config.trainer.weights.deadline_s + LOAD_GRACE_S + drain_s

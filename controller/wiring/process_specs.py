@@ -1,0 +1,213 @@
+"""Turns one RunConfig into what each process is started with and what the coordinator must know.
+
+Owns: the mapping from configuration to processes. Refuses: starting anything (jobs.py, launch/), reading files.
+This and controller/config/run_config.py are the only modules of the controller that import wings, and only their
+torch-free parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from areal_like.config import ModelSettings, ProcessSpec, TraceSettings
+from areal_like.trace import DETAIL_SHARE
+from areal_like.transport.credentials import process_folder
+from controller.config.run_config import RunConfig
+from controller.run_folder.run_folder import RunFolder
+from trainer.prepare_spec import PrepareSpec
+
+Role = Literal["rollout", "trainer", "reward"]
+MODULES: dict[Role, str] = {"rollout": "rollout", "trainer": "trainer", "reward": "services.reward"}
+"""`python -m` name of each role."""
+PREPARATION = "trainer.prepare"
+FORKED = frozenset({MODULES["rollout"], MODULES["trainer"], PREPARATION})
+"""Modules that import torch and transformers, which takes seconds of a core."""
+PRELOAD = ("torch", "transformers.models.llama.modeling_llama", "trainer.worker", "trainer.sft", "rollout.worker")
+"""What they need, whatever the model: importing it starts no thread and touches no device."""
+SCORER_CHECK = "services.reward.check_functions"
+WORKFLOW_CHECK = "rollout.check_workflow"
+"""`python -m` names of the processes that try to import the user's scorers and workflow."""
+EVENTS_PER_SAMPLE = 4
+"""On the timeline of a rollout worker: its slot, generation, score, and the start of its arrow."""
+SCORE_EVENTS_PER_SAMPLE = 2
+"""On the timeline of the reward service."""
+
+
+def num_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the processes of a run find each other."""
+
+    hub: str
+    rewards: tuple[str, ...]
+    """The run's own reward services, in the order of `reward_names`; empty where it uses shared ones."""
+    weight_dir: Path
+    keys: Path
+    """Credentials of the run; each process has a folder of its own in it."""
+    ranks: str = ""
+    """Where the trainer's ranks meet."""
+
+
+def worker_names(config: RunConfig) -> list[str]:
+    """Names of the rollout workers."""
+    return [f"rollout-{index}" for index in range(config.rollout.num_workers)]
+
+
+def reward_names(config: RunConfig) -> list[str]:
+    """Names of the reward services that the run starts: none where it uses shared ones."""
+    if config.reward.addresses:
+        return []
+    count = config.reward.num_services
+    return ["reward"] if count == 1 else [f"reward-{index}" for index in range(count)]
+
+
+def worker_number(name: str) -> int:
+    """The number at the end of a rollout worker's name."""
+    return int(name.rpartition("-")[2])
+
+
+def new_worker_name(taken: Collection[str]) -> str:
+    """The lowest number that no rollout worker has."""
+    return next(name for name in (f"rollout-{index}" for index in itertools.count()) if name not in taken)
+
+
+def trainer_names(config: RunConfig) -> list[str]:
+    """Names of the trainer's ranks, in order: the first one talks to the controller, the others follow it."""
+    return ["trainer", *(f"trainer-{rank}" for rank in range(1, config.trainer.ranks))]
+
+
+def threads_for(config: RunConfig, role: Role) -> int:
+    """Compute threads of a process: as told, else one; all cores for engine and trainer (its ranks share them) in
+    `mode: sync`."""
+    told = {"rollout": config.rollout.threads, "trainer": config.trainer.threads, "reward": 1}[role]
+    if isinstance(told, int):
+        return told
+    if config.mode != "sync":
+        return 1
+    return max(1, num_cores() // config.trainer.ranks) if role == "trainer" else num_cores()
+
+
+def process_spec(
+    config: RunConfig,
+    folder: RunFolder,
+    addresses: Addresses,
+    *,
+    run_id: str,
+    role: Role,
+    name: str,
+    model_dir: Path,
+    lineage: str,
+    resume_from: Path | None = None,
+) -> ProcessSpec:
+    """What the process `name` is started with."""
+    return ProcessSpec(
+        role=role,
+        name=name,
+        run_id=run_id,
+        run_dir=str(folder.root),
+        hub_address=addresses.hub,
+        reward_addresses=config.reward.addresses or addresses.rewards,
+        are_rewards_shared=bool(config.reward.addresses),
+        reward_curve_dir=str(config.reward.keys_dir) if config.reward.addresses else None,
+        reward_scorer=config.reward.ask_for or "",
+        bind_address=addresses.rewards[reward_names(config).index(name)] if role == "reward" else None,
+        curve_dir=str(process_folder(addresses.keys, name)),
+        parent_pid=os.getpid(),
+        seed=config.seed,
+        num_threads=threads_for(config, role),
+        heartbeat_s=config.launch.heartbeat_s,
+        silence_s=config.launch.silence_s,
+        startup_timeout_s=config.launch.startup_timeout_s,
+        mode=config.mode,
+        is_colocated=config.is_colocated,
+        model=_prepared(config.model, model_dir),
+        sampling=config.sampling,
+        max_context=config.rollout.engine.max_context,
+        staleness=config.staleness,
+        groups_per_step=config.groups_per_step,
+        group_size=config.group_size,
+        num_steps=config.num_steps,
+        weight_dir=str(addresses.weight_dir),
+        lineage=lineage,
+        resume_from=str(resume_from) if resume_from else None,
+        has_own_gpus=config.launch.kind == "ray",
+        rank=trainer_names(config).index(name) if role == "trainer" else 0,
+        num_ranks=config.trainer.ranks if role == "trainer" else 1,
+        ranks_address=addresses.ranks if role == "trainer" else "",
+        trace=trace_settings(config),
+        emulation=config.emulation,
+        settings=_section(config, role, name),
+    )
+
+
+def trace_settings(config: RunConfig) -> TraceSettings:
+    """What each process of the run writes onto the timeline, the controller included."""
+    if not config.metrics.trace:
+        return TraceSettings()
+    max_events = config.metrics.max_trace_events
+    num_samples = config.num_steps * config.samples_per_step
+    busiest = num_samples * max(EVENTS_PER_SAMPLE / config.rollout.num_workers, SCORE_EVENTS_PER_SAMPLE)
+    per_step = config.metrics.trace_samples_per_step or config.samples_per_step
+    every_group = max(1.0, busiest / (DETAIL_SHARE * max_events), config.samples_per_step / per_step)
+    return TraceSettings(max_events=max_events, every_group=math.ceil(every_group))
+
+
+def _prepared(model: ModelSettings, model_dir: Path) -> ModelSettings:
+    return model.model_copy(update={"path": str(model_dir), "init": None, "tokenizer": "from_model"})
+
+
+def _section(config: RunConfig, role: Role, name: str) -> dict[str, object]:
+    if role == "trainer":
+        return config.trainer.model_dump(mode="json")
+    if role == "reward":
+        return config.reward.model_dump(mode="json")
+    section = config.rollout.model_dump(mode="json")
+    devices = config.rollout_devices  # a worker added in mid-run takes the device of one that was planned
+    section["engine"]["device"] = devices[worker_number(name) % len(devices)]
+    return section
+
+
+def prepare_spec(
+    config: RunConfig, *, out_dir: Path, sft_rows: Path | None, status_path: Path, publish_to: Path | None = None
+) -> PrepareSpec:
+    """What the preparation of the starting model is started with."""
+    sft = config.warm_start.sft if config.warm_start and sft_rows else None
+    threads = sft.threads if sft and isinstance(sft.threads, int) else num_cores()
+    return PrepareSpec(
+        run_id=f"prepare-{os.getpid()}",
+        parent_pid=os.getpid(),
+        seed=config.seed,
+        model=config.model,
+        out_dir=str(out_dir),
+        sft_rows=str(sft_rows) if sft_rows else None,
+        sft=sft,
+        num_threads=threads,
+        status_path=str(status_path),
+        publish_to=str(publish_to) if publish_to else None,
+        publish_kind=config.trainer.weights.layout,
+        prompt_template=config.rollout.prompt_template,
+        add_bos=config.rollout.add_bos,
+    )
+
+
+def pinned_facts(config: RunConfig) -> dict[str, object]:
+    """The settings that the prepared model depends on; equal facts mean an equal model (the cache key)."""
+    return {
+        "seed": config.seed,
+        "data_seed": config.data_seed,
+        "model": config.model.model_dump(mode="json"),
+        "warm_start": config.warm_start.model_dump(mode="json", exclude={"sft": {"threads", "log_every"}})
+        if config.warm_start
+        else None,
+        "prompt": [config.rollout.prompt_template, config.rollout.add_bos] if config.warm_start else None,
+    }

@@ -1,0 +1,108 @@
+"""What the worker as a whole does at each moment: for the heartbeat's counters and the timeline's main lane.
+
+Owns: `WorkerActivity`: one state out of the phases of all samples, and the seconds spent in those in which nothing
+generates. Refuses: the phases (each sample says its own), what the engine measures (busy_s, idle_s, paused_s are
+its).
+
+    generate      some answer is being generated (or waits for a slot beside those that are)
+    wait:score    none is, and at least one sample waits for its verdict: scoring is what holds this worker up
+    wait:version  none of these, and samples wait for a policy version
+    load          none of these, and a version is being loaded; before the worker is ready: model and engine
+    workflow      none of these, and a workflow runs code of its own
+    wait:work     there is nothing to do at all: no lease
+    swap          generation stands still while weights are exchanged (inside any of the others)
+
+wait_score_s, wait_version_s, load_s, workflow_s and wait_work_s are exclusive: their sum is the time in which nothing
+generated since the worker was ready. The engine's idle_s is measured apart: the time in which no slot was active.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal
+
+from areal_like.clock import Clock
+from areal_like.state_lane import StateLane
+from areal_like.trace import Tracer
+
+Phase = Literal["start", "version", "generate", "score", "end"]
+"""Of one sample. `start`: its workflow's own code."""
+State = Literal["load", "generate", "wait:score", "wait:version", "workflow", "wait:work"]
+
+COUNTERS: dict[State, str] = {
+    "wait:score": "wait_score_s",
+    "wait:version": "wait_version_s",
+    "load": "load_s",
+    "workflow": "workflow_s",
+    "wait:work": "wait_work_s",
+}
+
+
+class WorkerActivity:
+    """Told of every change; used from the worker's event loop."""
+
+    def __init__(self, clock: Clock, tracer: Tracer) -> None:
+        self._clock, self._tracer = clock, tracer
+        self._num: Counter[Phase] = Counter()
+        self._is_ready = self.is_loading = False
+        self.state: State = "load"
+        self._since_s = clock.monotonic_s()
+        self._spent_s = dict.fromkeys(COUNTERS.values(), 0.0)
+        self._lane = StateLane(tracer, "load", kept=("swap", "load"))
+
+    def moved(self, before: Phase, after: Phase) -> None:
+        """A sample goes from one phase to another; `end` is none."""
+        self._num[before] -= 1
+        self._num[after] += 1
+        self._look()
+
+    def ready(self) -> None:
+        """The worker is up: from now on it waits for work."""
+        self._is_ready = True
+        self._since_s = self._clock.monotonic_s()  # what it took is no wait of the run's
+        self._look()
+
+    def loading(self, is_loading: bool) -> None:
+        """A version is being loaded, or is not any more."""
+        self.is_loading = is_loading
+        self._look()
+
+    def swapped(self, pause_s: float) -> None:
+        """Weights have just been exchanged; generation stood still for `pause_s`."""
+        end_s = self._tracer.now_s()
+        self._lane.between("swap", end_s - pause_s, end_s)
+
+    def counters(self) -> dict[str, float]:
+        """Seconds so far, the running state included."""
+        spent_s = dict(self._spent_s)
+        if self._is_ready and self.state in COUNTERS:
+            spent_s[COUNTERS[self.state]] += self._clock.monotonic_s() - self._since_s
+        return spent_s
+
+    def close(self) -> None:
+        """The worker ends."""
+        self._lane.close()
+
+    def _look(self) -> None:
+        state = self._judge()
+        if state == self.state:
+            return
+        now_s = self._clock.monotonic_s()
+        if self.state in COUNTERS:
+            self._spent_s[COUNTERS[self.state]] += now_s - self._since_s
+        self.state, self._since_s = state, now_s
+        self._lane.enter(state)
+
+    def _judge(self) -> State:
+        num = self._num
+        if not self._is_ready:
+            return "load"
+        if num["generate"] > 0:
+            return "generate"
+        if num["score"] > 0:
+            return "wait:score"
+        if num["version"] > 0:
+            return "wait:version"
+        if self.is_loading:
+            return "load"
+        return "workflow" if num["start"] > 0 else "wait:work"

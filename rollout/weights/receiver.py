@@ -1,0 +1,236 @@
+"""From the place a version was announced at to a complete, verified version on this host.
+
+Owns: which way a version comes (a manifest's path, deltas in a folder, a stream, a process group), its deadline, what
+is kept as a base. Refuses: when a version is swapped in (versions.py), loading it (the engine).
+
+The contract with an engine: `receive` returns the path of a full version's manifest (areal_like.weights), whose payload
+lies beside it: safetensors wherever deltas or sockets are used, complete and verified. Generation goes on meanwhile.
+`meet` returns a call to the process group instead, which the engine itself follows; who is not called takes the stream.
+Nothing is opened before the first version that needs it: a worker that gets plain paths has no folder and no hub.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+from areal_like.errors import UserError, WeightError, WeightsDamaged
+from areal_like.weights.catalog import AnyManifest, Catalog, decode_manifest, read_manifest
+from areal_like.weights.delta import DELTA_MANIFEST_SUFFIX, DeltaManifest
+from areal_like.weights.process_group import GroupCall, JoinRequest
+from areal_like.weights.stream import Locator
+from areal_like.weights.weight_store import WeightManifest, map_payload
+from rollout.weights.chunks import ChunkFile
+from rollout.weights.fetching import Fetcher, MakeWire
+from rollout.weights.local_versions import DeltaPart, Held, LocalVersions
+from rollout.weights.relay import Relay
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+class Receiver(Protocol):
+    """What the version loader needs."""
+
+    async def receive(self, place: str, deadline_s: float) -> Path:
+        """The manifest of the announced version, complete and verified on this host. Raises WeightError."""
+        ...
+
+    async def meet(self, place: str, deadline_s: float, who: JoinAs) -> GroupCall | None:
+        """The call to the process group that brings the announced version; None where it comes otherwise."""
+        ...
+
+    async def run(self) -> None:
+        """Serve other workers for ever. Stop: cancelled."""
+        ...
+
+    def forget(self) -> None:
+        """What was received is not to be trusted."""
+        ...
+
+    def counters(self) -> dict[str, float]:
+        """Monotonic."""
+        ...
+
+    async def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+class JoinAs(NamedTuple):
+    """How an engine takes part in a process group: so many places, on devices of this kind."""
+
+    num_ranks: int
+    device: Literal["cpu", "cuda"]
+
+
+class VersionReceiver:
+    """One worker's way to new versions. Used from one loop; `receive` is called for one version at a time."""
+
+    def __init__(self, roots: Sequence[Path], *, make_wire: MakeWire, make_relay: Callable[[], Relay]) -> None:
+        """`roots`: folders for versions put together here, best first. Nothing is opened yet."""
+        self._local, self._make_wire, self._make_relay = LocalVersions(roots), make_wire, make_relay
+        self._relay: Relay | None = None
+        self._fetcher: Fetcher | None = None
+        self._serving = asyncio.Event()
+        self._files_thread = ThreadPoolExecutor(1, "versions")
+        """One thread: what a deadline has cut short ends before the next version is put together."""
+        self._ways: deque[frozenset[str]] = deque(maxlen=2)
+        """Parcels of the newest version and of the one before: what is served to others."""
+        self._newest = ("", Path())
+        """The place last received from, and what came of it."""
+        self._counts = {"received_full": 0.0, "received_by_delta": 0.0, "received_bytes": 0.0}
+
+    async def receive(self, place: str, deadline_s: float) -> Path:
+        """See Receiver. `place`: path of a full manifest, of a delta's manifest, or a stream's locator."""
+        locator = Locator.parse(place)
+        if locator is None and not place.endswith(DELTA_MANIFEST_SUFFIX):
+            return Path(place)
+        known, path = self._newest
+        if place == known and path.exists():  # announced again
+            return path
+        try:
+            async with asyncio.timeout(deadline_s):
+                if locator is None:
+                    path = await self._on_files(self._from_folder, Path(place))
+                else:
+                    path = await self._from_stream(locator)
+                self._newest = (place, path)
+                return path
+        except TimeoutError:
+            raise WeightError(f"{place} did not arrive within {deadline_s:g} s") from None
+        except UserError as error:
+            raise WeightError(str(error)) from error
+
+    async def meet(self, place: str, deadline_s: float, who: JoinAs) -> GroupCall | None:
+        """See Receiver. The trainer answers when it has gathered the others."""
+        locator = Locator.parse(place)
+        if locator is None or not locator.by_group or not who.num_ranks:
+            return None
+        request = JoinRequest(
+            version=locator.version, lineage=locator.lineage, num_ranks=who.num_ranks, device=who.device
+        )
+        try:
+            async with asyncio.timeout(deadline_s):
+                fetcher = await self._start_stream()
+                reply = await fetcher.join(locator.address, request)
+        except (TimeoutError, UserError) as error:
+            log.warning("no call to the group of version %d: %s", locator.version, error or f"within {deadline_s:g} s")
+            return None
+        if isinstance(reply, GroupCall):
+            return reply
+        log.info("version %d is fetched as a stream: %s", locator.version, reply.reason)
+        return None
+
+    async def run(self) -> None:
+        """Serve other workers what comes here. Waits for the first stream; its waker is `receive`."""
+        await self._serving.wait()
+        assert self._relay is not None
+        await self._relay.run()
+
+    def forget(self) -> None:
+        """The engine refused what was received: the next version comes whole."""
+        self._newest = ("", Path())
+        self._local.forget()
+
+    def counters(self) -> dict[str, float]:
+        """Versions by the way they came, bytes and chunks in and out, damaged chunks, parents lost."""
+        fetched = self._fetcher.counters if self._fetcher is not None else {}
+        relayed = self._relay.counters if self._relay is not None else {}
+        return {f"weights_{name}": value for name, value in {**self._counts, **fetched, **relayed}.items()}
+
+    async def close(self) -> None:
+        """Leave trainer and children, remove the folder."""
+        if self._fetcher is not None:
+            await self._fetcher.close()
+        if self._relay is not None:
+            await self._relay.close()
+        await self._on_files(self._local.close)
+        self._files_thread.shutdown(wait=False)
+
+    async def _on_files(self, work: Callable[..., Result], *args: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._files_thread, work, *args)
+
+    # ------------------------------------------------------------ deltas in a folder
+
+    def _from_folder(self, path: Path) -> Path:
+        newest = read_manifest(path)
+        assert isinstance(newest, DeltaManifest), "told apart by its name"
+        self._local.open(newest.result.num_bytes)
+        way = Catalog(path.parent).way(newest.result.version, newest.result.lineage, self._local.base)
+        full: Held | None = None
+        deltas: list[DeltaPart] = []
+        for place, manifest in way:
+            payload = map_payload(place.with_name(manifest.payload), manifest.num_bytes)
+            self._counts["received_bytes"] += len(payload)
+            if isinstance(manifest, DeltaManifest):
+                deltas.append(DeltaPart(manifest, payload))
+            else:
+                full = Held(manifest, payload)
+        return self._build(full, deltas, None)
+
+    def _build(self, full: Held | None, deltas: list[DeltaPart], received: Path | None) -> Path:
+        path = self._local.build(full, deltas, received)
+        self._counts["received_full" if full is not None else "received_by_delta"] += 1
+        return path
+
+    # ------------------------------------------------------------ a stream
+
+    async def _from_stream(self, locator: Locator) -> Path:
+        fetcher = await self._start_stream()
+        files: list[tuple[AnyManifest, ChunkFile]] = []
+        relay = self._relay
+        assert relay is not None
+        try:
+            parcels = await fetcher.way(locator, self._local.base)
+            self._ways.append(frozenset(parcel.name for parcel in parcels))
+            relay.keep_only(frozenset().union(*self._ways))
+            manifests = [decode_manifest(parcel.manifest, is_delta=parcel.is_delta) for parcel in parcels]
+            await self._on_files(self._local.open, _version_bytes(manifests))
+            for parcel, manifest in zip(parcels, manifests, strict=True):
+                if manifest.num_bytes != parcel.num_bytes:
+                    raise WeightsDamaged(f"parcel {parcel.name} has another size than its manifest says")
+                file = await self._on_files(ChunkFile, self._local.part(parcel.name), parcel)
+                relay.offer(file)
+                files.append((manifest, file))
+            for _, file in files:
+                await fetcher.fetch(locator, file)
+            return await self._on_files(self._assemble, files)
+        except BaseException as error:
+            for _, file in files:
+                if not file.is_complete or isinstance(error, WeightsDamaged):
+                    relay.withdraw(file.parcel.name, "its own fetching failed")
+                file.path.unlink(missing_ok=True)
+            raise
+
+    def _assemble(self, files: list[tuple[AnyManifest, ChunkFile]]) -> Path:
+        full: Held | None = None
+        received: Path | None = None
+        deltas: list[DeltaPart] = []
+        for manifest, file in files:
+            self._counts["received_bytes"] += manifest.num_bytes
+            if isinstance(manifest, WeightManifest):
+                full, received = Held(manifest, file.data), file.path
+            else:
+                deltas.append(DeltaPart(manifest, file.data))
+        return self._build(full, deltas, received)
+
+    async def _start_stream(self) -> Fetcher:
+        if self._fetcher is None:
+            relay = self._make_relay()
+            await relay.start()
+            self._relay = relay
+            self._fetcher = Fetcher(self._make_wire, relay.address, relay.arrived)
+            self._serving.set()
+        return self._fetcher
+
+
+def _version_bytes(manifests: list[AnyManifest]) -> int:
+    """Size of a whole version, from the manifests that lead to it."""
+    return max((one.result if isinstance(one, DeltaManifest) else one).num_bytes for one in manifests)

@@ -1,0 +1,94 @@
+"""Serves to other workers what this worker fetches itself, so that the trainer sends a constant number of copies.
+
+Owns: this worker's hub for weights, requests that wait for a chunk still on its way. Refuses: fetching (fetching.py),
+deciding whose parent it is (the trainer does).
+
+One loop, `run`: waits for the hub; its waker is any worker that fetches from us. A request for a chunk that is not here
+yet waits, at most MAX_WAITING of them; `arrived` answers it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+from areal_like.errors import WeightError
+from areal_like.transport.channel import Hub
+from areal_like.weights.stream import TO_RELAY, WINDOW_CHUNKS, Chunk, ChunkRequest, NoChunk
+from rollout.weights.chunks import ChunkFile
+
+RECEIVE_S = 0.5
+MAX_WAITING = 64 * WINDOW_CHUNKS
+"""Requests that may wait for chunks: the windows of far more children than any tree is wide."""
+
+
+class Relay:
+    """`start`, then `run` for ever; `close` at the end."""
+
+    def __init__(self, *, run_id: str, bind: str, curve_dir: Path) -> None:
+        self._hub = Hub(run_id=run_id, role="rollout", bind=bind, curve_dir=curve_dir, accept=TO_RELAY)
+        self._files: dict[str, ChunkFile] = {}
+        self._waiting: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        self.address = ""
+        self.counters = {"relayed_chunks": 0.0, "relayed_bytes": 0.0}
+
+    async def start(self) -> None:
+        """Bind. Raises UserError."""
+        self.address = await self._hub.start()
+
+    async def run(self) -> None:
+        """Serve for ever. Stop: cancelled by the worker."""
+        while True:
+            received = await self._hub.receive(RECEIVE_S)
+            if received is not None and isinstance(received[1], ChunkRequest):
+                self._take(received[0], received[1])
+
+    async def close(self) -> None:
+        """Close the hub."""
+        await self._hub.close()
+
+    def offer(self, file: ChunkFile) -> None:
+        """From now on others may fetch this parcel from us."""
+        self._files[file.parcel.name] = file
+
+    def keep_only(self, parcels: frozenset[str]) -> None:
+        """Let go of all other parcels; a mapped file takes its memory until then."""
+        for name in self._files.keys() - parcels:
+            self.withdraw(name, "too old")
+
+    def withdraw(self, parcel: str, reason: str) -> None:
+        """Others must look elsewhere for this parcel."""
+        self._files.pop(parcel, None)
+        for key in [key for key in self._waiting if key[0] == parcel]:
+            for peer in self._waiting.pop(key):
+                self._hub.send(peer, NoChunk(parcel=parcel, index=key[1], reason=reason))
+
+    def arrived(self, file: ChunkFile, index: int) -> None:
+        """A chunk came: whoever waits for it gets it."""
+        for peer in self._waiting.pop((file.parcel.name, index), ()):
+            self._send(peer, file, index)
+
+    def _take(self, peer: str, request: ChunkRequest) -> None:
+        file = self._files.get(request.parcel)
+        reason = "not here" if file is None else ""
+        if file is not None:
+            try:
+                is_here = file.chunk(request.index) is not None
+            except WeightError as error:
+                reason = str(error)
+            else:
+                if is_here:
+                    self._send(peer, file, request.index)
+                    return
+                if sum(map(len, self._waiting.values())) < MAX_WAITING:
+                    self._waiting[request.parcel, request.index].add(peer)
+                    return
+                reason = "too many wait here"
+        self._hub.send(peer, NoChunk(parcel=request.parcel, index=request.index, reason=reason))
+
+    def _send(self, peer: str, file: ChunkFile, index: int) -> None:
+        data = file.chunk(index)
+        assert data is not None, "a chunk that has just come"
+        if self._hub.send(peer, Chunk(parcel=file.parcel.name, index=index, data=data)):
+            self.counters["relayed_chunks"] += 1
+            self.counters["relayed_bytes"] += data.nbytes

@@ -1,0 +1,331 @@
+"""Settings of the reward service. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from areal_like import limits
+from areal_like.settings import Settings
+from areal_like.transport.credentials import service_keys_folder
+from services.reward.scorer_needs import needs_of, unreachable
+from services.reward.scorer_options import (
+    EndpointOptions,
+    FormatOptions,
+    HttpOptions,
+    JudgeOptions,
+    LengthOptions,
+    MathOptions,
+    NoOptions,
+    OverlongOptions,
+    ReasoningGymScorerOptions,
+    RewardModelOptions,
+)
+
+BUILT_IN_SCORERS = (
+    "math",
+    "code",
+    "running_sum",
+    "format",
+    "overlong",
+    "length",
+    "http",
+    "llm_judge",
+    "reward_model",
+    "reasoning_gym",
+)
+"""Kinds of scorers beside `module:function`."""
+
+
+OnFailure = Literal["drop_sample", "drop_group"] | float
+"""What becomes of an answer without a score; a number is used as its reward."""
+
+
+class GateSettings(Settings):
+    """A condition on one scorer's value. Gates are scored first; where one is not passed, no further scorer is run."""
+
+    at_least: float = 1.0
+    """The scorer's value, unweighted and before `clip`, that passes."""
+    otherwise: float = 0.0
+    """The whole reward of an answer that does not pass; it counts as not correct."""
+
+
+class ClipSettings(Settings):
+    """Bounds that a value is moved to where it lies beyond them."""
+
+    min: float | None = None
+    """Lower bound."""
+    max: float | None = None
+    """Upper bound."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> ClipSettings:
+        if self.min is None and self.max is None:
+            raise ValueError("bounds nothing; give min or max")
+        if self.min is not None and self.max is not None and self.min >= self.max:
+            raise ValueError(f"min {self.min:g} is not below max {self.max:g}")
+        return self
+
+
+class ScorerSettings(Settings):
+    """One scorer of the weighted sum."""
+
+    kind: str
+    """`math`, `code` or another of the built-in ones (docs/rewards.md), or `module:function` of your own."""
+    weight: float = 1.0
+    """Factor of this component in the reward; a gate that shall only let pass has 0."""
+    gate: GateSettings | None = None
+    """Let an answer pass on this scorer's value, or give it a reward at once."""
+    clip: ClipSettings | None = None
+    """Bounds of this component in the reward, before `weight`; the component itself is kept as it was."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the scorer."""
+    retries: int | None = Field(None, ge=0, le=limits.STEPS)
+    """Further attempts after `timed_out` or `crashed` in this scorer; null: `reward.retries`."""
+    on_failure: OnFailure | None = None
+    """What a non-score of this scorer does after all attempts; null: `reward.on_failure`."""
+    cache: bool = True
+    """Exact duplicates may get the score of the first one, unless the scorer says it is not deterministic."""
+
+
+SandboxLayer = Literal["namespaces", "landlock", "seccomp", "limits"]
+"""Strongest first: bubblewrap's namespaces; no namespaces but files hidden; files readable; resource limits only."""
+
+
+class CodeOptions(Settings):
+    """Options of scorer `code`: how programs are found, judged and confined. A row's own limits come before these."""
+
+    partial_credit: bool = False
+    """The value is the share of tests passed, instead of 1 for all and 0 for any less."""
+    compare: Literal["tokens", "lines", "exact"] = "tokens"
+    """Printed output against the expected: words whatever space is between them, lines, or every character."""
+    float_tolerance: float = Field(0.0, ge=0, lt=1)
+    """Numbers may differ by so much (relative beyond 1): floats in asserts, decimal numbers in printed output."""
+    extract: Literal["auto", "whole"] = "auto"
+    """auto: the last fenced block of Python, else the whole answer; below the row's prompt where that begins it."""
+    must_stop: bool = False
+    """An answer cut at the token limit counts as wrong."""
+    own_classes: Literal["weaker", "invalid"] = "weaker"
+    """Where an assert compares objects of the program's own classes: let them, and say so, or give no verdict."""
+    require: SandboxLayer = "landlock"
+    """The weakest layer of the sandbox to accept; without it the service does not start. `seccomp` and `limits` let a
+    program read every file that its user can read, and refuse to run programs as root."""
+    layer: SandboxLayer | None = None
+    """Use this layer, whatever else there is."""
+    python: str | None = None
+    """Interpreter for the programs, with its installed packages; None: this one, with the standard library alone."""
+    time_limit_s: float = Field(4.0, gt=0, le=600)
+    """Seconds for all asserts of a program together, or for each input."""
+    time_factor: float = Field(1.0, gt=0, le=limits.SECONDS)
+    """Times a row's own `time_limit_s`: some are meant for faster languages."""
+    total_limit_s: float = Field(8.0, gt=0, le=limits.SECONDS)
+    """Seconds on the wall for all tests of a program; must stay below the service's timeout_s."""
+    memory_limit_mb: int = Field(1024, ge=16, le=limits.MEGABYTES)
+    """Memory of a program and all its processes."""
+    max_memory_limit_mb: int = Field(2048, ge=16, le=limits.MEGABYTES)
+    """No row may ask for more."""
+    max_processes: int = Field(32, ge=1, le=limits.PROCESSES)
+    """Processes and threads of a program."""
+    max_output_kb: int = Field(4096, ge=1, le=limits.KILOBYTES)
+    """What a program may print, and the longest answer it may give to one call."""
+    max_file_mb: int = Field(16, ge=0, le=limits.KILOBYTES)
+    """Longest file a program may write."""
+    max_open_files: int = Field(64, ge=16, le=limits.DEVICES)
+    """Files a program may hold open."""
+    tmp_mb: int = Field(32, ge=1, le=limits.MEGABYTES)
+    """Size of a program's private /tmp."""
+    max_program_chars: int = Field(1_000_000, gt=0, le=limits.CHARACTERS)
+    """A longer program is wrong."""
+
+    ROOM_S: ClassVar[float] = 1.5
+    """What judging takes beyond `total_limit_s` at worst."""
+    ROOM_MB: ClassVar[int] = 1024
+    """What a scoring process and its judge take beside the program."""
+
+
+OPTIONS: dict[str, type[Settings]] = {
+    "math": MathOptions,
+    "code": CodeOptions,
+    "running_sum": NoOptions,
+    "format": FormatOptions,
+    "overlong": OverlongOptions,
+    "length": LengthOptions,
+    "http": HttpOptions,
+    "llm_judge": JudgeOptions,
+    "reward_model": RewardModelOptions,
+    "reasoning_gym": ReasoningGymScorerOptions,
+}
+"""Options of each built-in scorer, checked before anything starts."""
+
+
+class RewardSettings(Settings):
+    """The reward service: a pool of killable processes that turn answers into verdicts."""
+
+    scorers: tuple[ScorerSettings, ...] = Field((ScorerSettings(kind="math"),), min_length=1)
+    """Summed by weight; component `correct` (0 or 1), where a scorer gives it, is what evaluation averages."""
+    clip: ClipSettings | None = None
+    """Bounds of the weighted sum; a gate's `otherwise` and `on_failure` are not clipped."""
+    num_workers: int = Field(1, gt=0, le=limits.THREADS)
+    """Scoring processes."""
+    timeout_s: float = Field(10.0, gt=0, le=limits.SECONDS)
+    """Past this a scoring process is killed and replaced, and the verdict is `timed_out`."""
+    retries: int = Field(1, ge=0, le=limits.STEPS)
+    """Further attempts after `timed_out` or `crashed`."""
+    on_failure: OnFailure = "drop_sample"
+    """What a non-score does to its group after all attempts; a number is used as the reward."""
+    max_queue: int = Field(4096, gt=0, le=limits.GROUPS)
+    """Requests waiting in the service; more are held back by the client, or go to another service."""
+    num_spares: int = Field(1, ge=0, le=limits.THREADS)
+    """Warm scoring processes beside `num_workers`, which take the place of a killed one at once."""
+    max_memory_mb: int = Field(4096, gt=0, le=limits.MEGABYTES)
+    """Resident memory of a scoring process and all below it; past this it is killed and replaced."""
+    recycle_after: int = Field(20_000, gt=0, le=limits.ROWS)
+    """A scoring process is replaced after this many answers."""
+    max_restarts: int = Field(5, ge=0, le=limits.STEPS)
+    """How often a dead service is started again."""
+    num_services: int = Field(1, gt=0, le=64)
+    """Services that a run starts, each with `num_workers`; clients ask the least loaded."""
+    cache_mb: float = Field(64.0, ge=0, le=limits.MEGABYTES)
+    """Scores of exact duplicates (same row, answer, scorer version) kept by a service; 0: none."""
+    drain_s: float = Field(30.0, ge=0, le=limits.SECONDS)
+    """Time of a service that is told to end for answers it has taken; others are refused, and asked elsewhere."""
+    addresses: tuple[str, ...] = ()
+    """Running services to use instead of starting any, `tcp://host:port`; what is below `reward` is theirs to say then,
+    but for `on_failure`."""
+    curve_dir: str | None = None
+    """Folder with the keys of the services at `addresses` (`python -m services.reward keys`); null:
+    ~/.config/areal_like/reward-keys, where a service that you start makes its own."""
+    ask_for: str | None = None
+    """The one scorer of the services at `addresses` to use; null: all of them, as they are weighted there."""
+
+    @property
+    def keys_dir(self) -> Path:
+        """`curve_dir` with `~` resolved, or where services of this user keep theirs."""
+        return Path(self.curve_dir).expanduser() if self.curve_dir else service_keys_folder()
+
+    @property
+    def own_names(self) -> list[str]:
+        """Names of the scorers, none where `scorers` is what it is by default: then a shared service has the say."""
+        is_default = self.scorers == type(self).model_fields["scorers"].default
+        return [] if is_default else scorer_names(self.scorers)
+
+    @property
+    def failure_policies(self) -> dict[str, OnFailure]:
+        """`on_failure` of the scorers that have one of their own, by scorer name."""
+        named = zip(scorer_names(self.scorers), self.scorers, strict=True)
+        return {name: scorer.on_failure for name, scorer in named if scorer.on_failure is not None}
+
+    @property
+    def retries_of(self) -> dict[str, int]:
+        """`retries` of the scorers that have a number of their own, by scorer name."""
+        named = zip(scorer_names(self.scorers), self.scorers, strict=True)
+        return {name: scorer.retries for name, scorer in named if scorer.retries is not None}
+
+
+def scorer_names(scorers: tuple[ScorerSettings, ...]) -> list[str]:
+    """What each scorer is called in verdicts and counters: its kind, with a number where a kind comes again."""
+    names: list[str] = []
+    for scorer in scorers:
+        name, number = scorer.kind, 2
+        while name in names:
+            name, number = f"{scorer.kind}#{number}", number + 1
+        names.append(name)
+    return names
+
+
+def contradictions(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
+    """What cannot work together: key below `reward`, what is wrong, what to do. Single values are pydantic's matter.
+
+    A program that uses up its limits must end before the scoring process that waits for it does.
+    """
+    yield from _contradictions_of_services(reward)
+    for index, scorer in enumerate(reward.scorers):
+        kind = OPTIONS.get(scorer.kind)
+        if kind is None:
+            continue
+        where = f"scorers.{index}.options"
+        try:
+            options = kind.model_validate(scorer.options)
+        except ValidationError as error:
+            yield _fault_of(error, kind, where)
+            continue
+        if isinstance(options, CodeOptions):
+            yield from _code_contradictions(options, reward, where)
+        elif isinstance(options, EndpointOptions):
+            needed_s = options.total_timeout_s + options.ROOM_S
+            if needed_s > reward.timeout_s:
+                what = f"{options.total_timeout_s:g} s do not fit into reward.timeout_s {reward.timeout_s:g}"
+                yield f"{where}.total_timeout_s", what, f"timeout_s: {needed_s:g} or more, or less for total_timeout_s"
+
+
+def missing(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
+    """What this machine lacks for the scorers: key below `reward`, what is missing, what to do."""
+    for where, options in _usable_options(reward):
+        for error in needs_of(options):
+            yield f"{where}.options.{error.where}" if error.where else f"{where}.kind", error.what, error.remedy
+
+
+def silent_endpoints(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
+    """Servers that scorers ask, and where nobody listens now: key below `reward`, what is wrong, what to do."""
+    for where, options in _usable_options(reward):
+        if (error := unreachable(options)) is not None:
+            yield f"{where}.options.{error.where}", error.what, error.remedy
+
+
+def _usable_options(reward: RewardSettings) -> Iterator[tuple[str, Settings]]:
+    """Place and options of this run's own scorers whose options are right; `contradictions` tells the others."""
+    for index, scorer in enumerate(() if reward.addresses else reward.scorers):
+        kind = OPTIONS.get(scorer.kind)
+        if kind is not None:
+            with contextlib.suppress(ValidationError):
+                yield f"scorers.{index}", kind.model_validate(scorer.options)
+
+
+def soft_zones(reward: RewardSettings) -> Iterator[tuple[str, int]]:
+    """Place below `reward` of each scorer `overlong`, and the length in tokens at which its penalty begins."""
+    for where, options in _usable_options(reward):
+        if isinstance(options, OverlongOptions):
+            yield where, options.max_tokens - options.soft_tokens
+
+
+def _fault_of(error: ValidationError, kind: type[Settings], where: str) -> tuple[str, str, str]:
+    """Key, fault and remedy of the first thing wrong with options."""
+    first = error.errors()[0]
+    key = ".".join(map(str, (where, *first["loc"])))
+    known = f"options: {', '.join(kind.model_fields)}" if kind.model_fields else "it takes none"
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(first["loc"][-1]), kind.model_fields, n=1)
+        return key, "no such option", f"did you mean {near[0]}?" if near else known
+    what = str(first["msg"]).removeprefix("Value error, ")
+    return key, what, known
+
+
+def _code_contradictions(options: CodeOptions, reward: RewardSettings, where: str) -> Iterator[tuple[str, str, str]]:
+    needed_s = options.total_limit_s + options.ROOM_S
+    if needed_s > reward.timeout_s:
+        what = f"{options.total_limit_s:g} s for a program do not fit into reward.timeout_s {reward.timeout_s:g}"
+        yield f"{where}.total_limit_s", what, f"timeout_s: {needed_s:g} or more, or a lower total_limit_s"
+    needed_mb = options.max_memory_limit_mb + options.ROOM_MB
+    if needed_mb > reward.max_memory_mb:
+        what = f"{options.max_memory_limit_mb} MB do not fit into reward.max_memory_mb {reward.max_memory_mb}"
+        yield f"{where}.max_memory_limit_mb", what, f"max_memory_mb: {needed_mb} or more, or a lower limit"
+
+
+def _contradictions_of_services(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
+    """Whose services are they: the run's own, or those at `addresses`?"""
+    for index, address in enumerate(reward.addresses):
+        if not re.fullmatch(r"tcp://[^/:]+:\d+|tcp://\[[^/]+\]:\d+", address):
+            yield f"addresses.{index}", f"not an address: `{address}`", "write tcp://host:port"
+        elif address in reward.addresses[:index]:
+            yield f"addresses.{index}", f"`{address}` is named twice", "name each service once"
+    if reward.addresses and reward.num_services != 1:
+        yield "num_services", "nothing is started where `addresses` names running services", "leave one of them out"
+    for key in ("curve_dir", "ask_for"):
+        if getattr(reward, key) is not None and not reward.addresses:
+            yield key, "has no effect without `addresses`: a run knows its own services", "leave it out"

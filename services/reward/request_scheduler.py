@@ -1,0 +1,282 @@
+"""Requests in, exactly one verdict each out.
+
+Owns: the bounded queue, duplicates, retries, the deadline of a request, the cache, turning outcomes into verdicts.
+Refuses: sockets (server), processes (pool).
+
+Back-pressure: while `max_queue` requests wait, `offer` refuses more and says so. The client asks another service, or
+again later, and holds its own samples back meanwhile. `take`, for callers in the same process, waits for room instead.
+
+Duplicates: a request is named by its client and its id. One that is still waiting or running is not taken again and is
+answered once; one of the last MAX_REPLIES finished ones gets its verdict again, since the first reply may be lost. A
+client that starts anew (another incarnation) starts with a clean sheet.
+
+Deadlines: one attempt may take `timeout_s`, all attempts of a request together its `deadline_s`; queueing is excluded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from areal_like.verdict import Verdict
+from areal_like.wire.messages import MAX_RESPONSE_CHARS, ScoreRefused, ScoreReply, ScoreRequest
+from services.reward.cache import ScoreCache
+from services.reward.config import RewardSettings
+from services.reward.job import MAX_REASON_CHARS, Job, Outcome, frame
+from services.reward.pool import Pool
+from services.reward.tally import Tally
+
+MAX_REPLIES = 8192
+"""Finished verdicts remembered for clients that ask again: several clients' worth of requests in flight."""
+MIN_ATTEMPT_S = 0.05
+"""With less than this left no further attempt is made."""
+
+
+Key = tuple[str, str]
+
+
+@dataclass
+class Entry:
+    """One request on its way."""
+
+    peer: str
+    request: ScoreRequest
+    came_s: float
+    is_abandoned: bool = False
+    """Its client is gone: nobody waits for the verdict."""
+
+
+class RequestScheduler:
+    """`offer` from one task, `work` in `num_workers` tasks. `reply(peer, message)` sends and says whether it could."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        settings: RewardSettings,
+        reply: Callable[[str, ScoreReply | ScoreRefused], bool],
+        on_busy: Callable[[bool], None] = lambda is_busy: None,
+    ) -> None:
+        """`on_busy` is told when the first lane begins to work and when the last has nothing left."""
+        self._pool, self._settings, self._reply, self._on_busy = pool, settings, reply, on_busy
+        self._queue: asyncio.Queue[Entry] = asyncio.Queue(maxsize=settings.max_queue)
+        self._open: dict[Key, Entry] = {}
+        self._finished: OrderedDict[Key, Verdict] = OrderedDict()
+        self._incarnations: dict[str, str] = {}
+        self._job_ids = itertools.count(1)
+        self._retries_of = settings.retries_of
+        self._num_working = 0
+        self.is_draining = False
+        """Nothing new is taken."""
+        self.tally = Tally()
+        self.cache = ScoreCache(0, "", ())
+        """Replaced by the server once the scorers have said what they are."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return self._queue.qsize()
+
+    @property
+    def is_full(self) -> bool:
+        """The queue has no room: `take` waits."""
+        return self._queue.full()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that somebody waits for: queued or running."""
+        return len(self._open)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits and nothing runs."""
+        return not self._num_working and self._queue.empty()
+
+    def welcome(self, peer: str, incarnation: str) -> None:
+        """A client said Hello. Another incarnation than before: what it asked earlier is void."""
+        if self._incarnations.get(peer) != incarnation:
+            self.dismiss(peer)
+            self._incarnations[peer] = incarnation
+
+    def dismiss(self, peer: str) -> None:
+        """A client is gone for good."""
+        self._incarnations.pop(peer, None)
+        for key in [key for key in self._open if key[0] == peer]:
+            self._open.pop(key).is_abandoned = True
+        for key in [key for key in self._finished if key[0] == peer]:
+            del self._finished[key]
+
+    async def take(self, peer: str, request: ScoreRequest) -> None:
+        """Take a request in; waits for room (owner of the wait: the lanes, each bounded by its deadlines)."""
+        if not self._is_known(peer, request.request_id):
+            await self._queue.put(self._opened(peer, request))
+
+    def offer(self, peer: str, request: ScoreRequest) -> None:
+        """Take a request in, or tell its client why not."""
+        if self._is_known(peer, request.request_id):
+            return
+        if self.is_draining:
+            self._refuse(peer, request.request_id, "draining")
+        elif self._queue.full():
+            self._refuse(peer, request.request_id, "full")
+        else:
+            self._queue.put_nowait(self._opened(peer, request))
+
+    def refuse_open(self) -> int:
+        """The time of a drain is over: send whoever still waits elsewhere. Returns how many."""
+        refused = list(self._open.items())
+        for (peer, request_id), entry in refused:
+            entry.is_abandoned = True
+            self._refuse(peer, request_id, "draining")
+        self._open.clear()
+        return len(refused)
+
+    def _is_known(self, peer: str, request_id: str) -> bool:
+        """A duplicate: of an open request, which is answered once, or of a finished one, answered again."""
+        key = (peer, request_id)
+        verdict = self._finished.get(key)
+        if verdict is None and key not in self._open:
+            return False
+        self.tally.count("duplicates")
+        if verdict is not None:
+            self._send(peer, request_id, verdict)
+        return True
+
+    def _opened(self, peer: str, request: ScoreRequest) -> Entry:
+        entry = Entry(peer, request, time.monotonic())
+        self._open[peer, request.request_id] = entry
+        return entry
+
+    def _refuse(self, peer: str, request_id: str, reason: Literal["full", "draining"]) -> None:
+        self.tally.count(f"refused_{reason}")
+        self._reply(peer, ScoreRefused(request_id=request_id, reason=reason))
+
+    async def work(self, on_scored: Callable[[Entry, Verdict, float], None]) -> None:
+        """One lane: score one request after the other until cancelled. `on_scored` is told the moment it began."""
+        while True:
+            entry = await self._queue.get()  # nothing is owed while there is no request
+            self._num_working += 1
+            if self._num_working == 1:
+                self._on_busy(True)
+            try:
+                if entry.is_abandoned:
+                    self.tally.count("abandoned")
+                    continue
+                began_s = time.monotonic()
+                verdict = await self._judge(entry.request)
+                self._finish(entry, verdict, began_s)
+                on_scored(entry, verdict, began_s)
+            finally:
+                self._num_working -= 1
+                if not self._num_working:
+                    self._on_busy(False)
+
+    def _finish(self, entry: Entry, verdict: Verdict, began_s: float) -> None:
+        self.tally.add_verdict(verdict, began_s - entry.came_s)
+        if entry.is_abandoned:
+            self.tally.count("abandoned")
+            return
+        key = (entry.peer, entry.request.request_id)
+        self._open.pop(key, None)
+        self._finished[key] = verdict
+        if len(self._finished) > MAX_REPLIES:
+            self._finished.popitem(last=False)
+        self._send(*key, verdict)
+
+    def _send(self, peer: str, request_id: str, verdict: Verdict) -> None:
+        num_open, num_workers = len(self._open), self._settings.num_workers
+        reply = ScoreReply(request_id=request_id, verdict=verdict, num_open=num_open, num_workers=num_workers)
+        if not self._reply(peer, reply):
+            self.tally.count("undelivered")  # it asks again when it is back, and finds the verdict remembered
+
+    async def _judge(self, request: ScoreRequest) -> Verdict:
+        """The verdict on one request: a known score, or after as many attempts as settings and deadline allow."""
+        started_s = time.monotonic()
+        objection = _objection(request)
+        if objection:
+            return self._verdict(Outcome(job_id=0, kind="invalid", reason=objection), request, 1, 0.0)
+        try:
+            key = self.cache.key_of(request)
+        except _UNFIT as error:
+            return self._verdict(_unfit(error), request, 1, 0.0)
+        known = self.cache.find(key) if key is not None else None
+        if known is not None:
+            return self._verdict(known, request, 0, time.monotonic() - started_s)
+        outcome, num_attempts = await self._attempts(request, started_s)
+        if key is not None:
+            self.cache.keep(key, outcome)
+        return self._verdict(outcome, request, num_attempts, time.monotonic() - started_s)
+
+    async def _attempts(self, request: ScoreRequest, started_s: float) -> tuple[Outcome, int]:
+        num_attempts, left_s = 0, request.deadline_s
+        while True:
+            job_id = next(self._job_ids)
+            job = self._framed(job_id, request)
+            if isinstance(job, Outcome):
+                return job, max(num_attempts, 1)
+            if num_attempts:
+                self.tally.count("retries")
+            num_attempts += 1
+            outcome = await self._pool.attempt(job, job_id, min(self._settings.timeout_s, left_s))
+            self.tally.add_attempt(outcome.kind, outcome.scorer, outcome.scorer_s)
+            left_s = request.deadline_s - (time.monotonic() - started_s)
+            retries = self._retries_of.get(outcome.scorer, self._settings.retries)
+            is_final = outcome.kind not in ("timed_out", "crashed")
+            if is_final or left_s < MIN_ATTEMPT_S or num_attempts > retries:
+                return outcome, num_attempts
+
+    def _framed(self, job_id: int, request: ScoreRequest) -> bytes | Outcome:
+        try:
+            return frame(
+                Job(
+                    job_id=job_id,
+                    scorer=request.scorer,
+                    row=request.row,
+                    response=request.response,
+                    finish_reason=request.finish_reason,
+                    num_tokens=request.num_tokens,
+                )
+            )
+        except _UNFIT as error:
+            return _unfit(error)
+
+    def _verdict(self, outcome: Outcome, request: ScoreRequest, num_attempts: int, wall_s: float) -> Verdict:
+        scorer = request.scorer or self._pool.label
+        try:
+            return Verdict(
+                kind=outcome.kind,  # type: ignore[arg-type]
+                value=outcome.value,
+                components=outcome.components,
+                reason=outcome.reason,
+                wall_s=wall_s,
+                scorer=scorer,
+                failed_in=outcome.scorer if outcome.kind != "scored" else "",
+                attempts=num_attempts,
+            )
+        except ValueError as error:  # a scoring process forged its answer
+            return Verdict(kind="invalid", reason=str(error), wall_s=wall_s, scorer=scorer, attempts=num_attempts)
+
+
+_UNFIT = (TypeError, ValueError, OverflowError, msgspec.MsgspecError)
+"""What encoding a row may raise."""
+
+
+def _unfit(error: Exception) -> Outcome:
+    reason = f"the row cannot be passed to a scorer ({error})"[:MAX_REASON_CHARS]
+    return Outcome(job_id=0, kind="invalid", reason=reason)
+
+
+def _objection(request: ScoreRequest) -> str:
+    """Why a request cannot be scored at all; empty where it can."""
+    if not (math.isfinite(request.deadline_s) and request.deadline_s > 0):
+        return f"deadline_s {request.deadline_s} is not a positive number"
+    if len(request.response) > MAX_RESPONSE_CHARS:
+        return f"the answer has {len(request.response)} characters, more than {MAX_RESPONSE_CHARS}"
+    return ""

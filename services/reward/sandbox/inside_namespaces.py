@@ -1,0 +1,70 @@
+"""The inside of a sandbox, where each run of a program gets namespaces of its own within those of the sandbox.
+
+Owns: starting the process of a run in new process, mount and IPC namespaces, with new and empty /tmp and /dev/shm.
+Refuses: giving up what is needed for that before the program runs (inside_confine does it).
+
+Runs of one program share a sandbox, because starting one costs several times more than a run. They must share nothing
+that one run could change and the next one see: no file, and no process id to count runs by. The first process of the
+sandbox keeps CAP_SYS_ADMIN over the sandbox's own user namespace for this; it never runs code of a program.
+Like the other `inside_*` this is handed over as code and executed in their common namespace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from services.reward.sandbox.inside import wait_for
+
+_NEW_MOUNTS, _NEW_IPC, _NEW_PIDS, _SIGCHLD = 0x0002_0000, 0x0800_0000, 0x2000_0000, 17
+_NO_SETUID, _NO_DEVICES = 0x2, 0x4
+WRITABLE = (b"/tmp", b"/dev/shm")
+
+
+def fork_run(settings: dict[str, Any]) -> tuple[int, int]:
+    """Fork the process of a run. Returns (process id, descriptor that its wait status comes from, -1 for none).
+
+    The process id is 0 in the process of the run, as with os.fork.
+    """
+    if not settings["fresh"]:
+        return os.fork(), -1
+    libc = ctypes.PyDLL(None, use_errno=True)
+    read_fd, write_fd = os.pipe()
+    namespaces = _NEW_MOUNTS | _NEW_IPC | _NEW_PIDS
+    pid = int(libc.syscall(settings["fresh"]["clone_call"], namespaces | _SIGCHLD, 0, 0, 0, 0))
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), "clone")
+    if pid:
+        os.close(write_fd)
+        return pid, read_fd
+    os.close(read_fd)
+    try:
+        program = _fork_with_empty_folders(libc, settings["fresh"]["tmp_bytes"])
+        if program == 0:
+            os.close(write_fd)
+            return 0, -1
+        os.write(write_fd, b"%d" % wait_for(program))
+    finally:
+        if os.getpid() == 1:  # the end of process 1 ends everything in its namespace
+            os._exit(0)
+    raise AssertionError("the first process of a run never gets here")
+
+
+def _fork_with_empty_folders(libc: ctypes.PyDLL, tmp_bytes: int) -> int:
+    for folder in WRITABLE:
+        options = b"size=%d,mode=0755" % tmp_bytes
+        if libc.mount(b"tmpfs", folder, b"tmpfs", _NO_SETUID | _NO_DEVICES, options) != 0:
+            raise OSError(ctypes.get_errno(), "mount")
+    os.chdir("/tmp")  # the current folder was the one below
+    return os.fork()
+
+
+def status_from(fd: int) -> int | None:
+    """The wait status that the first process of a run wrote; None when it broke."""
+    text = os.read(fd, 64)
+    os.close(fd)
+    return int(text) if text else None

@@ -1,0 +1,78 @@
+"""What built-in scorers need of the machine they run on: packages, keys, files. Looked at before anything starts.
+
+Owns: the look, as one UserError each. Torch-free. Refuses: asking a server anything (whether it listens is enough),
+loading models.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from importlib.util import find_spec
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from areal_like.errors import UserError
+from areal_like.settings import Settings
+from services.reward.scorer_options import (
+    EndpointOptions,
+    HttpOptions,
+    JudgeOptions,
+    ReasoningGymScorerOptions,
+    RewardModelOptions,
+)
+
+REACH_TIMEOUT_S = 3.0
+
+
+def needs_of(options: Settings) -> Iterator[UserError]:
+    """Everything that is missing here for a scorer with these options; `where` of an error is the option."""
+    if isinstance(options, EndpointOptions):
+        yield from _of_an_endpoint(options)
+    if isinstance(options, ReasoningGymScorerOptions) and find_spec("reasoning_gym") is None:
+        yield UserError("the package reasoning-gym is not installed", remedy="pip install 'areal-like[reasoning-gym]'")
+    if isinstance(options, RewardModelOptions):
+        from services.reward.classifier_folder import check_folder
+
+        try:
+            check_folder(options.path, options.label)
+        except UserError as error:
+            yield UserError(error.what, where="label" if error.where == "label" else "path", remedy=error.remedy)
+    if isinstance(options, JudgeOptions) and options.rubric_file is not None:
+        from services.reward.scorers.llm_judge import read_rubric
+
+        try:
+            read_rubric(options.rubric_file)
+        except UserError as error:
+            yield UserError(error.what, where="rubric_file", remedy=error.remedy)
+
+
+def _of_an_endpoint(options: EndpointOptions) -> Iterator[UserError]:
+    from services.reward.scorers.endpoint import read_key
+
+    if find_spec("httpx2") is None:
+        yield UserError("needs the package httpx2", remedy="pip install httpx2")
+    try:
+        read_key(options, "")
+    except UserError as error:
+        yield UserError(error.what, where="key_env" if options.key_env else "key_file", remedy=error.remedy)
+
+
+def unreachable(options: Settings) -> UserError | None:
+    """Nobody listens at the endpoint. None where somebody does, where there is none, or behind a proxy."""
+    if isinstance(options, HttpOptions):
+        url, key = options.url, "url"
+    elif isinstance(options, JudgeOptions):
+        url, key = options.base_url, "base_url"
+    else:
+        return None
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    if getproxies().get(parts.scheme) and not proxy_bypass(host) and host not in ("localhost", "127.0.0.1", "::1"):
+        return None
+    try:
+        socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        return UserError(f"nothing listens at {host}:{port} ({reason})", where=key, remedy="start the server first")
+    return None

@@ -1,0 +1,325 @@
+"""Options of the built-in scorers, but for `code` (services/reward/config.py).
+
+Owns: what may be set, and what is wrong with it by itself. Torch-free. Refuses: what this machine has
+(scorer_needs.py), scoring (reward/scorers/).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from areal_like import limits, templates
+from areal_like.config import DType
+from areal_like.settings import Settings
+
+
+def _checked_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        port_is_wrong = parts.port == 0
+    except ValueError as error:
+        raise ValueError(f"`{url}` is not an address ({error})") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or port_is_wrong:
+        raise ValueError(f"`{url}` is not an address; http://host:port/path or https://... is expected")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("a key in the address would be logged; name an environment variable or a file instead")
+    return url
+
+
+def _checked_regex(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression ({error})") from error
+    return pattern
+
+
+Rule = Literal["pattern", "boxed", "marker", "last_number"]
+"""Where scorer `math` looks for the final answer of a response."""
+ALL_RULES: tuple[Rule, ...] = ("boxed", "marker", "last_number")
+
+
+class MathOptions(Settings):
+    """Options of scorer `math`: how answers are found and compared."""
+
+    gold_field: str | None = None
+    """Column of the gold answer; None: `answer`, `final_answer`, `gold`, or the box in `solution`."""
+    rules: tuple[Rule, ...] = Field(ALL_RULES, min_length=1)
+    """Where the final answer may stand, in order; ["boxed"] accepts boxed answers only, ["pattern"] what you say."""
+    pattern: str | None = None
+    """Regular expression for the rule `pattern`; its first group (else all of it) of its last match is the answer."""
+    must_stop: bool = False
+    """A response cut at the token limit counts as wrong."""
+    float_digits: int = Field(6, ge=1, le=15)
+    """Decimal places that count where one side is a decimal number."""
+    max_response_chars: int = Field(50_000, gt=0, le=limits.CHARACTERS)
+    """Only this much of a response's end is read."""
+    max_answer_chars: int = Field(400, gt=0, le=limits.CHARACTERS)
+    """A longer final answer counts as right only if it equals the gold answer literally."""
+
+    @field_validator("pattern")
+    @classmethod
+    def _pattern_compiles(cls, pattern: str | None) -> str | None:
+        return None if pattern is None else _checked_regex(pattern)
+
+    @model_validator(mode="after")
+    def _pattern_and_rule_belong_together(self) -> MathOptions:
+        if ("pattern" in self.rules) != (self.pattern is not None):
+            raise ValueError(
+                "rule `pattern` and option `pattern` need each other: rules: [pattern, boxed],"
+                " pattern: '<answer>(.*?)</answer>'"
+            )
+        return self
+
+
+class FormatOptions(Settings):
+    """Options of scorer `format`: what an answer must satisfy, all of it, for a 1."""
+
+    regex: str | None = None
+    """Must be found in the answer (`re.search`, dot matches newlines); anchor it with ^ and $ to match the whole."""
+    must_contain: tuple[str, ...] = ()
+    """Texts that must occur."""
+    must_stop: bool = False
+    """The model must have ended by itself, not at the token limit."""
+
+    @field_validator("regex")
+    @classmethod
+    def _regex_compiles(cls, pattern: str | None) -> str | None:
+        return None if pattern is None else _checked_regex(pattern)
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> FormatOptions:
+        if self.regex is None and not self.must_contain and not self.must_stop:
+            raise ValueError("asks for nothing; give regex, must_contain or must_stop")
+        return self
+
+
+class NoOptions(Settings):
+    """Options of scorer `running_sum`: there are none."""
+
+
+class EndpointOptions(Settings):
+    """How a server is asked. All attempts of one answer, pauses included, end within `total_timeout_s`."""
+
+    total_timeout_s: float = Field(8.0, gt=0, le=limits.SECONDS)
+    """Seconds for all attempts together; must stay below the service's timeout_s."""
+    retries: int = Field(3, ge=0, le=limits.STEPS)
+    """Further attempts after no connection, a broken one, or status 408, 425, 429 or 5xx."""
+    backoff_s: float = Field(0.2, gt=0, le=limits.SECONDS)
+    """Pause before the second attempt; each further one is twice as long, shortened by chance to a half at most."""
+    key_env: str | None = None
+    """Environment variable with the key that is sent as `Authorization: Bearer`."""
+    key_file: str | None = None
+    """File with that key."""
+    max_reply_kb: int = Field(256, gt=0, le=limits.KILOBYTES)
+    """A longer reply is refused."""
+
+    ROOM_S: ClassVar[float] = 0.5
+    """What an answer takes beyond `total_timeout_s` at worst."""
+
+    @model_validator(mode="after")
+    def _one_key(self) -> EndpointOptions:
+        if self.key_env is not None and self.key_file is not None:
+            raise ValueError("key_env and key_file are both given; take one")
+        return self
+
+
+class HttpOptions(EndpointOptions):
+    """Options of scorer `http`: a server that scores answers."""
+
+    url: str
+    """Address that is sent `POST {"row", "response", "finish_reason", "num_tokens"}` as JSON."""
+    columns: tuple[str, ...] | None = None
+    """Columns of the row that are sent; null: all. A row without one of them is not judged."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """Further headers; not for secrets: they are in the run's config.yaml."""
+    is_deterministic: bool = True
+    """Equal requests get equal scores: exact duplicates may be answered from the cache."""
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_one(cls, url: str) -> str:
+        return _checked_url(url)
+
+    @field_validator("headers")
+    @classmethod
+    def _no_secrets(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name, value in headers.items():
+            if name.lower() in ("authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"):
+                raise ValueError(f"`{name}` would be written into the run's config.yaml; take key_env or key_file")
+            if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not value.isascii() or not value.isprintable():
+                raise ValueError(f"`{name}` is not a header")
+        return headers
+
+
+class JudgeOptions(EndpointOptions):
+    """Options of scorer `llm_judge`: a model behind an OpenAI-compatible endpoint reads a rubric and gives a score."""
+
+    base_url: str
+    """Address up to the version, such as http://127.0.0.1:8000/v1; `/chat/completions` is added."""
+    model: str = Field(min_length=1)
+    """Name of the judging model at that endpoint."""
+    rubric: str | None = None
+    """What the judge is asked, a Jinja template over `prompt`, `response`, `answer` and `row`."""
+    rubric_file: str | None = None
+    """File with the rubric."""
+    system: str | None = None
+    """System message."""
+    parse: Literal["json", "regex"] = "json"
+    """The score is in the last JSON object of the reply that has `score_key`, or in the last match of `score_regex`."""
+    score_key: str = Field("score", min_length=1)
+    """Key of the score in the JSON object."""
+    score_regex: str = r"(?i)score\s*[:=]\s*\**\s*(-?\d+(?:\.\d+)?)"
+    """Regular expression with one group: the score."""
+    min_score: float = 0.0
+    """Lowest score of the rubric; it becomes 0. A score below it is no score."""
+    max_score: float = 10.0
+    """Highest score of the rubric; it becomes 1. A score above it is no score."""
+    correct_at: float | None = None
+    """Scores of the rubric from here on count as correct; null: the judge does not say what is correct."""
+    temperature: float = Field(0.0, ge=0)
+    """Sampling temperature of the judge; above 0 its scores are not cached."""
+    max_tokens: int = Field(512, gt=0, le=limits.TOKENS)
+    """Longest reply of the judge, in its tokens."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of the request, such as `seed`, `response_format` or `chat_template_kwargs`."""
+    max_response_chars: int = Field(50_000, gt=0, le=limits.CHARACTERS)
+    """Only this much of an answer's end is shown to the judge."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _url_is_one(cls, url: str) -> str:
+        return _checked_url(url).rstrip("/")
+
+    @field_validator("score_regex")
+    @classmethod
+    def _regex_has_a_group(cls, pattern: str) -> str:
+        num_groups = re.compile(_checked_regex(pattern)).groups
+        if num_groups != 1:
+            raise ValueError(f"needs one group, the score, and has {num_groups}")
+        return pattern
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> JudgeOptions:
+        if (self.rubric is None) == (self.rubric_file is None):
+            raise ValueError("give rubric or rubric_file, one of them")
+        if self.rubric is not None and (fault := fault_of_template(self.rubric)):
+            raise ValueError(f"the rubric {fault}")
+        if self.min_score >= self.max_score:
+            raise ValueError(f"min_score {self.min_score:g} is not below max_score {self.max_score:g}")
+        if self.correct_at is not None and not self.min_score < self.correct_at <= self.max_score:
+            raise ValueError(f"correct_at {self.correct_at:g} is not between min_score and max_score")
+        if taken := sorted({"model", "messages", "temperature", "max_tokens", "stream", "n"} & set(self.extra_body)):
+            raise ValueError(f"extra_body.{taken[0]} is set by the scorer")
+        return self
+
+
+TEMPLATE_NAMES = frozenset({"prompt", "response", "answer", "row"})
+"""What a template may name."""
+
+
+def fault_of_template(text: str, must_name: str = "response") -> str:
+    """Why this Jinja template cannot be used, in words that follow its name; empty where it can."""
+    if fault := templates.fault_of(text):
+        return fault
+    names = templates.names_in(text)
+    if unknown := sorted(names - TEMPLATE_NAMES):
+        return f"names `{unknown[0]}`; there are {', '.join(sorted(TEMPLATE_NAMES))} (columns as row.NAME)"
+    if must_name not in names:
+        return f"does not show the answer: write {{{{ {must_name} }}}} in it"
+    return ""
+
+
+class OverlongOptions(Settings):
+    """Options of scorer `overlong`: the soft penalty for long answers of DAPO (arXiv 2503.14476, section 3.4)."""
+
+    max_tokens: int = Field(gt=0, le=limits.TOKENS)
+    """L_max: from this length on the whole penalty."""
+    soft_tokens: int = Field(gt=0, le=limits.TOKENS)
+    """L_cache: length of the zone below it in which the penalty grows from 0, linearly."""
+    penalty: float = Field(1.0, gt=0)
+    """The whole penalty; the value is its negative."""
+    cut_is_overlong: bool = False
+    """An answer cut at the token limit gets the whole penalty, whatever its length."""
+
+    @model_validator(mode="after")
+    def _zone_fits(self) -> OverlongOptions:
+        if self.soft_tokens > self.max_tokens:
+            raise ValueError(f"soft_tokens {self.soft_tokens} is more than max_tokens {self.max_tokens}")
+        return self
+
+
+class LengthOptions(Settings):
+    """Options of scorer `length`: 1 for a length between two bounds, less beyond them."""
+
+    min_tokens: int = Field(0, ge=0, le=limits.TOKENS)
+    """Shortest answer that gets a 1."""
+    max_tokens: int | None = Field(None, gt=0, le=limits.TOKENS)
+    """Longest answer that gets a 1; null: none is too long."""
+    margin_tokens: int = Field(0, ge=0, le=limits.TOKENS)
+    """The value falls to 0 over so many tokens beyond a bound; 0: at once."""
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> LengthOptions:
+        if not self.min_tokens and self.max_tokens is None:
+            raise ValueError("asks for nothing; give min_tokens or max_tokens")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
+        return self
+
+
+class ReasoningGymScorerOptions(Settings):
+    """Options of scorer `reasoning_gym`: where the answer stands that the row's task is asked to judge."""
+
+    extract: Literal["tag", "last_line", "whole"] = "tag"
+    """In the last <answer>...</answer>, in the last line, or the whole response."""
+    must_stop: bool = False
+    """A response cut at the token limit counts as wrong."""
+    max_answer_chars: int = Field(4000, gt=0, le=limits.CHARACTERS)
+    """A longer answer is wrong without being looked at."""
+
+
+class RewardModelOptions(Settings):
+    """Options of scorer `reward_model`: a Hugging Face classifier in a local folder scores answers, or their steps."""
+
+    path: str = Field(min_length=1)
+    """Folder with config.json, weights and tokenizer of a model for sequence or token classification."""
+    template: str | None = None
+    """Text that is scored, a Jinja template over `prompt`, `response`, `answer` and `row`; null: the tokenizer's chat
+    template over prompt and answer, else the answer right behind the prompt."""
+    label: Annotated[int, Field(ge=0, le=limits.PROCESSES)] | str | None = None
+    """Number or name of the class whose score counts; needed where the model has several."""
+    output: Literal["logit", "probability"] = "logit"
+    """The class's raw score, or its probability: sigmoid for a model of one class, softmax for several."""
+    step_separator: str | None = Field(None, min_length=1)
+    """For process rewards: the text that ends each step of an answer; null: the answer is scored as a whole."""
+    reduce: Literal["min", "mean", "last", "prod"] = "min"
+    """One value out of the steps'; the steps' own are kept as components."""
+    max_steps: int = Field(48, gt=0, le=60)
+    """Steps scored apart; what is beyond belongs to the last of them."""
+    max_tokens: int = Field(4096, gt=0, le=limits.TOKENS)
+    """Longest text, in the model's tokens."""
+    on_long: Literal["cut", "invalid"] = "cut"
+    """A longer text: take its end, and say so, or give no score."""
+    device: str = Field("cpu", pattern=r"^(cpu|cuda|cuda:\d+)$")
+    """cpu, cuda or cuda:N; one copy of the model is loaded, whatever `num_workers`."""
+    dtype: DType = "float32"
+    """Of weights and activations."""
+    threads: int = Field(1, gt=0, le=limits.THREADS)
+    """Compute threads on a CPU."""
+    max_batch: int = Field(16, gt=0, le=limits.PROCESSES)
+    """Texts in one forward pass; answers that wait while the model computes share the next one."""
+    socket: str | None = None
+    """Where the model's process listens; set by the service."""
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> RewardModelOptions:
+        if self.template is not None and (fault := fault_of_template(self.template)):
+            raise ValueError(f"the template {fault}")
+        if self.step_separator is not None and self.reduce == "prod" and self.output == "logit":
+            raise ValueError("a product of logits is not meaningful; use output: probability")
+        return self

@@ -1,0 +1,35 @@
+r"""Claims about `\boxed{...}`."""
+
+from __future__ import annotations
+
+import pytest
+
+from areal_like.tasks.boxed import last_boxed
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"so \boxed{3} and then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\fbox{3}", "3"),
+        (r"\boxed {3}", "3"),
+        (r"\boxed{3}, no, \boxed{4", "3"),
+        (r"\boxed{\boxed{3} + 1}", "3"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{\begin{pmatrix} 1 \\ {2} \end{pmatrix}}", r"\begin{pmatrix} 1 \\ {2} \end{pmatrix}"),
+        (r"\boxed{}", ""),
+        (r"$\boxed 5$.", "5"),
+        (r"$\boxed5$.", "5"),
+        (r"\fbox 5", "5"),
+        (r"\boxedtext", None),
+        (r"\boxed{", None),
+        ("boxed{5}", None),
+        ("", None),
+    ],
+)
+def test_the_last_complete_box_counts(text: str, content: str | None) -> None:
+    assert last_boxed(text) == content
+
+
+def test_endless_open_boxes_cost_no_time() -> None:
+    assert last_boxed(r"\boxed{" * 20_000) is None

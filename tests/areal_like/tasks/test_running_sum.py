@@ -1,0 +1,126 @@
+"""The quickstart's task: splits never meet, rows are a function of the seed, demonstrations are wrong as configured."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from itertools import islice
+
+import pytest
+
+from areal_like.errors import UserError
+from areal_like.tasks import running_sum
+
+RECIPE = {"bias": 0.45, "bias_right": 0.35, "noise": 0.1}
+
+
+def test_row_is_prompt_answer_and_terms() -> None:
+    assert running_sum.make_row([3, 8, 5]) == {"prompt": "3+8+5=", "answer": "6", "terms": [3, 8, 5]}
+
+
+def test_held_out_prompts_occur_in_neither_sft_nor_rl_whatever_the_seeds() -> None:
+    held_out = {row["prompt"] for seed in range(3) for row in running_sum.rows(seed, "eval")}
+    trained = {row["prompt"] for seed in range(3) for row in running_sum.rows(seed, "train", limit=4000)}
+    shown = {row["prompt"] for seed in range(3) for row in running_sum.demonstrations(seed, RECIPE, 4000)}
+    assert not held_out & trained
+    assert not held_out & shown
+    assert not trained & shown
+    for name, prompts in (("eval", held_out), ("train", trained), ("sft", shown)):
+        assert {running_sum.part_of(prompt) for prompt in prompts} == {name}
+
+
+def test_every_part_has_short_prompts() -> None:
+    two_terms = [running_sum.make_row([a, b])["prompt"] for a in range(10) for b in range(10)]
+    for split in ("sft", "train", "eval"):
+        assert sum(running_sum.part_of(prompt) == split for prompt in two_terms) >= 10
+
+
+def test_eval_prompts_are_distinct_and_finite() -> None:
+    prompts = [row["prompt"] for row in running_sum.rows(1, "eval")]
+    assert len(prompts) == len(set(prompts)) == running_sum.DEFAULT_EVAL_ROWS
+
+
+def test_eval_of_few_possible_prompts_ends() -> None:
+    rows = list(running_sum.rows(1, "eval", options={"max_terms": 2}))
+    assert 10 <= len(rows) <= 40
+    assert all(len(row["terms"]) == 2 for row in rows)
+
+
+def test_rows_are_a_function_of_the_seed_and_a_longer_limit_extends_a_shorter_one() -> None:
+    for split in ("sft", "train", "eval"):
+        short, long = list(running_sum.rows(7, split, limit=50)), list(running_sum.rows(7, split, limit=90))
+        assert long[:50] == short
+        assert short != list(running_sum.rows(8, split, limit=50))
+    assert list(islice(running_sum.rows(7, "train"), 50)) == list(running_sum.rows(7, "train", limit=50))
+    first = list(running_sum.demonstrations(7, RECIPE, 50))
+    assert first == list(running_sum.demonstrations(7, RECIPE, 90))[:50]
+
+
+def test_rows_are_the_same_in_another_process() -> None:
+    code = "from areal_like.tasks.running_sum import rows; print([r['prompt'] for r in rows(3, 'train', limit=20)])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert out.strip() == str([row["prompt"] for row in running_sum.rows(3, "train", limit=20)])
+
+
+def test_number_of_terms_has_the_long_tail() -> None:
+    counts = [len(row["terms"]) for row in running_sum.rows(1, "train", limit=8000)]
+    assert min(counts) == 2
+    assert max(counts) == 16
+    assert statistics.mean(counts) == pytest.approx(5.0, abs=0.25)
+
+
+def test_the_right_working_is_correct_and_anything_else_is_not() -> None:
+    row = running_sum.make_row([3, 8, 5])
+    assert running_sum.solve(row["prompt"]) == "3+8=1,1+5=6;#6"
+    assert running_sum.is_correct(row, "3+8=1,1+5=6;#6")
+    assert running_sum.is_correct(row, "#5#6")
+    assert not running_sum.is_correct(row, "3+8=1,1+5=6;#6", "length")
+    for response in ("", "6", "#", "#66", "#6 ", "#6#5", "3+8=1,1+5=6;6#"):
+        assert not running_sum.is_correct(row, response)
+
+
+def test_every_row_is_solved_by_its_own_working() -> None:
+    for row in running_sum.rows(5, "train", limit=500):
+        assert running_sum.is_correct(row, running_sum.solve(row["prompt"]))
+        assert set(row["prompt"] + running_sum.solve(row["prompt"])) <= set(running_sum.CHARACTERS)
+
+
+@pytest.mark.parametrize("text", ["", "=", "3=", "3+8", "3+12=", "a+b=", "3++8=", "3+²="])
+def test_solve_refuses_another_text(text: str) -> None:
+    with pytest.raises(ValueError, match="not a running sum"):
+        running_sum.solve(text)
+
+
+def test_demonstrations_are_wrong_as_often_as_configured() -> None:
+    right = wrong = fixed = 0
+    table = running_sum.wrong_table(0.45)
+    for demo in running_sum.demonstrations(1, RECIPE, 4000):
+        for step in demo["response"].split(";")[0].split(","):
+            left, right_digit, result = int(step[0]), int(step[2]), int(step[4])
+            if (left, right_digit) in table:
+                fixed += 1
+                right += result == (left + right_digit) % 10
+                wrong += result == table[left, right_digit]
+    assert right + wrong == fixed
+    assert right / fixed == pytest.approx(0.35, abs=0.03)
+    assert 0.3 < len(table) / 100 < 0.6
+    assert all(table[pair] != sum(pair) % 10 for pair in table)
+
+
+def test_demonstrations_without_bias_and_noise_are_right() -> None:
+    for demo in running_sum.demonstrations(1, {"bias": 0.0, "noise": 0.0}, 200):
+        assert demo["response"] == running_sum.solve(demo["prompt"])
+
+
+@pytest.mark.parametrize(
+    ("options", "word"), [({"biass": 1}, "biass"), ({"bias": 2}, "bias"), ({"max_terms": 1}, "max_terms")]
+)
+def test_a_bad_option_is_the_users_mistake_and_names_the_key(options: dict, word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        running_sum.rows(1, "train", options=options)
+
+
+def test_an_unknown_part_is_the_users_mistake() -> None:
+    with pytest.raises(UserError, match="test"):
+        running_sum.rows(1, "test")  # type: ignore[arg-type]

@@ -1,0 +1,82 @@
+"""Claims about the credentials of runs, processes and reward services."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from areal_like.errors import UserError
+from areal_like.transport.credentials import (
+    JoinSecret,
+    issue_credentials,
+    load_join_secret,
+    make_run_credentials,
+    make_service_credentials,
+    token_for,
+)
+from areal_like.transport.curve import load_client, load_server
+
+
+def test_process_gets_its_own_token_and_not_the_secret_behind_it(tmp_path: Path) -> None:
+    make_run_credentials(tmp_path / "keys")
+    given = issue_credentials(tmp_path / "keys", "rollout", "rollout-0")
+    assert not (given / "controller.join").exists()
+    secret = load_join_secret(tmp_path / "keys", "controller")
+    token = token_for(given, "controller", "rollout", "rollout-0")
+    assert secret.is_valid(token, "rollout", "rollout-0")
+    assert not secret.is_valid(token, "rollout", "rollout-1")
+    assert not secret.is_valid(token, "trainer", "rollout-0")
+    assert load_client(given).other_public == load_server(tmp_path / "keys").public
+    assert load_join_secret(given, "services").is_valid(
+        token_for(given, "services", "rollout", "rollout-0"), "rollout", "rollout-0"
+    )
+
+
+def test_role_and_name_do_not_run_together() -> None:
+    secret = JoinSecret(b"s")
+    assert secret.token("a", "bc") != secret.token("ab", "c")
+
+
+def test_credentials_are_made_anew_for_each_stretch_and_old_ones_are_removed(tmp_path: Path) -> None:
+    make_run_credentials(tmp_path / "keys")
+    given = issue_credentials(tmp_path / "keys", "rollout", "rollout-0")
+    before = token_for(given, "controller", "rollout", "rollout-0")
+    make_run_credentials(tmp_path / "keys")
+    assert not given.exists()
+    again = issue_credentials(tmp_path / "keys", "rollout", "rollout-0")
+    assert token_for(again, "controller", "rollout", "rollout-0") != before
+
+
+def test_credentials_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
+    make_run_credentials(tmp_path / "keys")
+    issue_credentials(tmp_path / "keys", "trainer", "trainer")
+    make_service_credentials(tmp_path / "service")
+    for folder in (tmp_path / "keys", tmp_path / "service"):
+        assert {path.stat().st_mode & 0o077 for path in (folder, *folder.rglob("*"))} == {0}
+
+
+def test_services_that_start_together_use_the_same_keys(tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "reward-keys"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: make_service_credentials(folder), range(8)))
+    assert [path.name for path in folder.parent.iterdir()] == ["reward-keys"], "nothing half made is left"
+    before = load_server(folder)
+    make_service_credentials(folder)
+    assert load_server(folder) == before
+
+
+def test_folder_with_something_else_gets_no_keys(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="cannot make keys here"):
+        make_service_credentials(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("content", ["", "short", "g" * 64])
+def test_damaged_secret_is_refused(tmp_path: Path, content: str) -> None:
+    make_run_credentials(tmp_path / "keys")
+    (tmp_path / "keys" / "services.join").write_text(content)
+    with pytest.raises(UserError, match="not a join secret"):
+        load_join_secret(tmp_path / "keys", "services")

@@ -1,0 +1,245 @@
+"""Claims about publishing and reading policy versions."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from areal_like.errors import WeightError
+from areal_like.store_owner import sweep_dead
+from areal_like.weights import weight_store
+from areal_like.weights.weight_store import TensorBytes, WeightStore, default_root, open_payload, verify
+
+KINDS = ("shm", "disk")
+
+
+def tensors(seed: int = 0) -> dict[str, TensorBytes]:
+    dice = np.random.default_rng(seed)
+    arrays = {"model.b": ("float32", dice.normal(size=(3, 5)).astype(np.float32)),
+              "model.a": ("bfloat16", dice.integers(0, 2**16, (7,)).astype(np.uint16)),
+              "model.empty": ("float32", np.zeros((0, 4), np.float32)),
+              "model.flag": ("bool", np.array([True])),
+              "model.scalar": ("float64", np.array(2.5))}  # fmt: skip
+    return {name: TensorBytes(dtype, array.shape, array.data) for name, (dtype, array) in arrays.items()}
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> WeightStore:
+    return WeightStore(tmp_path / "weights", request.param, keep=2)
+
+
+def names(store: WeightStore) -> set[str]:
+    return {path.name for path in store.root.iterdir()} - {"owner.json"}
+
+
+def test_published_bytes_come_back_read_only(store: WeightStore) -> None:
+    sent = tensors()
+    manifest, payload = open_payload(store.publish(3, "l0", sent))
+    verify(manifest, payload)
+    assert (manifest.version, manifest.lineage, manifest.kind) == (3, "l0", store.kind)
+    assert set(payload) == set(sent)
+    for entry in manifest.tensors:
+        assert bytes(payload[entry.name]) == sent[entry.name].data.tobytes()
+        assert (entry.dtype, entry.shape) == sent[entry.name][:2]
+        assert payload[entry.name].readonly
+        assert entry.offset % weight_store.ITEM_BYTES[entry.dtype] == 0
+
+
+def test_disk_payload_is_a_safetensors_file(tmp_path: Path) -> None:
+    sent = tensors()
+    manifest_path = WeightStore(tmp_path, "disk", keep=2).publish(0, "l0", sent)
+    payload = manifest_path.parent / open_payload(manifest_path)[0].payload
+    with safe_open(payload, framework="np") as file:
+        assert set(file.keys()) == set(sent)
+        assert np.array_equal(file.get_tensor("model.b"), np.asarray(sent["model.b"].data))
+        assert file.get_slice("model.a").get_dtype() == "BF16"
+        assert file.get_tensor("model.scalar") == 2.5
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_flat_payload_is_aligned(tmp_path: Path) -> None:
+    manifest, _ = open_payload(WeightStore(tmp_path, "shm", keep=2).publish(0, "l0", tensors()))
+    assert all(entry.offset % 64 == 0 for entry in manifest.tensors)
+
+
+def test_corrupt_tensor_is_named(store: WeightStore) -> None:
+    manifest_path = store.publish(1, "l0", tensors())
+    manifest, _ = open_payload(manifest_path)
+    entry = next(entry for entry in manifest.tensors if entry.name == "model.b")
+    with (store.root / manifest.payload).open("r+b") as file:
+        file.seek(entry.offset + 5)
+        file.write(b"\x99")
+    with pytest.raises(WeightError, match=r"model\.b of version 1"):
+        verify(*open_payload(manifest_path))
+
+
+def test_missing_cut_or_damaged_files_are_weight_errors(store: WeightStore) -> None:
+    manifest_path = store.publish(1, "l0", tensors())
+    payload = store.root / open_payload(manifest_path)[0].payload
+    os.truncate(payload, payload.stat().st_size - 1)
+    with pytest.raises(WeightError, match="bytes where"):
+        open_payload(manifest_path)
+    payload.unlink()
+    with pytest.raises(WeightError, match="cannot read payload"):
+        open_payload(manifest_path)
+    whole = manifest_path.read_bytes()
+    manifest_path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(WeightError, match="damaged manifest"):
+        open_payload(manifest_path)
+    manifest_path.unlink()
+    with pytest.raises(WeightError, match="no manifest"):
+        open_payload(manifest_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("offset", 10**9), ("offset", -1), ("dtype", "float31"), ("shape", [2]), ("num_bytes", 1)]
+)
+def test_manifest_that_contradicts_itself_is_a_weight_error(store: WeightStore, field: str, value: object) -> None:
+    manifest_path = store.publish(1, "l0", tensors())
+    document = json.loads(manifest_path.read_text())
+    document["tensors"][0][field] = value
+    manifest_path.write_text(json.dumps(document))
+    with pytest.raises(WeightError, match="damaged manifest"):
+        open_payload(manifest_path)
+
+
+def test_manifest_cannot_point_out_of_its_folder(store: WeightStore) -> None:
+    manifest_path = store.publish(1, "l0", tensors())
+    manifest_path.write_text(json.dumps(json.loads(manifest_path.read_text()) | {"payload": "../secret"}))
+    with pytest.raises(WeightError, match="damaged manifest"):
+        open_payload(manifest_path)
+
+
+def test_only_the_newest_versions_stay_and_an_open_one_remains_readable(store: WeightStore) -> None:
+    manifest, payload = open_payload(store.publish(0, "l0", tensors()))
+    for version in (1, 2, 3):
+        store.publish(version, "l0", tensors(version))
+    versions = sorted({int(name[1:9]) for name in names(store)})
+    assert versions == [2, 3]
+    assert len(names(store)) == 4
+    verify(manifest, payload)
+    newest = store.newest()
+    assert newest is not None
+    assert open_payload(newest)[0].version == 3
+
+
+def test_republished_version_of_a_new_lineage_voids_the_abandoned_future(store: WeightStore) -> None:
+    for version in (4, 5, 6):
+        store.publish(version, "l0", tensors(version))
+    path = store.publish(5, "l1", tensors(50))
+    assert store.newest() == path
+    assert {name.split(".")[0] for name in names(store)} == {"v00000005-l1"}
+    store.publish(6, "l1", tensors(60))
+    assert {name.split(".")[0] for name in names(store)} == {"v00000005-l1", "v00000006-l1"}
+
+
+def test_version_can_be_published_again_under_its_own_lineage(store: WeightStore) -> None:
+    store.publish(5, "l0", tensors(1))
+    manifest, payload = open_payload(store.publish(5, "l0", tensors(2)))
+    verify(manifest, payload)
+    assert bytes(payload["model.b"]) == tensors(2)["model.b"].data.tobytes()
+
+
+def test_payload_without_manifest_is_ignored_and_cleaned_up(store: WeightStore) -> None:
+    good = store.publish(1, "l0", tensors())
+    store.publish(2, "l0", tensors()).unlink()  # killed after the payload, before the manifest
+    (store.root / "v00000003-l0.weights.tmp").write_bytes(b"half")  # killed within the payload
+    (store.root / "v00000003-l0.manifest.json.tmp").write_bytes(b"half")  # killed within the manifest
+    assert store.newest() == good
+    WeightStore(store.root, store.kind, keep=2).publish(4, "l0", tensors())
+    assert {name.split(".")[0] for name in names(store)} == {"v00000001-l0", "v00000004-l0"}
+    verify(*open_payload(good))
+
+
+def test_looking_at_a_store_disturbs_no_writer(store: WeightStore) -> None:
+    (store.root / "v00000003-l0.weights.tmp").write_bytes(b"being written")
+    assert WeightStore(store.root, store.kind, keep=2).newest() is None
+    assert names(store) == {"v00000003-l0.weights.tmp"}
+
+
+PUBLISHER = """
+import itertools, sys
+from pathlib import Path
+import numpy as np
+from areal_like.store_owner import sweep_dead
+from areal_like.weights.weight_store import TensorBytes, WeightStore
+store = WeightStore(Path(sys.argv[1]), sys.argv[2], keep=2)
+for version in itertools.count():
+    array = np.full((64, 1024), version, np.float32)
+    store.publish(version, "l0", {f"t{i}": TensorBytes("float32", array.shape, array.data) for i in range(8)})
+    print(version, flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kill_at_any_moment_leaves_only_whole_versions(tmp_path: Path, kind: str) -> None:
+    for attempt in range(3):
+        root = tmp_path / str(attempt)
+        publisher = subprocess.Popen([sys.executable, "-c", PUBLISHER, str(root), kind], stdout=subprocess.PIPE)
+        assert publisher.stdout is not None
+        for _ in range(3 + attempt):
+            assert publisher.stdout.readline()
+        time.sleep(0.0013 * attempt)
+        publisher.send_signal(signal.SIGKILL)
+        publisher.communicate(timeout=30)
+        found = list(root.glob("*.manifest.json"))
+        assert found
+        for path in found:
+            manifest, payload = open_payload(path)
+            verify(manifest, payload)
+            assert np.frombuffer(payload["t7"], np.float32)[-1] == manifest.version
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        TensorBytes("float32", (3,), memoryview(b"12345678")),
+        TensorBytes("complex", (1,), memoryview(b"12345678")),
+        TensorBytes("uint8", (4,), memoryview(b"12345678")[::2]),
+    ],
+)
+def test_tensor_that_does_not_fit_its_shape_is_refused_before_anything_is_written(
+    store: WeightStore, tensor: TensorBytes
+) -> None:
+    with pytest.raises(ValueError):
+        store.publish(1, "l0", {"w": tensor})
+    assert names(store) == set()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_device_is_a_weight_error_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = WeightStore(tmp_path, "shm", keep=2)
+    monkeypatch.setattr(store, "_remove_leftovers", lambda: None)
+    temporary = tmp_path / "v00000001-l0.weights.tmp"
+    temporary.symlink_to("/dev/full")
+    with pytest.raises(WeightError, match="kind: disk"):
+        store.publish(1, "l0", tensors())
+    assert names(store) == set()
+
+
+def test_shared_memory_without_room_falls_back_to_the_run_folder_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared = tmp_path / "shm"
+    shared.mkdir()
+    monkeypatch.setattr(weight_store, "SHARED_MEMORY", shared)
+    assert default_root("run1", "shm", tmp_path, need_bytes=1) == shared / f"areal_like-run1-{os.getuid()}"
+    assert sweep_dead(shared) == []
+    with caplog.at_level(logging.WARNING):
+        assert default_root("run2", "shm", tmp_path, need_bytes=1 << 60) == tmp_path / "weights"
+    assert "MiB are needed" in caplog.text
+    monkeypatch.setattr("areal_like.weights.weight_store.shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    assert default_root("run4", "shm", tmp_path, need_bytes=1000).parent == shared, "exactly enough is enough"
+    assert default_root("run5", "shm", tmp_path, need_bytes=1001) == tmp_path / "weights"
+    assert default_root("run3", "disk", tmp_path) == tmp_path / "weights"

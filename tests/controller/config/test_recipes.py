@@ -1,0 +1,99 @@
+"""Shipped recipes as a user validates them, and scorers that cannot work here: one clear error, before any start."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from controller.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": "2+2?", "answer": "4"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = "name: tiny\nmodel: {init: {model_type: qwen3}, tokenizer: bytes}\ndata: {train: {path: rows.jsonl}}\n"
+    (tmp_path / "tiny.yaml").write_text(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "held_out"), [("code", "code/humaneval.jsonl"), ("code_tiny", "code/mbpp_nontest.jsonl")]
+)
+def test_the_recipes_for_programs_are_valid(name: str, held_out: str, published: Callable[[str], Path]) -> None:
+    rows = [f"data.train.path={published('code/mbpp_nontest.jsonl')}", f"data.eval.path={published(held_out)}"]
+    assert main(["validate", name, *rows]) == 0
+
+
+@pytest.mark.parametrize("name", ["reasoning_gym", "reasoning_gym_tiny"])
+def test_the_recipes_for_reasoning_gym_are_valid(name: str) -> None:
+    pytest.importorskip("reasoning_gym", reason="the extra `reasoning-gym` is not installed")
+    assert main(["validate", name, "data.train.limit=20", "data.eval.limit=5"]) == 0
+
+
+JUDGE = "base_url: 'http://127.0.0.1:1/v1', model: m"
+
+
+@pytest.mark.parametrize(
+    ("scorer", "words"),
+    [
+        ("{kind: llm_judge}", "scorers.0.options.base_url: Field required"),
+        (f"{{kind: llm_judge, options: {{{JUDGE}}}}}", "give rubric or rubric_file"),
+        (f"{{kind: llm_judge, options: {{{JUDGE}, rubric: 'good?'}}}}", "does not show the answer"),
+        (f"{{kind: llm_judge, options: {{{JUDGE}, rubric: '{{{{ response'}}}}", "is not a valid Jinja template"),
+        (f"{{kind: llm_judge, options: {{{JUDGE}, rubric_file: no.txt}}}}", "rubric_file no.txt cannot be read"),
+        (f"{{kind: llm_judge, options: {{{JUDGE}, rubrik: x}}}}", "did you mean rubric"),
+        ("{kind: http, options: {url: 'http://h', key_env: SURELY_NOT_SET}}", "SURELY_NOT_SET holds no key"),
+        ("{kind: http, options: {url: 'http://h', total_timeout_s: 60}}", "do not fit into reward.timeout_s"),
+        ("{kind: http, options: {url: 'nowhere'}}", "is not an address"),
+        ("{kind: reward_model, options: {path: /nowhere/model}}", "there is no folder /nowhere/model"),
+        ("{kind: reward_model, options: {path: .}}", "no config.json"),
+        ("{kind: overlong, options: {max_tokens: 10, soft_tokens: 20}}", "is more than max_tokens"),
+        ("{kind: overlong, options: {max_tokens: 9000, soft_tokens: 20}}", "its penalty begins at 8980 tokens"),
+        ("{kind: length}", "asks for nothing"),
+        ("{kind: math, clip: {min: 1, max: 0}}", "is not below max"),
+        ("{kind: math, gate: {at_most: 1}}", "did you mean reward.scorers.0.gate.at_least"),
+    ],
+)
+def test_a_scorer_that_cannot_work_is_one_clear_error(
+    scorer: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", "tiny.yaml", f"reward.scorers=[{scorer}]"]) == 2
+    told = "".join(capsys.readouterr())
+    assert words in told, told
+    assert "Traceback" not in told
+
+
+def test_a_server_where_nobody_listens_stops_a_start_and_is_a_remark_of_validate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # taken, and nobody listens
+        port = taken.getsockname()[1]
+        scorer = f"reward.scorers=[{{kind: http, options: {{url: 'http://127.0.0.1:{port}/score'}}}}]"
+        assert main(["validate", "tiny.yaml", scorer]) == 0
+        assert f"reward.scorers.0.options.url: nothing listens at 127.0.0.1:{port}" in "".join(capsys.readouterr())
+        assert main(["train", "tiny.yaml", scorer, "runs_dir=runs"]) == 2
+        assert f"nothing listens at 127.0.0.1:{port}" in "".join(capsys.readouterr())
+
+
+def test_a_task_that_is_none_is_one_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("reasoning_gym", reason="the extra `reasoning-gym` is not installed")
+    assert main(["validate", "reasoning_gym_tiny", "data.train.options={tasks: {chain_summ: null}}"]) == 2
+    assert "did you mean chain_sum" in "".join(capsys.readouterr())
+
+
+def test_without_the_package_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    assert main(["validate", "reasoning_gym_tiny"]) == 2
+    told = "".join(capsys.readouterr())
+    assert "the package reasoning-gym is not installed" in told
+    assert "areal-like[reasoning-gym]" in told

@@ -1,0 +1,230 @@
+"""The ledger on a real disk: crashes, damage, locks, retention."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import weakref
+from pathlib import Path
+
+import msgspec
+import pytest
+from ledger_entries import admit, checkpoint, finished, lineage, partial, shipped
+
+from areal_like.errors import LedgerError, UserError
+from controller.coordinator.effects import DropGroup, FilterGroup
+from controller.coordinator.snapshot import BatchGroup
+from controller.ledger.audit import audit
+from controller.ledger.ledger import Ledger, LedgerEntry
+
+REPO = Path(__file__).resolve().parents[3]
+
+
+def test_what_was_applied_is_there_after_reopening(tmp_path: Path) -> None:
+    with Ledger(tmp_path, run_id="r") as ledger:
+        assert ledger.load().num_lives == 0
+        ledger.apply([lineage(), *(admit(i) for i in range(4)), partial(3, 0, [0, 0]), finished(0, [0, 0, 1])])
+        ledger.apply([partial(3, 2, [0, 1, 1], skip=1), finished(1, [0])])
+        ledger.apply([shipped(1, 0), LedgerEntry(effect=DropGroup(group_id=2, reason="timeout")), checkpoint(1)])
+        before = ledger.load()
+    with Ledger(tmp_path, must_exist=True) as ledger:
+        assert ledger.load() == before
+        assert (before.num_drawn, before.dropped, [group.group_id for group in before.live]) == (
+            4,
+            {"timeout": 1},
+            [1, 3],
+        )
+        (record,) = before.live[1].samples
+        assert (record.num_tokens, record.first_version, record.last_version, record.is_finished) == (4, 0, 1, False)
+        prefix = ledger.prefix(3, 0)
+        assert prefix.tokens_R.tolist() == [0, 1, 2, 3]
+        assert prefix.versions_R.tolist() == [0, 0, 1, 1]
+        assert len(ledger.prefix(1, 0)) == 0
+        (sample,) = ledger.batch_samples(before.batches[0].groups)
+        assert (sample.group_id, sample.reward) == (0, 1.0)
+        assert sample.trajectory.versions_T.tolist() == [-1, -1, -1, 0, 0, 1]
+
+
+def test_finishing_supersedes_partial_tokens_and_a_failed_burst_leaves_nothing(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.apply([lineage(), admit(0), partial(0, 0, [0, 0])])
+        ledger.apply([finished(0, [0, 0, 0])])
+        assert len(ledger.prefix(0, 0)) == 0
+        with pytest.raises(LedgerError, match="cannot write"):
+            ledger.apply([admit(1), finished(0, [0])])
+        assert ledger.load().num_drawn == 1
+        ledger.apply([admit(1), finished(1, [0])])
+        assert ledger.trajectory(1, 0).num_sampled == 1
+        assert ledger.trajectory(0, 0).num_sampled == 3
+    assert audit(tmp_path).num_drawn == 2
+
+
+def test_a_fall_back_disowns_later_checkpoints_and_the_newest_recording_of_a_step_counts(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.apply([lineage(), *(admit(i) for i in range(3)), *(finished(i, [0]) for i in range(3))])
+        ledger.apply([shipped(1, 0), checkpoint(1), shipped(2, 1), checkpoint(2), shipped(3, 2), checkpoint(3)])
+        ledger.apply([lineage("l1", checkpoint=1), shipped(2, 1, "l1", is_replay=True)])
+        state = ledger.load()
+    assert [record.version for record in state.checkpoints] == [1]
+    assert [(batch.step, batch.lineage) for batch in state.batches] == [(1, "l0"), (2, "l1"), (3, "l0")]
+    assert state.num_lives == 2
+
+
+def test_kill_9_at_any_moment_leaves_exactly_the_committed_bursts(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        f"""
+        import sys
+        sys.path[:0] = [{str(REPO)!r}, {str(Path(__file__).parents[1] / "support")!r}]
+        from pathlib import Path
+        import ledger_entries as t
+        from controller.ledger.ledger import Ledger
+        ledger = Ledger(Path({str(tmp_path)!r}), segment_bytes=4000)
+        ledger.apply([t.lineage()])
+        for i in range(10**6):
+            ledger.apply([t.admit(i), t.partial(i, 0, [0] * 20)])
+            ledger.apply([t.finished(i, [0] * 50), t.shipped(i + 1, i)])
+            print(i, flush=True)
+        """
+    )
+    for _ in range(3):
+        for path in [*tmp_path.glob("ledger*"), *(tmp_path / "segments").glob("*")]:
+            path.unlink()
+        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            told = [int(process.stdout.readline()) for _ in range(20)]
+            process.send_signal(signal.SIGKILL)
+            told += [int(line) for line in process.stdout.read().split()]
+        newest = max((tmp_path / "segments").glob("*.seg"))
+        with newest.open("ab") as orphan:
+            orphan.write(b"half a record that no row names")
+        with Ledger(tmp_path) as ledger:
+            state = ledger.load()
+            assert len(state.batches) >= len(told), "what was committed is there"
+            assert len(ledger.batch_samples([g for b in state.batches for g in b.groups])) == len(state.batches)
+            ledger.apply([admit(state.num_drawn, started=state.num_drawn + 1)])
+        assert audit(tmp_path).is_clean
+
+
+def test_a_second_controller_is_refused_and_a_dead_ones_lock_is_not_in_the_way(tmp_path: Path) -> None:
+    with Ledger(tmp_path), pytest.raises(UserError, match=f"process {os.getpid()}"):
+        Ledger(tmp_path)
+    Ledger(tmp_path).close()
+
+
+def test_folders_that_cannot_work_are_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no ledger here"):
+        Ledger(tmp_path, must_exist=True)
+    with pytest.raises(UserError, match="cannot write here"):
+        Ledger(tmp_path / "absent")
+    if os.geteuid() != 0:
+        tmp_path.chmod(0o500)
+        with pytest.raises(UserError, match="cannot write here"):
+            Ledger(tmp_path)
+        tmp_path.chmod(0o700)
+
+
+def filled(folder: Path, num_groups: int = 6) -> None:
+    with Ledger(folder, segment_bytes=1) as ledger:
+        ledger.apply([lineage()])
+        for i in range(num_groups):
+            ledger.apply([admit(i), finished(i, [0] * 30)])
+
+
+@pytest.mark.parametrize("damage", ["garbage", "middle"])
+def test_a_damaged_database_is_a_ledger_error_with_a_remedy(tmp_path: Path, damage: str) -> None:
+    filled(tmp_path, num_groups=200)
+    path = tmp_path / "ledger.sqlite"
+    content = bytearray(path.read_bytes())
+    if damage == "garbage":
+        content = bytearray(b"not a database at all" * 100)
+    else:
+        content[4096 : len(content) - 4096] = os.urandom(len(content) - 8192)
+    path.write_bytes(bytes(content))
+    with pytest.raises(LedgerError, match="start a new run"):
+        Ledger(tmp_path)
+    with pytest.raises(UserError), Ledger(tmp_path / "elsewhere"):
+        pass
+
+
+def test_missing_or_cut_payload_files_are_found_at_opening_and_flipped_bits_at_reading(tmp_path: Path) -> None:
+    filled(tmp_path)
+    file = sorted((tmp_path / "segments").glob("*.seg"))[2]
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    with pytest.raises(LedgerError, match="truncated"):
+        Ledger(tmp_path)
+    file.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
+    with Ledger(tmp_path) as ledger:
+        assert ledger.trajectory(0, 0).num_sampled == 30
+        with pytest.raises(LedgerError, match="damaged"):
+            ledger.trajectory(2, 0)
+    with pytest.raises(LedgerError, match="damaged"):
+        audit(tmp_path)
+    file.unlink()
+    with pytest.raises(LedgerError, match="missing"):
+        Ledger(tmp_path)
+
+
+def test_retention_keeps_what_a_checkpoint_does_not_cover_and_frees_the_rest(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with Ledger(tmp_path, segment_bytes=1, cache_bytes=0) as ledger:
+        ledger.apply([shipped(1, 0), shipped(2, 1), LedgerEntry(effect=FilterGroup(group_id=2, value=1.0))])
+        ledger.apply([checkpoint(1), admit(6, started=6), partial(6, 0, [0, 0])])
+        report = ledger.purge(covered_step=1)
+        assert (report.num_files, report.num_samples) == (2, 2), "step 1 and the filtered group"
+        assert report.freed_bytes > 0
+        with pytest.raises(LedgerError, match="purged"):
+            ledger.trajectory(0, 0)
+        assert ledger.trajectory(1, 0).num_sampled == 30
+        assert ledger.trajectory(3, 0).num_sampled == 30
+        assert len(ledger.prefix(6, 0)) == 2
+        assert ledger.purge(covered_step=1).num_files == 0
+    assert audit(tmp_path).findings == ()
+    with Ledger(tmp_path) as ledger:
+        assert ledger.load().num_drawn == 7
+
+
+def test_retention_keeps_used_payloads_as_far_as_configured(tmp_path: Path) -> None:
+    filled(tmp_path)
+    size = next((tmp_path / "segments").glob("*.seg")).stat().st_size
+    for keep_bytes, num_files in ((None, 0), (10 * size, 0), (2 * size, 1), (0, 2)):
+        with Ledger(tmp_path, keep_bytes=keep_bytes) as ledger:
+            if keep_bytes is None:
+                ledger.apply([shipped(step, step - 1) for step in (1, 2, 3)])
+            assert ledger.purge(covered_step=3).num_files == num_files
+
+
+def test_payloads_leave_memory_once_their_group_is_given_for_training_or_ends(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.apply([lineage(), *(admit(group_id) for group_id in range(4))])
+        stored = [finished(group_id, [0, 0]) for group_id in range(4)]
+        ledger.apply(stored)
+        held = [weakref.ref(entry.trajectory.tokens_T) for entry in stored if entry.trajectory is not None]
+        del stored
+        ledger.apply([shipped(1, 0), LedgerEntry(effect=FilterGroup(group_id=1, value=1.0))])
+        ledger.apply([LedgerEntry(effect=DropGroup(group_id=2, reason="stale"))])
+        batch = [BatchGroup(group_id=0, sample_indices=(0,), first_version=0)]
+        assert ledger.batch_samples(batch)[0].trajectory.num_sampled == 2
+        assert [ref() is None for ref in held] == [True, True, True, False]
+        assert ledger.batch_samples(batch)[0].trajectory.num_sampled == 2, "a second time it comes from disk"
+
+
+def test_an_evaluation_row_never_takes_the_place_of_the_training_sample_of_the_same_number(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.apply([lineage(), admit(0), finished(0, [0, 0])])
+        row = finished(0, [7, 7, 7])
+        ledger.apply([msgspec.structs.replace(row, effect=msgspec.structs.replace(row.effect, purpose="eval"))])
+        assert ledger.trajectory(0, 0).last_version == 0
+
+
+def test_a_ledger_of_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
+        db.execute("UPDATE meta SET value = '99' WHERE key = 'schema'")
+    db.close()
+    with pytest.raises(UserError, match="schema 99"):
+        Ledger(tmp_path)

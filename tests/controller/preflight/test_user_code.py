@@ -1,0 +1,138 @@
+"""Claims about the look at the user's scorers: every mistake is found, in words, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import controller
+from controller.config.loading import load_config
+from controller.config.problems import Problem
+from controller.preflight import preflight, user_code
+from controller.wiring.process_specs import SCORER_CHECK
+from services.reward.process_tree import living
+
+PATIENCE_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def look(source: str, name: str = "mine:score", timeout_s: float = PATIENCE_S, **options: object) -> list[Problem]:
+    Path("mine.py").write_text(source)
+    return list(user_code.problems_of(SCORER_CHECK, {"reward.scorers.0.kind": (name, options)}, timeout_s))
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "words"),
+    [
+        ("import no_such_thing", "mine:score", "module mine cannot be imported (ModuleNotFoundError"),
+        ("def score(row): ...", "mine:score", "does not take what it is called with"),
+        ("", "json:nope", "module json has no function nope"),
+        ("score = 3", "mine:score", "cannot be called"),
+        ("import os; os._exit(3)", "mine:score", "ended the process with status 3"),
+        ("raise SystemExit('away')", "mine:score", "SystemExit: away"),
+    ],
+)
+def test_mistake_in_a_scorer_is_found_before_anything_starts(source: str, name: str, words: str) -> None:
+    (problem,) = look(source, name)
+    assert problem.keys == ("reward.scorers.0.kind",)
+    assert words in problem.what
+    assert "mine" not in sys.modules, "the controller imports nothing of the user's"
+
+
+def test_scorer_that_can_be_called_is_no_problem_whatever_its_module_prints() -> None:
+    assert look("print('hello')\ndef score(row, response, *, level, **info): return 1.0", level=3) == []
+
+
+def test_import_that_hangs_is_given_up_and_killed_with_what_it_started() -> None:
+    source = (
+        "import os, subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        "open('pids.tmp', 'w').write(f'{os.getpid()} {child.pid}')\n"
+        "os.rename('pids.tmp', 'pids')\n"
+        "time.sleep(600)\n"
+    )
+    (problem,) = look(source, timeout_s=5.0)
+    assert "takes more than 5 s" in problem.what
+    if Path("pids").exists():  # a busy machine may not have come so far
+        pids = [int(pid) for pid in Path("pids").read_text().split()]
+        deadline = time.monotonic() + PATIENCE_S  # the kernel takes the killed away in its own time
+        while (left := living(pids)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not left
+
+
+def test_preflight_looks_at_the_functions_that_the_run_itself_will_call() -> None:
+    os.environ.pop("AREAL_LIKE_USER_PATH", None)
+    Path("mine.py").write_text("def score(row): ...")
+    config = load_config("quickstart", ['reward.scorers=[{kind: "mine:score"}]']).config
+    words = [problem.what for problem in preflight.look(config, "train").problems]
+    assert any("does not take what it is called with" in what for what in words), words
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import no_such_thing", "module mine cannot be imported (ModuleNotFoundError"),
+        ("class Turns:\n    def __init__(self, depth): ...", "cannot be made without arguments"),
+        ("class Turns: ...", "needs `is_resumable` and `async run(task, tools)`"),
+        ("class Turns:\n    is_resumable = False\n    async def run(self, task, tools): ...", None),
+    ],
+)
+def test_mistake_in_a_workflow_is_found_before_anything_starts(source: str, words: str | None) -> None:
+    Path("mine.py").write_text(source)
+    config = load_config("quickstart", ["rollout.workflow=mine:Turns"]).config
+    found = [p.what for p in preflight.look(config, "train").problems if p.keys == ("rollout.workflow",)]
+    assert len(found) == (words is not None)
+    assert all(words in what for what in found if words)
+
+
+CHECKING = """
+import sys
+sys.path.insert(0, {home!r})
+from controller.preflight import user_code
+from controller.wiring.process_specs import {checker}
+list(user_code.problems_of({checker}, {{"reward.scorers.0.kind": ("mine:score", {{}})}}, 600.0))
+"""
+
+
+@pytest.mark.parametrize("checker", ["SCORER_CHECK", "WORKFLOW_CHECK"])
+def test_look_dies_with_a_command_that_is_killed_while_a_module_hangs_in_its_import(
+    tmp_path: Path, checker: str
+) -> None:
+    Path("mine.py").write_text(
+        "import os, subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "open('pids.tmp', 'w').write(f'{os.getpid()} {child.pid}')\n"
+        "os.rename('pids.tmp', 'pids')\n"
+        "time.sleep(600)\n"
+    )
+    home = str(Path(controller.__path__[0]).parent)
+    command = subprocess.Popen([sys.executable, "-c", CHECKING.format(home=home, checker=checker)])
+    deadline = time.monotonic() + PATIENCE_S
+    while not Path("pids").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    pids = [int(pid) for pid in Path("pids").read_text().split()]
+    command.kill()
+    command.wait()
+    while (left := living(pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left
+
+
+def test_slow_import_is_named_while_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(user_code, "SLOW_S", 0.1)
+    assert look("import time; time.sleep(1)\ndef score(row, response, **info): return 1.0") == []
+    said = capsys.readouterr().err
+    assert said == "importing mine:score has taken 0.1 s so far; it is abandoned after 120 s\n"

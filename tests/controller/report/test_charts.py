@@ -1,0 +1,147 @@
+"""Claims about what the charts of a run hold, before anything is drawn."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_run import made_run, step_rows
+from report_run import report_run
+
+from controller.report import colours
+from controller.report.charts import MAX_POINTS, Chart, clock, column, curve, elapsed_s, number, running_mean
+from controller.report.data import RunData
+from controller.report.flow_charts import MAX_LINES, staleness_classes, staleness_over_time
+from controller.report.run_charts import sections
+
+
+@pytest.fixture(scope="module")
+def charts(tmp_path_factory) -> dict[str, Chart]:
+    data = RunData.load(report_run(tmp_path_factory.mktemp("runs")))
+    return {chart.key: chart for section in sections(data) for chart in section.charts}
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast ratio of WCAG 2.1."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_every_chart_of_a_whole_run_has_numbers_and_labelled_axes(charts):
+    for chart in charts.values():
+        assert not chart.is_empty, chart.key
+        assert chart.x.label, chart.key
+        assert chart.y.label, chart.key
+        assert chart.caption, chart.key
+
+
+def test_every_number_of_a_chart_is_finite_or_a_gap(charts):
+    for chart in charts.values():
+        for series in chart.series:
+            assert len(series.xs) == len(series.ys)
+            assert all(y is None or math.isfinite(y) for y in series.ys), (chart.key, series.name)
+
+
+def test_times_lengths_and_divergences_have_a_unit(charts):
+    units = {key: charts[key].y.unit for key in ("chart-kl", "chart-entropy", "chart-lengths", "chart-memory")}
+    assert units == {"chart-kl": "nats per token", "chart-entropy": "nats per token", "chart-lengths": "tokens",
+                     "chart-memory": "MB"}  # fmt: skip
+    assert charts["chart-flight"].x.unit == "s"
+
+
+def test_no_two_series_of_a_chart_look_alike(charts):
+    for chart in charts.values():
+        looks = [(series.colour, series.dash, series.emphasis) for series in chart.drawn]
+        assert len(set(looks)) == len(looks), chart.key
+
+
+def test_every_colour_a_chart_names_is_in_both_palettes(charts):
+    named = {series.colour for chart in charts.values() for series in chart.series}
+    named |= {colours.activity_colour(name) for name in ("generate", "wait:batch", "never heard of", "idle")}
+    assert named <= set(colours.LIGHT)
+    assert set(colours.LIGHT) == set(colours.DARK)
+
+
+@pytest.mark.parametrize("palette", [colours.LIGHT, colours.DARK])
+def test_categories_and_words_stand_out_from_the_paper(palette):
+    for name, value in palette.items():
+        if name.startswith("c") or name in ("bad", "warn"):
+            assert contrast(value, palette["paper"]) >= 3.0, name
+        if name in ("ink", "muted"):
+            assert contrast(value, palette["paper"]) >= 4.5, name
+
+
+def test_a_run_without_steps_says_so_in_each_chart():
+    data = made_run(steps=[], pulses=[])
+    for section in sections(data):
+        for chart in section.charts:
+            assert chart.is_empty, chart.key
+            assert chart.missing, chart.key
+
+
+def test_damaged_values_become_gaps():
+    values = [None, "x", True, 10**400, math.nan, 2]
+    assert column([{"loss": value} for value in values], "loss") == [None, None, None, None, None, 2.0]
+    assert number(-math.inf) is None
+
+
+def test_a_long_series_is_thinned_and_keeps_its_peaks():
+    ys = [0.0] * 10_000
+    ys[4321] = 7.0
+    thin = curve("norm", [float(n) for n in range(10_000)], list(ys), by=max)
+    assert len(thin.xs) <= MAX_POINTS
+    assert max(y for y in thin.ys if y is not None) == 7.0
+
+
+def test_a_thinned_chart_says_so():
+    chart = next(
+        c for s in sections(made_run(steps=step_rows(3 * MAX_POINTS))) for c in s.charts if c.key == "chart-loss"
+    )
+    assert "Each point stands for 3 steps." in chart.caption
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), max_size=40), st.integers(1, 12))
+def test_running_mean_is_the_mean_of_what_is_known(ys, window):
+    for place, mean in enumerate(running_mean(ys, window)):
+        known = [y for y in ys[max(0, place + 1 - window) : place + 1] if y is not None]
+        assert mean == (pytest.approx(sum(known) / len(known)) if known else None)
+
+
+@given(st.integers(0, 10**6))
+def test_classes_of_staleness_are_few_and_cover_every_value_once(highest):
+    classes = staleness_classes(highest)
+    assert len(classes) <= colours.NUM_RAMP
+    assert classes[0][0] == 0
+    assert classes[-1][1] >= highest
+    assert all(after[0] == before[1] + 1 for before, after in pairwise(classes))
+
+
+def test_shares_of_staleness_add_up_in_every_bar():
+    steps = [{"step": n + 1, "staleness": [n % 5, n % 40, 3]} for n in range(500)]
+    chart = staleness_over_time(steps)
+    for shares in zip(*(series.ys for series in chart.series), strict=True):
+        assert sum(shares) == pytest.approx(1.0, abs=1e-4)
+    widths = {round(after - before, 6) for before, after in pairwise(chart.series[0].xs)}
+    assert len(widths) == 1
+
+
+def test_the_clock_of_a_resumed_run_goes_on():
+    assert elapsed_s([1, 5, 9, 2, 4]) == [1, 5, 9, 11, 13]
+    axis, times = clock([0.0, 3600.0, 60.0])
+    assert (axis.unit, times) == ("min", [0.0, 60.0, 61.0])
+
+
+def test_memory_of_many_processes_draws_the_largest_and_says_how_many_are_left_out(tmp_path):
+    data = RunData.load(report_run(tmp_path, num_workers=12, has_traces=False, has_ledger=False, num_steps=5))
+    chart = next(c for s in sections(data) for c in s.charts if c.key == "chart-memory")
+    assert len(chart.series) == MAX_LINES
+    assert "6 more are not shown" in chart.caption

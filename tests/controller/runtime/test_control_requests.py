@@ -1,0 +1,59 @@
+"""Claims about requests: asked once, answered once, rubbish is answered too, and nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from areal_like.errors import UserError
+from controller.runtime.control_requests import MAX_BYTES, Request, Requests, answer_to, ask, withdraw
+
+
+def test_request_is_taken_once_and_answered(tmp_path: Path) -> None:
+    folder = tmp_path / "requests"
+    desk = Requests(folder)
+    assert desk.take() == []
+    key = ask(folder, "drain", "rollout-1")
+    assert answer_to(folder, key) is None
+    assert desk.take() == [Request(key, "drain", "rollout-1")]
+    assert desk.take() == []
+    desk.answer(key, "rollout-1", is_granted=True)
+    assert answer_to(folder, key) == (True, "rollout-1")
+    assert list(folder.iterdir()) == []
+
+
+def test_what_an_earlier_stretch_left_is_void(tmp_path: Path) -> None:
+    ask(tmp_path, "add")
+    assert Requests(tmp_path).take() == []
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"wish": "explode"}', '{"wish": "drain", "worker": 3}', "x" * 9999]
+)
+def test_what_is_no_request_is_refused_and_removed(tmp_path: Path, content: str) -> None:
+    desk = Requests(tmp_path)
+    (tmp_path / "k.json").write_text(content)
+    assert desk.take() == []
+    found = answer_to(tmp_path, "k")
+    assert found is not None
+    assert not found[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_withdrawn_request_is_not_granted(tmp_path: Path) -> None:
+    desk = Requests(tmp_path)
+    withdraw(tmp_path, ask(tmp_path, "add"))
+    assert desk.take() == []
+
+
+def test_folder_that_cannot_be_written_is_a_users_mistake(tmp_path: Path) -> None:
+    (tmp_path / "requests").write_text("a file is in the way")
+    with pytest.raises(UserError, match="request"):
+        ask(tmp_path / "requests", "add")
+
+
+def test_oversized_request_is_not_read_whole(tmp_path: Path) -> None:
+    desk = Requests(tmp_path)
+    (tmp_path / "k.json").write_text('{"wish": "add", "worker": "' + "x" * MAX_BYTES + '"}')
+    assert desk.take() == []

@@ -1,0 +1,77 @@
+"""The README's commands work in a folder with nothing but the user's own rows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from controller.cli.arguments import make_parser
+from controller.config.loading import load_config
+from controller.preflight import preflight
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+def own_job() -> list[list[str]]:
+    """The commands of the section about a job of one's own, without `areal-like`."""
+    return [words[1:] for line in block("").splitlines() if (words := shlex.split(line, comments=True))]
+
+
+def block(language: str) -> str:
+    """The first fenced block of this language in the section about a job of one's own."""
+    section = README.read_text().partition("## Your own job")[2]
+    return next(text for name, text in re.findall(r"^```(\w*)\n(.*?)^```$", section, re.M | re.S) if name == language)
+
+
+def refuse(text: str) -> int:
+    pytest.fail(text)
+
+
+def test_every_command_is_one() -> None:
+    commands = own_job()
+    assert {words[0] for words in commands} >= {"validate", "train", "resume", "eval", "simulate"}
+    for words in commands:
+        make_parser(refuse).parse_args(words)
+
+
+@pytest.mark.parametrize("purpose", ["validate", "train"])
+def test_a_job_on_own_rows_is_refused_for_nothing_but_the_machine(
+    purpose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = json.dumps({"question": "What is 2 + 2?", "answer": "2 + 2 = 4\n#### 4"})
+    for name in ("train.jsonl", "test.jsonl"):
+        Path(name).write_text(f"{row}\n" * 80)
+    arguments = next(make_parser(refuse).parse_args(words) for words in own_job() if words[0] == purpose)
+    loaded = load_config(arguments.config, arguments.overrides)
+    found = preflight.look(loaded.config, purpose)  # type: ignore[arg-type]
+    assert [str(problem) for problem in found.problems] == []
+
+
+def test_the_configuration_shown_is_refused_for_nothing_but_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = json.dumps({"question": "What is 2 + 2?", "answer": "4"})
+    for name in ("train.jsonl", "test.jsonl"):
+        Path(name).write_text(f"{row}\n" * 40)
+    Path("mine.yaml").write_text(block("yaml"))
+    found = preflight.look(load_config("mine.yaml", []).config, "validate")
+    assert [str(problem) for problem in found.problems] == []
+
+
+def test_rows_for_evaluation_that_are_not_there_say_how_to_do_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.jsonl").write_text(json.dumps({"question": "2 + 2?", "answer": "#### 4"}) + "\n")
+    missing = load_config("gsm8k", ["data.train.path=train.jsonl"]).config
+    (problem,) = preflight.look(missing, "validate").problems
+    assert problem.keys == ("data.eval",)
+    assert "data.eval=null" in problem.remedy
+    without = load_config("gsm8k", ["data.train.path=train.jsonl", "data.eval=null"]).config
+    assert preflight.look(without, "validate").problems == []

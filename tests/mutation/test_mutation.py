@@ -1,0 +1,143 @@
+"""The mutation runner itself: what it changes, and that it tells a weak test from a strong one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.mutation.draw import draw, named
+from tests.mutation.operators import is_real, mutants
+from tests.mutation.page import equivalents
+from tests.mutation.targets import LEFT_OUT, PACKAGES, core_modules, reason_left_out
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def changed(source: str, operator: str) -> list[str]:
+    """All real mutants of one operator."""
+    found = [m for m in mutants(source.encode()) if m.operator == operator and is_real(m, source.encode())]
+    return [mutant.apply(source.encode()).decode() for mutant in found]
+
+
+@pytest.mark.parametrize(
+    ("operator", "before", "after"),
+    [
+        ("compare", "x = a <= b", ["x = a < b"]),
+        ("compare", "x = a not in b", ["x = a in b"]),
+        ("compare", "x = 0 < (a) == b", ["x = 0 <= (a) == b", "x = 0 < (a) != b"]),
+        ("andor", "x = a and b or c", ["x = a or b or c", "x = a and b and c"]),
+        ("dropnot", "x = not a", ["x = a"]),
+        ("plusminus", "x = a + b - c", ["x = a - b - c", "x = a + b + c"]),
+        ("plusminus", "x = 'a' + b", []),
+        ("plusminus", "x += 1", ["x -= 1"]),
+        ("minmax", "x = max(a, b.min())", ["x = min(a, b.min())", "x = max(a, b.max())"]),
+        ("constant", "x = f(True, 3, 'text')", ["x = f(False, 3, 'text')", "x = f(True, 4, 'text')"]),
+        ("delcall", "async def f():\n    await g()", ["async def f():\n    pass"]),
+        ("delcall", "log.info('x')", []),
+        ("ifbody", "if a:\n    b = 1\n    c = 2\nelse:\n    d = 3", ["if a:\n    pass\nelse:\n    d = 3"]),
+        ("return", "def f():\n    return a", ["def f():\n    return None"]),
+        ("return", "def f():\n    a = 1\n    b(a)", ["def f():\n    return\n    b(a)"]),
+        ("compare", "def f(x: Literal[1] = a > b) -> None:\n    assert x > 1", []),
+    ],
+)
+def test_operators_change_what_they_say(operator: str, before: str, after: list[str]) -> None:
+    found = changed(before, operator)
+    if operator == "compare" and before.startswith("def"):
+        found = [text for text in found if "assert x > 1" not in text]
+    assert found == after
+
+
+def test_statement_of_a_mutant_ends_before_the_body() -> None:
+    source = b"def f(a=1):\n    if (\n        a > 1\n    ):\n        b = 2\n"
+    spans = {(mutant.operator, mutant.line): mutant.statement for mutant in mutants(source)}
+    assert spans["compare", 3] == (2, 4)
+    assert spans["constant", 5] == (5, 5)
+    assert spans["constant", 1] == (1, 1)
+
+
+def test_every_pattern_of_what_is_left_out_matches_something_and_core_modules_stay_in() -> None:
+    modules = core_modules(REPOSITORY)
+    stems = {module.stem for module in modules}
+    assert {"staleness", "encoding", "hub", "coordinator", "audit", "sample", "versions", "loss", "step"} <= stems
+    everything = [path.relative_to(REPOSITORY) for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py")]
+    parts = {part for module in everything for part in (*module.parts[1:-1], module.stem)}
+    assert not [pattern for pattern in LEFT_OUT if not any(Path(part).match(pattern) for part in parts)]
+    assert all(reason_left_out(module) == "" for module in modules)
+
+
+def test_draw_depends_on_the_seed_alone() -> None:
+    first, again, other = (draw(REPOSITORY, seed, 20, "areal_like/*") for seed in (1, 1, 2))
+    assert [drawn.key for drawn in first] == [drawn.key for drawn in again]
+    assert {drawn.key for drawn in first} != {drawn.key for drawn in other}
+    place = first[0]
+    assert place in named(REPOSITORY, [f"{place.module}:{place.mutant.line}:{place.mutant.operator}"])
+
+
+def test_equivalent_mutants_have_a_reason() -> None:
+    judged = equivalents(REPOSITORY / "tests" / "mutation" / "equivalent.txt")
+    assert all(len(reason) > 20 for reason in judged.values())
+
+
+MODULE = """
+def weak(number: int) -> bool:
+    return number > 10
+
+
+def strong(number: int) -> bool:
+    return number >= 10
+
+
+def hangs(number: int) -> int:
+    while number < 10:
+        number += 1
+    return number
+"""
+TESTS = """
+from areal_like.toy import hangs, strong, weak
+
+
+def test_weak():
+    assert weak(20)
+
+
+def test_strong():
+    assert strong(10) and not strong(9)
+
+
+def test_hangs():
+    assert hangs(3) == 10
+"""
+
+
+@pytest.mark.e2e
+def test_a_boundary_no_test_looks_at_survives_and_the_checkout_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "areal_like").mkdir()
+    (tmp_path / "areal_like" / "toy.py").write_text(MODULE)
+    shutil.copytree(REPOSITORY / "tests" / "mutation", tmp_path / "tests" / "mutation")
+    (tmp_path / "tests" / "areal_like").mkdir()
+    (tmp_path / "tests" / "areal_like" / "test_toy.py").write_text(TESTS)
+    (tmp_path / ".gitignore").write_text("build/\n")
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    places = [f"areal_like/toy.py:{line}:compare" for line in (3, 7)] + ["areal_like/toy.py:12:plusminus"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.mutation",
+        "--budget-s=1",
+        "--grace-s=4",
+        *(f"--place={place}" for place in places),
+    ]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert "survived          areal_like/toy.py:3 compare" in ran.stdout
+    assert "killed            areal_like/toy.py:7 compare  tests/areal_like/test_toy.py::test_strong" in ran.stdout
+    assert "timeout           areal_like/toy.py:12 plusminus" in ran.stdout
+    assert "+    return number >= 10" in ran.stdout
+    assert "score 2/3 = 66.7 %" in ran.stdout
+    assert (tmp_path / "areal_like" / "toy.py").read_text() == MODULE

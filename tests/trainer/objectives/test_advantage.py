@@ -1,0 +1,75 @@
+"""Advantages go by group id, whatever the order and size of groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.config import AdvantageSettings
+from trainer.objectives.advantage import advantages, shaped_rewards
+
+KINDS = ["grpo", "grpo_no_std", "rloo"]
+
+
+def _oracle(rewards: list[float], kind: str, eps: float) -> list[float]:
+    mean = sum(rewards) / len(rewards)
+    if kind == "grpo":
+        std = (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5
+        return [(r - mean) / (std + eps) for r in rewards]
+    if kind == "grpo_no_std":
+        return [r - mean for r in rewards]
+    if len(rewards) == 1:
+        return [0.0]
+    return [r - (sum(rewards) - r) / (len(rewards) - 1) for r in rewards]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    pairs=st.lists(st.tuples(st.integers(0, 5), st.sampled_from([-1.0, 0.0, 0.1, 0.5, 1.0])), min_size=1, max_size=30),
+)
+def test_groups_of_unequal_size_in_any_order_match_the_oracle(kind: str, pairs: list[tuple[int, float]]) -> None:
+    config = AdvantageSettings(kind=kind)  # type: ignore[arg-type]
+    group_ids, rewards = zip(*pairs, strict=True)
+    ours = advantages(np.asarray(rewards), np.asarray(group_ids), config)
+    for group_id in set(group_ids):
+        members = [i for i, g in enumerate(group_ids) if g == group_id]
+        expected = _oracle([rewards[i] for i in members], kind, config.std_eps)
+        np.testing.assert_allclose(ours[members], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_dropped_sample_does_not_shift_its_neighbours_groups() -> None:
+    group_ids = np.asarray([0, 0, 0, 1, 1, 1, 1])  # group 0 lost its fourth sample
+    rewards = np.asarray([0.0, 0.0, 1.0, 5.0, 5.0, 5.0, 9.0])
+    ours = advantages(rewards, group_ids, AdvantageSettings(kind="grpo_no_std"))
+    np.testing.assert_allclose(ours, [-1 / 3, -1 / 3, 2 / 3, -1, -1, -1, 3], rtol=1e-6)
+    by_stride = (rewards[:4] - rewards[:4].mean()).tolist()  # what a fixed group size of 4 would make of it
+    assert abs(by_stride[0] - ours[0]) > 1
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "global_norm"])
+def test_equal_rewards_give_exactly_zero(kind: str) -> None:
+    settings_ = AdvantageSettings(kind=kind)  # type: ignore[arg-type]
+    assert not advantages(np.full(3, 0.1), np.zeros(3, int), settings_).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_group_of_one_gives_exactly_zero(kind: str) -> None:
+    settings_ = AdvantageSettings(kind=kind)  # type: ignore[arg-type]
+    ours = advantages(np.asarray([7.0, 0.0, 1.0]), np.asarray([4, 9, 9]), settings_)
+    assert ours[0] == 0
+    assert ours[1] < 0 < ours[2]
+
+
+def test_global_norm_ignores_groups() -> None:
+    rewards = np.asarray([1.0, 2.0, 4.0, 9.0])
+    ours = advantages(rewards, np.asarray([0, 0, 1, 2]), AdvantageSettings(kind="global_norm"))
+    np.testing.assert_allclose(ours, (rewards - 4) / (rewards.std() + 1e-4), rtol=1e-6)
+
+
+def test_rewards_are_biased_scaled_then_clipped_before_anything_else() -> None:
+    config = AdvantageSettings(kind="grpo_no_std", reward_bias=-0.5, reward_scale=10, reward_clip=4.0)
+    np.testing.assert_allclose(shaped_rewards(np.asarray([0.0, 0.6, 1.0]), config), [-4.0, 1.0, 4.0])
+    np.testing.assert_allclose(advantages(np.asarray([0.0, 1.0]), np.zeros(2, int), config), [-4.0, 4.0])

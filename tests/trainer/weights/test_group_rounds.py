@@ -1,0 +1,247 @@
+"""Who takes part in a round, when it begins, and what becomes of the group afterwards. The wire is played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from areal_like.errors import TransferBroken
+from areal_like.weights.process_group import GroupCall, JoinRequest, NoGroup, buckets
+from areal_like.weights.weight_store import TensorBytes, WeightStore, open_payload
+from trainer.config import GroupSettings
+from trainer.weights import group_rounds
+from trainer.weights.group_rounds import GroupRounds
+
+PATIENCE_S = 20.0
+
+
+class PlayedRoot:
+    """Stands for the wire: notes what it was made for and brought."""
+
+    made: ClassVar[list[PlayedRoot]] = []
+    is_broken = False
+
+    def __init__(self, name: str, size: int, **settings: object) -> None:
+        self.name, self.size, self.host, self.port = name, size, settings["host"], 4711
+        self.backend, self.num_brought, self.has_left = settings["backend"], 0, False
+        PlayedRoot.made.append(self)
+
+    def bring(self, manifest: object, payload: memoryview, bucket_bytes: int) -> None:
+        if PlayedRoot.is_broken:
+            raise TransferBroken("the wire was cut")
+        self.num_brought += 1
+
+    def leave(self) -> None:
+        self.has_left = True
+
+
+class Stage:
+    """Rounds over a played wire, and what the workers were told."""
+
+    def __init__(self, root: Path, **settings: float) -> None:
+        self.store = WeightStore(root / "store", "disk", keep=9)
+        self.told: list[tuple[str, GroupCall | NoGroup]] = []
+        self.rounds = GroupRounds(
+            GroupSettings(**settings), run_id="r", host="127.0.0.1", device="cpu", send=self._send
+        )
+
+    def _send(self, peer: str, message: GroupCall | NoGroup) -> bool:
+        self.told.append((peer, message))
+        return True
+
+    def offer(self, version: int, lineage: str = "l0") -> None:
+        array = np.full(8, version, np.float32)
+        self.rounds.offer(self.store.publish(version, lineage, {"w": TensorBytes("float32", (8,), array.data)}))
+
+    def join(self, *peers: str, version: int, num_ranks: int = 1, lineage: str = "l0") -> None:
+        for peer in peers:
+            self.rounds.join(peer, JoinRequest(version=version, lineage=lineage, num_ranks=num_ranks))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():  # noqa: ASYNC110 - what is waited for is a thread's progress
+                await asyncio.sleep(0.001)
+
+    async def held(self, num_rounds: int) -> None:
+        counters = self.rounds.counters
+        done = lambda: counters["weights_group_rounds"] + counters["weights_group_broken"]  # noqa: E731
+        await self.until(lambda: done() == num_rounds)
+
+    def calls(self, version: int) -> dict[str, GroupCall]:
+        return {p: call for p, call in self.told if isinstance(call, GroupCall) and call.version == version}
+
+    def refusals(self) -> dict[tuple[str, int], str]:
+        return {(peer, no.version): no.reason for peer, no in self.told if isinstance(no, NoGroup)}
+
+
+@pytest.fixture
+def play(tmp_path, monkeypatch):
+    PlayedRoot.made, PlayedRoot.is_broken = [], False
+    monkeypatch.setattr(group_rounds, "GroupRoot", PlayedRoot)
+
+    def start(scenario, **settings):
+        async def all_of_it():
+            stage = Stage(tmp_path, **{"gather_s": 0.05, **settings})
+            running = asyncio.create_task(stage.rounds.run())
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await scenario(stage)
+            finally:
+                running.cancel()
+                await stage.rounds.close()
+
+        asyncio.run(all_of_it())
+
+    return start
+
+
+def test_members_get_places_side_by_side_and_the_same_group_serves_again(play):
+    async def scenario(stage):
+        stage.offer(0)
+        stage.join("a", version=0, num_ranks=2)
+        stage.join("b", version=0)
+        await stage.held(1)
+        calls = stage.calls(0)
+        assert {peer: (call.rank, call.size, call.is_new) for peer, call in calls.items()} == {
+            "a": (1, 4, True),
+            "b": (3, 4, True),
+        }
+        stage.offer(1)
+        stage.join("b", version=1)
+        stage.join("a", version=1, num_ranks=2)
+        await stage.held(2)
+        assert [call.is_new for call in stage.calls(1).values()] == [False, False]
+        assert stage.calls(1)["a"].group == calls["a"].group
+        assert len(PlayedRoot.made) == 1
+
+    play(scenario)
+
+
+def test_a_trainer_that_started_again_makes_no_group_of_the_name_its_workers_are_in_already(play):
+    names = []
+
+    def life(lineage):
+        async def scenario(stage):
+            stage.offer(0, lineage)
+            stage.join("a", version=0, lineage=lineage)
+            await stage.held(1)
+            names.append(stage.calls(0)["a"].group)
+
+        return scenario
+
+    play(life("l0"))
+    play(life("l1"))
+    assert names[0] != names[1]
+
+
+def test_a_round_waits_for_those_of_the_last_one_and_no_longer_than_it_must(play):
+    async def scenario(stage):
+        stage.offer(0)
+        stage.join("a", "b", version=0)
+        await stage.held(1)
+        stage.offer(1)
+        stage.join("a", version=1)
+        await asyncio.sleep(0)
+        assert not stage.calls(1)
+        stage.rounds.left("b")  # dead: nobody waits for it, and the group with it is void
+        await stage.held(2)
+        assert set(stage.calls(1)) == {"a"}
+        assert stage.calls(1)["a"].is_new
+
+    play(scenario, gather_s=PATIENCE_S * 2)
+
+
+def test_a_worker_that_does_not_come_costs_the_others_the_gathering_time_once(play):
+    async def scenario(stage):
+        stage.offer(0)
+        stage.join("a", "b", version=0)
+        await stage.held(1)
+        stage.offer(1)
+        stage.join("a", version=1)
+        await stage.held(2)  # by the clock
+        assert set(stage.calls(1)) == {"a"}
+        stage.join("b", version=1)
+        assert "round" in stage.refusals()["b", 1]
+        stage.offer(2)
+        stage.join("a", "b", version=2)
+        await stage.held(3)
+        assert set(stage.calls(2)) == {"a", "b"}
+        assert stage.calls(2)["a"].group != stage.calls(1)["a"].group
+
+    play(scenario)
+
+
+def test_whatever_is_not_the_newest_version_comes_as_a_stream(play):
+    async def scenario(stage):
+        stage.join("a", version=0)
+        assert ("a", 0) in stage.refusals()
+        stage.offer(1)
+        stage.join("a", version=0)
+        stage.offer(2)
+        stage.join("b", version=2)
+        stage.offer(3)  # b waits for a version that is old by now
+        assert stage.refusals()["b", 2] == "a newer version is out"
+
+    play(scenario, gather_s=PATIENCE_S)
+
+
+def test_after_a_broken_transfer_the_next_version_gets_another_group(play):
+    async def scenario(stage):
+        stage.offer(0)
+        stage.join("a", "b", version=0)
+        await stage.held(1)
+        PlayedRoot.is_broken = True
+        stage.offer(1)
+        stage.join("a", "b", version=1)
+        await stage.until(lambda: PlayedRoot.made[0].has_left)  # members in it notice that we are gone
+        await stage.held(2)
+        PlayedRoot.is_broken = False
+        stage.offer(2)
+        stage.join("a", "b", version=2)
+        await stage.held(3)
+        assert all(call.is_new for call in stage.calls(2).values())
+        assert stage.rounds.counters["weights_group_broken"] == 1
+
+    play(scenario)
+
+
+def test_a_worker_that_asks_again_gets_the_same_call(play):
+    async def scenario(stage):
+        stage.offer(0)
+        stage.join("a", version=0)
+        await stage.held(1)
+        stage.join("a", version=0)
+        first, again = (call for _, call in stage.told)
+        assert first == again
+
+    play(scenario)
+
+
+def test_buckets_are_whole_tensors_and_cover_the_payload_once(tmp_path):
+    dice = np.random.default_rng(0)
+    sizes = [int(size) for size in dice.integers(0, 90, 40)]
+    tensors = {
+        f"t{index}": TensorBytes("bfloat16" if index % 3 else "float32", (size,), bytes_of(size, index % 3))
+        for index, size in enumerate(sizes)
+    }
+    store = WeightStore(tmp_path, "disk", keep=1)
+    manifest, _ = open_payload(store.publish(0, "l0", tensors))
+    cut = list(buckets(manifest, 400))
+    at = min(entry.offset for entry in manifest.tensors)
+    for bucket in cut:
+        assert bucket.offset == at
+        assert bucket.num_bytes <= 400 or len(bucket.entries) == 1
+        at += bucket.num_bytes
+    assert at == manifest.num_bytes
+    assert {entry.name for bucket in cut for entry in bucket.entries} == {
+        entry.name for entry in manifest.tensors if entry.num_bytes
+    }
+
+
+def bytes_of(size: int, is_half: int) -> memoryview:
+    return memoryview(bytes(size * (2 if is_half else 4)))

@@ -1,0 +1,207 @@
+"""Checkpoints as folders: where they lie, when one counts, which one a run continues from. Torch-free.
+
+Owns: <run>/checkpoints/step_000020/, its manifest and state.json, verification, the choice of the newest, retention.
+Refuses: knowing what the training state is (training_state.py), deciding when to save (worker.py).
+
+A folder becomes visible by one rename after its manifest (sha256 of each file) was written last, so a folder that
+is there is complete, all of one moment or nothing; the manifest finds later damage. Folders newer than the one just
+saved belong to a lineage that was rolled back; they go once the new one is safe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from areal_like.errors import WeightError
+from areal_like.wire.messages import RunPosition
+from trainer.checkpoints.atomic_folder import atomic_folder, remove_folder, sweep
+
+log = logging.getLogger(__name__)
+
+FORMAT = 2
+MANIFEST = "manifest.json"
+STATE = "state.json"
+_STEP_FOLDER = re.compile(r"step_(\d{6,})")
+
+
+class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
+    """What state.json says: which policy this is and how far the run was.
+
+    version: policy version, equal to the number of steps done. counters: the trainer's monotonic counters.
+    config_digest: sha256 over the settings it was trained with. generators: states of Python's and NumPy's generators.
+    position: of data and ledger when the batch of step `version` was handed out. staleness: groups trained on, by their
+    staleness, along the lineage that leads here.
+    """
+
+    version: int
+    lineage: str
+    run_id: str
+    config_digest: str
+    counters: dict[str, float] = {}
+    generators: dict[str, Any] = {}
+    position: RunPosition = RunPosition()
+    staleness: dict[int, int] = {}
+    origin_dtype: str = "float32"
+    """Type the model came in, where it was imported: export gives it back in that."""
+    saved_at_s: float = 0.0
+    format: int = FORMAT
+
+
+def checkpoint_folder(run_dir: Path, version: int) -> Path:
+    """Where the checkpoint of `version` lies."""
+    return run_dir / "checkpoints" / f"step_{version:06d}"
+
+
+def all_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
+    """(version, folder) of every complete checkpoint, oldest first; temporary folders are not among them."""
+    found = []
+    for folder in (run_dir / "checkpoints").glob("step_*"):
+        match = _STEP_FOLDER.fullmatch(folder.name)
+        if match and (folder / MANIFEST).is_file():
+            found.append((int(match[1]), folder))
+    return sorted(found)
+
+
+def mend(run_dir: Path) -> None:
+    """Put back a checkpoint whose replacement was cut off, and remove what killed writers left.
+
+    Only while no trainer of the run lives. A folder that may not be written stays as it is: `save` will say so.
+    """
+    try:
+        sweep(run_dir / "checkpoints", are_writers_gone=True)
+    except OSError as error:
+        log.warning("%s could not be cleaned up: %s", run_dir / "checkpoints", error)
+
+
+def latest(run_dir: Path) -> Path | None:
+    """The newest complete checkpoint, unverified; None where there is none."""
+    found = all_checkpoints(run_dir)
+    return found[-1][1] if found else None
+
+
+def latest_valid(run_dir: Path) -> Path | None:
+    """The newest checkpoint whose every file has its recorded checksum; damaged ones are logged and passed over."""
+    for version, folder in reversed(all_checkpoints(run_dir)):
+        try:
+            verify(folder)
+        except WeightError as error:
+            log.error("skipping the checkpoint of version %d: %s", version, error)
+        else:
+            return folder
+    return None
+
+
+def verify(folder: Path) -> None:
+    """Raises WeightError, naming the file, when `folder` is no checkpoint or a file is missing or has changed."""
+    manifest = folder / MANIFEST
+    try:
+        recorded = json.loads(manifest.read_text())
+        is_known, files = recorded["format"] == FORMAT, dict(recorded["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WeightError(f"{manifest} is missing or damaged: this is not a complete checkpoint") from error
+    if not is_known:
+        raise WeightError(f"{manifest} has format {recorded['format']}; this version reads format {FORMAT}")
+    for name, entry in sorted(files.items()):
+        file = folder / name
+        try:
+            num_bytes, digest = _measure(file)
+        except OSError as error:
+            raise WeightError(f"{file} of the checkpoint cannot be read ({error.strerror})") from error
+        if [num_bytes, digest] != [entry["num_bytes"], entry["sha256"]]:
+            raise WeightError(f"{file} is damaged: its checksum is not the recorded one")
+
+
+def read_state(folder: Path) -> CheckpointState:
+    """state.json of a checkpoint. Raises WeightError when it is missing or damaged."""
+    file = folder / STATE
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=CheckpointState)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise WeightError(f"{file} is missing or damaged ({error})") from error
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """Which checkpoints stay: the newest `keep`, and of the older ones those at least `every_s` apart (None: none)."""
+
+    keep: int
+    every_s: float | None = None
+
+
+Facts = Mapping[str, tuple[int, str]]
+"""Size and sha256 by file name, of files whose writer knows them already."""
+
+
+def save(
+    run_dir: Path, state: CheckpointState, write: Callable[[Path], Facts | None], retention: Retention
+) -> tuple[Path, int]:
+    """Write the checkpoint of `state.version`: `write` fills the folder, then state.json, then the manifest.
+
+    Returns the folder and its bytes. Afterwards only what `retention` says remains. Raises OperationError when the disk
+    refuses; older checkpoints are untouched.
+    """
+    target = checkpoint_folder(run_dir, state.version)
+    with atomic_folder(target) as partial:
+        num_bytes = fill(partial, state, write)
+    _retain(run_dir, version=state.version, retention=retention)
+    return target, num_bytes
+
+
+def fill(folder: Path, state: CheckpointState, write: Callable[[Path], Facts | None]) -> int:
+    """Everything a checkpoint consists of, the manifest last; returns its bytes."""
+    facts = dict(write(folder) or {})
+    stamped = msgspec.structs.replace(state, saved_at_s=time.time())
+    (folder / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(stamped), indent=1))
+    files, total_bytes = {}, 0
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            name = str(file.relative_to(folder))
+            num_bytes, digest = facts.get(name) or _measure(file)
+            files[name] = {"num_bytes": num_bytes, "sha256": digest}
+            total_bytes += num_bytes
+    (folder / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
+    return total_bytes
+
+
+def _retain(run_dir: Path, *, version: int, retention: Retention) -> None:
+    everything = all_checkpoints(run_dir)
+    line = [entry for entry in everything if entry[0] <= version]
+    surviving = line[-retention.keep :]
+    if retention.every_s is not None:
+        surviving = _spaced(line[: -retention.keep], retention.every_s) + surviving
+    for entry in everything:
+        if entry not in surviving:
+            try:
+                remove_folder(entry[1])
+            except OSError as error:  # the new one is complete: one too many is no reason to end a run
+                log.warning("checkpoint %s cannot be removed: %s", entry[1], error)
+
+
+def _spaced(entries: list[tuple[int, Path]], every_s: float) -> list[tuple[int, Path]]:
+    """The first, and each that was saved at least `every_s` after the last one chosen."""
+    chosen: list[tuple[int, Path]] = []
+    last_s = -float("inf")
+    for entry in entries:
+        try:
+            saved_at_s = read_state(entry[1]).saved_at_s
+        except WeightError as error:
+            log.warning("removed checkpoint %s: %s", entry[1], error)
+            continue
+        if saved_at_s - last_s >= every_s:
+            chosen.append(entry)
+            last_s = saved_at_s
+    return chosen
+
+
+def _measure(file: Path) -> tuple[int, str]:
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        return opened.tell(), digest

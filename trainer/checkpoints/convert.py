@@ -1,0 +1,239 @@
+"""Checkpoints and Hugging Face folders, one made of the other. Torch-free.
+
+Owns: `export_checkpoint`, `import_folder`, the conversion of types. Refuses: models (shapes and names are carried over
+as they are), optimizer state in Hugging Face folders.
+
+A checkpoint's weights are float32 whatever they came in; the type they came in stands in its state.json, and export
+gives them back in it: bfloat16 and float16 are parts of float32, so both ways keep every bit. One tensor is in memory
+at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from areal_like.errors import UserError, WeightError
+from trainer.checkpoints import checkpoint
+from trainer.checkpoints.atomic_folder import atomic_folder
+from trainer.checkpoints.checkpoint import CheckpointState
+from trainer.checkpoints.companion_files import copy_companions
+
+WEIGHTS = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+INDEX = "model.safetensors.index.json"
+FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
+"""Types converted, as safetensors names them; all others travel as they are."""
+NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+DTYPES = {code: name for name, code in NAMES.items()}
+MAX_HEADER_BYTES = 100 << 20
+
+
+class Stored(NamedTuple):
+    """A tensor in a safetensors file; `start` counts from the beginning of the file."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    num_bytes: int
+
+
+def export_checkpoint(folder: Path, out: Path, *, dtype: str | None = None) -> str:
+    """A Hugging Face folder of a checkpoint, verified first; returns the weights' type.
+
+    dtype: float32, bfloat16 or float16; None: that of the model it was made of. Raises UserError, WeightError,
+    OperationError (disk).
+    """
+    _refuse_filled(out)
+    checkpoint.verify(folder)
+    dtype = dtype or checkpoint.read_state(folder).origin_dtype
+    config = _config(folder)
+    with atomic_folder(out) as partial:
+        _write_weights(partial / WEIGHTS, stored_tensors(folder), NAMES[dtype])
+        _write_config(partial, config, dtype)
+        copy_companions(folder, partial)
+    return dtype
+
+
+def import_folder(source: Path, out: Path) -> tuple[int, str]:
+    """A checkpoint of version 0 of a Hugging Face folder; returns the number of tensors and the type they came in.
+
+    Raises UserError, OperationError (disk).
+    """
+    _refuse_filled(out)
+    config, tensors = _config(source), stored_tensors(source)
+    dtype = _type_of(tensors, source)
+    state = CheckpointState(version=0, lineage="", run_id="", config_digest="", origin_dtype=dtype)
+
+    def write(partial: Path) -> Mapping[str, tuple[int, str]]:
+        facts = {WEIGHTS: _write_weights(partial / WEIGHTS, tensors, "F32")}
+        _write_config(partial, config, "float32")
+        copy_companions(source, partial)
+        return facts
+
+    with atomic_folder(out) as partial:
+        checkpoint.fill(partial, state, write)
+    return len(tensors), dtype
+
+
+# ---------------------------------------------------------------- safetensors
+
+
+def stored_tensors(folder: Path) -> dict[str, Stored]:
+    """Every tensor of a folder's weights by name. Raises UserError where there are none, or a file is damaged."""
+    files = sorted(folder.glob("*.safetensors"))
+    files = [file for file in files if file.name != OPTIMIZER]
+    if (folder / INDEX).is_file():
+        try:
+            named = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError("is damaged", where=str(folder / INDEX), remedy="fetch the model again") from error
+        files = [folder / name for name in sorted(named)]
+    if not files:
+        others = sorted(file.name for file in folder.glob("*.bin"))
+        what = f"its weights are {others[0]}, and only safetensors are read" if others else "there are no weights here"
+        raise UserError(what, where=str(folder), remedy="give a folder with model.safetensors")
+    found: dict[str, Stored] = {}
+    for file in files:
+        for name, tensor in _header(file):
+            if name in found:
+                raise UserError(f"{name} is in two files", where=str(folder), remedy="keep one of them")
+            found[name] = tensor
+    return found
+
+
+def _header(file: Path) -> Iterator[tuple[str, Stored]]:
+    try:
+        with file.open("rb") as opened:
+            size = int.from_bytes(opened.read(8), "little")
+            if not 0 < size <= MAX_HEADER_BYTES:
+                raise ValueError("no header")
+            header = opened.read(size)
+            if len(header) < size:
+                raise ValueError("it ends in its header")
+            table, num_bytes = json.loads(header), opened.seek(0, 2)
+        table.pop("__metadata__", None)
+        for name, entry in table.items():
+            first, last = entry["data_offsets"]
+            if not 0 <= first <= last <= num_bytes - 8 - size:
+                raise ValueError(f"{name} lies outside the file")
+            width = FLOATS.get(entry["dtype"])
+            if width is not None and last - first != width * math.prod(entry["shape"]):
+                raise ValueError(f"the size of {name} does not match its shape")
+            yield name, Stored(file, entry["dtype"], tuple(entry["shape"]), 8 + size + first, last - first)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"is not a complete safetensors file ({error})", where=str(file), remedy="fetch it again"
+        ) from error
+
+
+def _write_weights(file: Path, tensors: Mapping[str, Stored], dtype: str) -> tuple[int, str]:
+    """All tensors in one file, floats as `dtype`; its size and sha256."""
+    names = sorted(tensors, key=lambda name: (-_size(tensors[name], dtype)[1], name))  # wide types first: aligned
+    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name in names:
+        num_bytes, _ = _size(tensors[name], dtype)
+        code = dtype if tensors[name].dtype in FLOATS else tensors[name].dtype
+        table[name] = {
+            "dtype": code, "shape": list(tensors[name].shape), "data_offsets": [offset, offset + num_bytes],
+        }  # fmt: skip
+        offset += num_bytes
+    header = json.dumps(table, separators=(",", ":")).encode()
+    header += b" " * (-(len(header) + 8) % 64)
+    digest = hashlib.sha256()
+    with file.open("wb") as opened:
+        _put(opened, digest, len(header).to_bytes(8, "little") + header)
+        for name in names:
+            _put(opened, digest, _converted(tensors[name], dtype))
+        return opened.tell(), digest.hexdigest()
+
+
+def _put(file: BinaryIO, digest: Any, data: bytes | memoryview) -> None:
+    file.write(data)
+    digest.update(data)
+
+
+def _size(tensor: Stored, dtype: str) -> tuple[int, int]:
+    """Bytes of the tensor when written as `dtype`, and of one of its items."""
+    if tensor.dtype not in FLOATS:
+        return tensor.num_bytes, max(1, tensor.num_bytes // max(1, math.prod(tensor.shape)))
+    return math.prod(tensor.shape) * FLOATS[dtype], FLOATS[dtype]
+
+
+def _converted(tensor: Stored, dtype: str) -> bytes | memoryview:
+    with tensor.file.open("rb") as file:
+        file.seek(tensor.start)
+        data = file.read(tensor.num_bytes)
+    if len(data) != tensor.num_bytes:
+        raise WeightError(f"{tensor.file} was cut short")
+    if tensor.dtype == dtype or tensor.dtype not in FLOATS:
+        return data
+    return narrowed(widened(data, tensor.dtype), dtype)
+
+
+def widened(data: bytes, dtype: str) -> np.ndarray:
+    """The items as float32, exactly. dtype: F32, F16 or BF16."""
+    if dtype == "BF16":
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(data, {"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
+
+
+def narrowed(items_N: np.ndarray, dtype: str) -> bytes:
+    """float32 items as `dtype`, to nearest, ties to even; what is no number stays none."""
+    if dtype == "F32":
+        return items_N.astype("<f4").tobytes()
+    if dtype == "F16":
+        with np.errstate(over="ignore"):
+            return items_N.astype("<f2").tobytes()
+    bits_N = items_N.view(np.uint32)
+    rounded_N = (bits_N + (((bits_N >> 16) & 1) + 0x7FFF)) >> 16
+    quiet_N = (bits_N >> 16) | 0x0040
+    # Exact values go through as they are, whatever they are: also a NaN keeps its bits.
+    kept_N = np.where(np.isnan(items_N), quiet_N, rounded_N)
+    return np.where(bits_N & 0xFFFF, kept_N, bits_N >> 16).astype("<u2").tobytes()
+
+
+# ---------------------------------------------------------------- the rest of the folder
+
+
+def _type_of(tensors: Mapping[str, Stored], source: Path) -> str:
+    """The one float type of a model. Raises UserError where there are several: no export could give them back."""
+    found = sorted({tensor.dtype for tensor in tensors.values() if tensor.dtype in FLOATS})
+    strange = sorted({tensor.dtype for tensor in tensors.values() if tensor.dtype[:1] in "FB"} - {*FLOATS, "BOOL"})
+    if strange or len(found) != 1:
+        listed = ", ".join([*found, *strange]) or "none"
+        raise UserError(
+            f"its weights are of types {listed}",
+            where=str(source),
+            remedy="give a model whose weights are all float32, all bfloat16 or all float16",
+        )
+    return DTYPES[found[0]]
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text())
+        assert isinstance(config, dict)
+    except (OSError, ValueError, AssertionError) as error:
+        raise UserError("is missing or not a JSON object", where=str(file), remedy="give a model's folder") from error
+    return config
+
+
+def _write_config(folder: Path, config: Mapping[str, Any], dtype: str) -> None:
+    """As it was, but for the type."""
+    fresh = {key: value for key, value in config.items() if key != "torch_dtype"}
+    (folder / "config.json").write_text(json.dumps(fresh | {"dtype": dtype}, indent=2) + "\n")
+
+
+def _refuse_filled(out: Path) -> None:
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError("this path already exists", where=str(out), remedy="name a new folder")

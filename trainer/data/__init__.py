@@ -1,0 +1,1 @@
+"""Rows: where they come from, how they are drawn, and how long answers are."""

@@ -1,0 +1,220 @@
+"""A batch of samples made ready for training: advantages, mini-batches, packed micro-batches, denominators.
+
+Owns: `prepare_batch` and what it returns. Refuses: the model and any device but the CPU, so that it may run in another
+thread, in the shadow of the step before. A pure function of its arguments: same samples, same bits.
+
+With several ranks each prepares the same batch and keeps its own part: advantages, mini-batches and denominators are
+those of the whole batch, whoever computes what. How a batch is cut into mini-batches, micro-batches and ranks changes
+no sequence's weight in the step.
+
+Shapes: B samples of the batch, S of a mini-batch or a micro-batch, N sampled tokens of one micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from areal_like.packing import partition
+from areal_like.wire.messages import BatchSample
+from trainer.config import TrainerSettings
+from trainer.data.dealing import deal_apart
+from trainer.model.packed import PackedSequences
+from trainer.objectives.advantage import advantages, shaped_rewards
+from trainer.objectives.loss import TokenInputs, token_coefficients
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Sequences whose forward and backward pass run together, and what the loss needs of their N sampled tokens.
+
+    is_dummy: its sequence is another micro-batch's and counts for nothing: this rank only keeps the others company.
+    is_silent: its gradient is zero, as no token has an advantage: the forward pass, for the metrics, is all it needs.
+    """
+
+    packed: PackedSequences
+    inputs: TokenInputs
+    is_dummy: bool = False
+    is_silent: bool = False
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same on `device`."""
+        if self.inputs.behaviour_N.device == device:
+            return self
+        moved = {
+            name: value.to(device, non_blocking=True)
+            for name, value in vars(self.inputs).items()
+            if isinstance(value, torch.Tensor)
+        }
+        return replace(self, packed=self.packed.to(device), inputs=replace(self.inputs, **moved))
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """Everything `TrainStep.run` needs. `version` is the policy's at the start of the step: n - 1 in step n."""
+
+    version: int
+    mini_batches: tuple[tuple[MicroBatch, ...], ...]
+    metrics: dict[str, float]
+
+    @property
+    def step(self) -> int:
+        """The step this batch is for."""
+        return self.version + 1
+
+
+def prepare_batch(
+    samples: Sequence[BatchSample], version: int, settings: TrainerSettings, *, rank: int = 0, num_ranks: int = 1
+) -> PreparedBatch:
+    """Pack the part that `rank` has of `samples` for the step that starts from policy `version`.
+
+    Advantages, denominators and metrics are those of the whole batch. Raises ValueError for an empty batch.
+    """
+    if not samples:
+        raise ValueError("a batch needs at least one sample")
+    lengths = [len(sample.trajectory) for sample in samples]
+    group_ids_B = np.asarray([sample.group_id for sample in samples], np.int64)
+    rewards_B = np.asarray([sample.reward for sample in samples], np.float64)
+    advantages_B = advantages(rewards_B, group_ids_B, settings.advantage)
+    shares = split(lengths, group_ids_B.tolist(), settings.mini_batches)
+    coefficients_B = token_coefficients(
+        [sample.trajectory.num_sampled for sample in samples],
+        group_ids_B.tolist(),
+        settings.loss,
+        num_updates=len(shares),
+    )
+    is_silent_B = (advantages_B == 0) & (settings.loss.kl_coef == 0 and settings.loss.entropy_coef == 0)
+    parts = [
+        deal_apart([lengths[i] for i in members], is_silent_B[members].tolist(), num_ranks, settings.micro_batch_tokens)
+        for members in shares
+    ]
+    mini_batches = tuple(
+        _mini_batch(
+            [samples[i] for i in members],
+            advantages_B[members],
+            coefficients_B[members],
+            version,
+            dealt[rank],
+            num_silent,
+        )
+        for members, (dealt, num_silent) in zip(shares, parts, strict=True)
+    )
+    metrics = _batch_metrics(samples, rewards_B, advantages_B, version, settings)
+    metrics |= _dealing_metrics(lengths, shares, parts, settings.micro_batch_tokens)
+    return PreparedBatch(version, mini_batches, metrics)
+
+
+def split(lengths: Sequence[int], group_ids: Sequence[int], num: int) -> list[list[int]]:
+    """Indices of the samples in at most `num` mini-batches of nearly equal tokens.
+
+    Groups stay whole while there are enough of them, otherwise sequences are dealt one by one. None is empty: with
+    fewer sequences than `num` there are fewer mini-batches.
+    """
+    units: dict[int, list[int]] = {}
+    for index, group_id in enumerate(group_ids):
+        units.setdefault(group_id, []).append(index)
+    members = list(units.values()) if len(units) >= num else [[index] for index in range(len(lengths))]
+    shares = partition([sum(lengths[i] for i in unit) for unit in members], min(num, len(members)))
+    return [sorted(i for unit in share for i in members[unit]) for share in shares]
+
+
+def _mini_batch(
+    samples: Sequence[BatchSample],
+    advantages_S: np.ndarray,
+    coefficients_S: np.ndarray,
+    version: int,
+    own: Sequence[Sequence[int]],
+    num_silent: int,
+) -> tuple[MicroBatch, ...]:
+    """The micro-batches `own` (indices of `samples`) of a mini-batch; the first `num_silent` have no gradient."""
+    shortest = min(range(len(samples)), key=lambda index: len(samples[index].trajectory))
+    made = [
+        _micro_batch([samples[i] for i in members], advantages_S[members], coefficients_S[members], version)
+        if (members := list(chosen))
+        else _filler(samples[shortest], version)
+        for chosen in own
+    ]
+    return tuple(replace(one, is_silent=place < num_silent) for place, one in enumerate(made))
+
+
+def _filler(sample: BatchSample, version: int) -> MicroBatch:
+    """Something to run through the model whose gradient is exactly zero."""
+    zero_S = np.zeros(1)
+    return replace(_micro_batch([sample], zero_S, zero_S, version), is_dummy=True)
+
+
+def _micro_batch(
+    samples: Sequence[BatchSample], advantages_S: np.ndarray, coefficients_S: np.ndarray, version: int
+) -> MicroBatch:
+    trajectories = [sample.trajectory for sample in samples]
+    packed = PackedSequences.build([t.tokens_T for t in trajectories], [t.loss_mask_T for t in trajectories])
+    sequence_N = packed.sequence_N.numpy()
+    versions_N = np.concatenate([t.versions_T[t.loss_mask_T] for t in trajectories])
+    inputs = TokenInputs(
+        behaviour_N=torch.from_numpy(np.concatenate([t.logprobs_T[t.loss_mask_T] for t in trajectories])),
+        advantage_N=_float32(advantages_S[sequence_N]),
+        staleness_N=_float32(version - versions_N),
+        coefficient_N=_float32(coefficients_S[sequence_N]),
+    )
+    return MicroBatch(packed, inputs)
+
+
+def _dealing_metrics(
+    lengths: Sequence[int],
+    shares: Sequence[Sequence[int]],
+    parts: Sequence[tuple[list[list[list[int]]], int]],
+    capacity: int,
+) -> dict[str, float]:
+    """micro_batches: of one rank. forward_only_share: of the tokens, those without a backward pass. rank_imbalance: by
+    how much the fullest rank's tokens exceed the mean, summed over mini-batches, since ranks wait for each other at the
+    end of each."""
+    num_ranks = len(parts[0][0])
+    num_micro = sum(len(ranks[0]) for ranks, _ in parts)
+    fullest = silent = 0
+    for members, (ranks, num_silent) in zip(shares, parts, strict=True):
+        tokens = [[sum(lengths[members[i]] for i in chosen) for chosen in own] for own in ranks]
+        fullest += max(map(sum, tokens))
+        silent += sum(sum(own[:num_silent]) for own in tokens)
+    return {
+        "micro_batches": float(num_micro),
+        "forward_only_share": silent / sum(lengths),
+        "packing_efficiency": sum(lengths) / (num_micro * num_ranks * capacity),
+        "rank_imbalance": fullest * num_ranks / sum(lengths) - 1.0,
+    }
+
+
+def _float32(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def _batch_metrics(
+    samples: Sequence[BatchSample],
+    rewards_B: np.ndarray,
+    advantages_B: np.ndarray,
+    version: int,
+    settings: TrainerSettings,
+) -> dict[str, float]:
+    """What can be said of the batch before training on it. Rewards are raw; staleness is per sampled token."""
+    responses_B = np.asarray([sample.trajectory.num_sampled for sample in samples])
+    staleness = np.concatenate([version - s.trajectory.versions_T[s.trajectory.loss_mask_T] for s in samples])
+    group_ids = np.asarray([sample.group_id for sample in samples])
+    return {
+        "reward_mean": float(rewards_B.mean()),
+        "reward_std": float(rewards_B.std()),
+        "reward_shaped_mean": float(shaped_rewards(rewards_B, settings.advantage).mean()),
+        "advantage_abs_mean": float(np.abs(advantages_B).mean()),
+        "groups": float(len(np.unique(group_ids))),
+        "sequences": float(len(samples)),
+        "tokens": float(sum(len(sample.trajectory) for sample in samples)),
+        "tokens_sampled": float(responses_B.sum()),
+        "response_len_mean": float(responses_B.mean()),
+        "response_len_p50": float(np.percentile(responses_B, 50)),
+        "response_len_p99": float(np.percentile(responses_B, 99)),
+        "response_len_max": float(responses_B.max()),
+        "cut_share": float(np.mean([sample.trajectory.finish_reason == "length" for sample in samples])),
+        "staleness_mean": float(staleness.mean()),
+        "staleness_max": float(staleness.max()),
+    }

@@ -1,0 +1,1 @@
+"""The trained model: loading, packed forward passes, log-probs."""

@@ -1,0 +1,407 @@
+"""One attention function for packed sequences, registered with transformers, over three kernels.
+
+Owns: the choice of kernel, `Segments` (where sequences begin and end, and how they are grouped for SDPA), the function.
+Refuses: masks, caches, dropout, sliding windows, attention sinks, soft-capped scores, position biases, any non-causal
+attention: what a packed pass cannot do right is an error here, never a wrong number.
+
+transformers builds a block-diagonal mask from position_ids only if no attention mask and no cache are given; its
+default (use_cache on) lets packed sequences see each other without a word. A registered name that is absent from its
+mask registry makes it build no mask at all; the boundaries then travel beside it as the model keyword
+`packed_segments`, and a model that drops the keyword is refused because the function misses it.
+
+Shapes: T packed tokens, P of them after padding inside groups, B sequences, H query heads, K key/value heads,
+D width of a head.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+
+from areal_like.errors import UserError
+from trainer.model.gather import gather_rows
+
+Kernel = Literal["sdpa", "varlen", "flash_attn"]
+
+PREFIX = "areal_like_"
+"""transformers knows our function as `areal_like_sdpa`, `areal_like_varlen` and `areal_like_fa`."""
+
+MAX_FLASH_HEAD_DIM = 256
+
+SLACK_TOKENS = 16
+SLACK_SHARE = 8
+"""Sequences share an SDPA call when shorter than its longest by at most 16 tokens or an eighth: calls cost a fixed
+price on short sequences, padding costs compute on long ones."""
+
+
+@dataclass(frozen=True)
+class AttentionChoice:
+    """The kernel a run uses, and why; printed and recorded by the caller."""
+
+    name: Kernel
+    reason: str
+
+    @property
+    def implementation(self) -> str:
+        """The name transformers knows it by (`attn_implementation`)."""
+        return implementation_name(self.name)
+
+
+def implementation_name(kernel: Kernel) -> str:
+    """The name `register` gives a kernel. Never with "flash" in it: transformers would take it for its own."""
+    return PREFIX + {"sdpa": "sdpa", "varlen": "varlen", "flash_attn": "fa"}[kernel]
+
+
+# ---------------------------------------------------------------- choosing
+
+
+def choose(setting: str, device: torch.device, precision: str = "float32") -> AttentionChoice:
+    """The kernel for `setting` (auto, flash_attn, varlen, sdpa) on `device` at `precision`.
+
+    Raises UserError when a kernel is named that this machine, device or precision cannot run.
+    """
+    if setting not in ("auto", "flash_attn", "varlen", "sdpa"):
+        raise UserError(
+            f"{setting!r} is not an attention kernel",
+            where="trainer.attention",
+            remedy="auto, flash_attn, varlen or sdpa",
+        )
+    device = torch.device(device)
+    if setting == "sdpa":
+        return AttentionChoice("sdpa", "named in the configuration")
+    if setting in ("flash_attn", "varlen"):
+        kernel: Kernel = "flash_attn" if setting == "flash_attn" else "varlen"
+        obstacle = _obstacle(kernel, device, precision)
+        if obstacle:
+            what = f"{setting} cannot be used: {obstacle}"
+            raise UserError(what, where="trainer.attention", remedy="use auto or sdpa")
+        return AttentionChoice(kernel, "named in the configuration")
+    if device.type != "cuda":
+        return AttentionChoice(
+            "sdpa", f"auto: {device.type} has no variable-length kernel; SDPA, one call per group of lengths"
+        )
+    varlen = _obstacle("varlen", device, precision)
+    if varlen is None:
+        return AttentionChoice("varlen", "auto: torch.nn.attention.varlen is present")
+    flash = _obstacle("flash_attn", device, precision)
+    if flash is None:
+        return AttentionChoice("flash_attn", f"auto: flash-attn is installed ({varlen})")
+    return AttentionChoice("sdpa", f"auto: {varlen}; {flash}")
+
+
+def _obstacle(kernel: Kernel, device: torch.device, precision: str) -> str | None:
+    """Why `kernel` cannot run here, or None."""
+    module = "torch.nn.attention.varlen" if kernel == "varlen" else "flash_attn"
+    if device.type != "cuda":
+        return f"{kernel} needs a CUDA device, not {device.type}"
+    if importlib.util.find_spec(module) is None:
+        return f"{module} is not installed"
+    if precision != "bfloat16":
+        return f"{kernel} computes in 16 bits and the precision is {precision}"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0):
+        return f"{kernel} needs compute capability 8.0 (Ampere) or newer"
+    return None
+
+
+def register() -> None:
+    """Make our function known to transformers. Calling it again changes nothing."""
+    kernels: tuple[Kernel, ...] = ("sdpa", "varlen", "flash_attn")
+    for kernel in kernels:
+        AttentionInterface.register(implementation_name(kernel), functools.partial(packed_attention, kernel))
+
+
+def attach(model: PreTrainedModel, choice: AttentionChoice) -> None:
+    """Let `model` attend through our function. Raises UserError for an architecture whose layers cannot be packed."""
+    register()
+    config = model.config.get_text_config()
+    kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
+    if kinds - {"full_attention"}:
+        raise UserError(
+            f"{config.model_type} has layers of kind {', '.join(sorted(kinds - {'full_attention'}))}",
+            where="model",
+            remedy="only full causal attention can be trained on packed sequences; use another model",
+        )
+    if getattr(config, "sliding_window", None) and not kinds and getattr(config, "use_sliding_window", True):
+        raise UserError(
+            f"{config.model_type} attends through a sliding window of {config.sliding_window} tokens",
+            where="model",
+            remedy="set sliding_window to null in its config.json if your sequences are shorter, or use another model",
+        )
+    if getattr(config, "attn_temperature_tuning", False):
+        raise UserError(
+            f"{config.model_type} scales attention by the place in the row, not in the sequence",
+            where="model",
+            remedy="set attn_temperature_tuning to false in its config.json if your sequences are shorter than its "
+            "floor_scale, or use another model",
+        )
+    if choice.name != "sdpa":
+        _check_heads(config, choice)
+    if model.config._attn_implementation != choice.implementation:
+        try:
+            model.set_attn_implementation(choice.implementation)
+        except ValueError as error:  # fault boundary: transformers refuses a class that declares no SDPA
+            raise UserError(
+                f"{type(model).__name__} has no SDPA attention in the installed transformers, and packed training "
+                "replaces that",
+                where="model",
+                remedy="use another model (its own attention, such as eager, would mix packed sequences)",
+            ) from error
+    if model.config._attn_implementation != choice.implementation:
+        raise UserError(
+            f"{type(model).__name__} does not let its attention be replaced", where="model", remedy="use another model"
+        )
+
+
+def _check_heads(config: PreTrainedConfig, choice: AttentionChoice) -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if head_dim > MAX_FLASH_HEAD_DIM:
+        raise UserError(
+            f"{choice.name} takes heads of at most {MAX_FLASH_HEAD_DIM} dimensions, {config.model_type} has {head_dim}",
+            where="trainer.attention",
+            remedy="use sdpa",
+        )
+
+
+def is_attached(model: PreTrainedModel) -> bool:
+    """True where `model` attends through our function."""
+    return str(model.config._attn_implementation).startswith(PREFIX)
+
+
+# ---------------------------------------------------------------- boundaries
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Where the sequences of one packed micro-batch lie; made once, used by every layer.
+
+    cu_seqlens: int32 [B + 1], running sum of lengths. groups: (sequences, padded length) per SDPA call.
+    to_padded_P: int64, packed position of every padded slot (a slot of padding repeats its sequence's first token);
+    to_packed_T: int64, padded slot of every packed token; padding: int64, the slots that are padding.
+    """
+
+    cu_seqlens: torch.Tensor
+    longest: int
+    groups: tuple[tuple[int, int], ...]
+    to_padded_P: torch.Tensor
+    to_packed_T: torch.Tensor
+    padding: torch.Tensor
+
+    def to(self, device: torch.device) -> Segments:
+        """The same on `device`."""
+        if self.cu_seqlens.device == device:
+            return self
+        return Segments(
+            self.cu_seqlens.to(device, non_blocking=True),
+            self.longest,
+            self.groups,
+            self.to_padded_P.to(device, non_blocking=True),
+            self.to_packed_T.to(device, non_blocking=True),
+            self.padding.to(device, non_blocking=True),
+        )
+
+
+def make_segments(lengths: Sequence[int]) -> Segments:
+    """Boundaries of sequences of these lengths, in this order; similar lengths share an SDPA call."""
+    lengths_B = np.asarray(lengths, np.int64)
+    starts_B = np.concatenate([[0], np.cumsum(lengths_B)])
+    order = np.argsort(-lengths_B, kind="stable")
+    groups: list[tuple[int, int]] = []
+    slots: list[np.ndarray] = []
+    is_token: list[np.ndarray] = []
+    first = 0
+    while first < len(order):
+        width = int(lengths_B[order[first]])
+        shortest = width - max(SLACK_TOKENS, width // SLACK_SHARE)
+        last = first + 1
+        while last < len(order) and lengths_B[order[last]] >= shortest:
+            last += 1
+        members = order[first:last]
+        column = np.arange(width)[None, :]
+        inside = column < lengths_B[members][:, None]
+        slots.append((starts_B[members][:, None] + np.where(inside, column, 0)).ravel())
+        is_token.append(inside.ravel())
+        groups.append((len(members), width))
+        first = last
+    to_padded_P = np.concatenate(slots)
+    is_token_P = np.concatenate(is_token)
+    to_packed_T = np.empty(int(starts_B[-1]), np.int64)
+    to_packed_T[to_padded_P[is_token_P]] = np.flatnonzero(is_token_P)
+    return Segments(
+        cu_seqlens=torch.from_numpy(starts_B.astype(np.int32)),
+        longest=int(lengths_B.max()),
+        groups=tuple(groups),
+        to_padded_P=torch.from_numpy(to_padded_P),
+        to_packed_T=torch.from_numpy(to_packed_T),
+        padding=torch.from_numpy(np.flatnonzero(~is_token_P)),
+    )
+
+
+# ---------------------------------------------------------------- the function
+
+
+def packed_attention(
+    kernel: Kernel,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    packed_segments: Segments | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention inside each sequence of one packed row: query [1, H, T, D], key and value [1, K, T, D].
+
+    Returns [1, T, H, D]. The signature is transformers' AttentionInterface; `dropout` is ignored (a log-prob must be a
+    function of the weights). Raises UserError for what packing cannot do right.
+    """
+    _refuse_unsupported(module, query, attention_mask, packed_segments, kwargs)
+    assert packed_segments is not None
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    query, key, value = _autocast(query, key, value)
+    query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
+    if kernel == "sdpa":
+        out_THD = _grouped_sdpa(query_THD, key_TKD, value_TKD, scale, packed_segments)
+    elif query.dtype == torch.float32:
+        raise UserError(
+            f"{kernel} attention computes in 16 bits and the model in float32",
+            where="trainer.attention",
+            remedy="set trainer.precision to bfloat16, or trainer.attention to sdpa",
+        )
+    elif kernel == "varlen":
+        out_THD = _varlen(query_THD, key_TKD, value_TKD, scale, packed_segments)
+    else:
+        out_THD = _flash_attn(query_THD, key_TKD, value_TKD, scale, packed_segments)
+    return out_THD.unsqueeze(0), None
+
+
+def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Under autocast in its type: norms and rotation with float32 weights hand on float32, and only SDPA casts."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
+
+
+def _refuse_unsupported(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    segments: Segments | None,
+    kwargs: dict[str, Any],
+) -> None:
+    name = type(module).__name__
+    if segments is None:
+        raise UserError(
+            f"{name} did not pass on where the packed sequences end",
+            where="model",
+            remedy="its transformers class drops unknown keywords; use another model",
+        )
+    if attention_mask is not None:
+        raise UserError(
+            f"{name} makes an attention mask of its own, which packed training lacks",
+            where="model",
+            remedy="use another model",
+        )
+    assert query.shape[0] == 1, "packed sequences must be in one row"
+    assert query.shape[2] == len(segments.to_packed_T), "the boundaries belong to another batch (or a cache is in use)"
+    if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
+        raise UserError(f"{name} is not causal", where="model", remedy="only causal language models can be trained")
+    window = kwargs.get("sliding_window")
+    if window is not None and window < segments.longest:
+        raise UserError(
+            f"{name} has a sliding window of {window} tokens and a sequence has {segments.longest}",
+            where="model",
+            remedy="shorten the sequences or use another model",
+        )
+    for option in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(option) is not None:
+            raise UserError(
+                f"{name} needs {option}, which packed training lacks", where="model", remedy="use another model"
+            )
+
+
+def _grouped_sdpa(
+    query_THD: torch.Tensor, key_TKD: torch.Tensor, value_TKD: torch.Tensor, scale: float, segments: Segments
+) -> torch.Tensor:
+    """SDPA over groups of sequences of similar length, padded at the end: the causal rule alone hides the padding."""
+    is_trivial = not len(segments.padding) and len(segments.groups) == 1 and segments.groups[0][0] == 1
+    if is_trivial:
+        return _sdpa(query_THD, key_TKD, value_TKD, scale, (1, segments.longest))
+    padded = [
+        gather_rows(x, segments.to_padded_P, segments.to_packed_T, absent=None) for x in (query_THD, key_TKD, value_TKD)
+    ]
+    sizes = [sequences * width for sequences, width in segments.groups]
+    pieces = zip(*(x.split(sizes) for x in padded), strict=True)
+    out_PHD = torch.cat(
+        [_sdpa(q, k, v, scale, group) for (q, k, v), group in zip(pieces, segments.groups, strict=True)]
+    )
+    return gather_rows(out_PHD, segments.to_packed_T, segments.to_padded_P, absent=segments.padding)
+
+
+def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, group: tuple[int, int]) -> torch.Tensor:
+    """One call: [sequences * width, heads, D] in and out."""
+    q, k, v = (x.unflatten(0, group).transpose(1, 2) for x in (q, k, v))
+    repeats = q.shape[1] // k.shape[1]
+    if repeats > 1 and q.is_cuda and q.dtype == torch.float32:
+        # CUDA's memory-efficient kernel takes float32 but no grouped heads: torch would fall back to L x L scores.
+        k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+        repeats = 1
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=repeats > 1)
+    return out.transpose(1, 2).flatten(0, 1)
+
+
+def _varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, segments: Segments) -> torch.Tensor:
+    """torch's own variable-length kernel. Its keywords grew with torch 2.11 to 2.15; we use what is there."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    known = _parameters(varlen_attn)
+    options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    if "scale" in known:
+        options["scale"] = scale
+    else:
+        q = q * (scale * q.shape[-1] ** 0.5)
+    repeats = q.shape[1] // k.shape[1]
+    if repeats > 1 and "enable_gqa" in known:
+        options["enable_gqa"] = True
+    elif repeats > 1:
+        k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+    cu, longest = segments.cu_seqlens, segments.longest
+    out = varlen_attn(q.contiguous(), k.contiguous(), v.contiguous(), cu, cu, longest, longest, **options)
+    assert isinstance(out, torch.Tensor)
+    return out
+
+
+def _flash_attn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, segments: Segments) -> torch.Tensor:
+    """flash-attn 2's variable-length kernel; it takes grouped heads as they are."""
+    from flash_attn import flash_attn_varlen_func
+
+    cu, longest = segments.cu_seqlens, segments.longest
+    out: torch.Tensor = flash_attn_varlen_func(
+        q.contiguous(),
+        k.contiguous(),
+        v.contiguous(),
+        cu,
+        cu,
+        longest,
+        longest,
+        dropout_p=0.0,
+        softmax_scale=scale,
+        causal=True,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    return out
+
+
+@functools.lru_cache(maxsize=8)
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)

@@ -1,0 +1,310 @@
+"""The model that is trained: made from a config, or read from a Hugging Face folder, in float32 and without dropout.
+
+Owns: the checks that turn a bad model folder or a bad `model.init` into one sentence, loading for training, making.
+Refuses: tokenizers, attention kernels (the caller hands the registered name), saving (export.py), publishing.
+
+Training needs the log-probs of the engine and of the trainer to mean the same, so dropout is switched off.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from areal_like.context_limit import ContextLimit, context_limit
+from areal_like.errors import UserError, first_line
+
+log = logging.getLogger(__name__)
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+# ---------------------------------------------------------------- finding and checking a folder
+
+
+def resolve_folder(path: str) -> Path:
+    """The local folder of `path`: itself, or the hub's snapshot where `path` is a hub name. Raises UserError."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise UserError("is a file, not a model folder", where=path, remedy="name the folder that holds config.json")
+    if not HUB_NAME.fullmatch(path):
+        raise UserError("there is no such model folder", where=path, remedy="check model.path")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=HUB_FILES, etag_timeout=10))
+    except Exception as error:  # fault boundary: network, authentication and hub errors have no common root
+        raise UserError(
+            f"there is no such folder, and the hub did not give it ({type(error).__name__}: {first_line(error)})",
+            where=path,
+            remedy="check model.path, or download the model and name its folder",
+        ) from error
+
+
+def check_folder(folder: Path) -> PretrainedConfig:
+    """The config of a folder that holds a causal language model with readable weights. Raises UserError otherwise."""
+    config = read_config(folder)
+    _check_causal_lm(config, where=str(folder))
+    for file in weight_files(folder):
+        if file.suffix == ".safetensors":
+            try:
+                with safe_open(str(file), framework="np") as opened:
+                    opened.keys()
+            except (SafetensorError, OSError) as error:
+                raise UserError(
+                    f"the weights cannot be read ({first_line(error)})", where=str(file), remedy="fetch the file again"
+                ) from error
+    return config
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """config.json of `folder`. Raises UserError when it is missing, damaged or of an unknown model type."""
+    if not folder.is_dir():
+        raise UserError("there is no such model folder", where=str(folder), remedy="check model.path")
+    file = folder / "config.json"
+    if not file.is_file():
+        raise UserError("holds no config.json", where=str(folder), remedy="name a Hugging Face model folder")
+    try:
+        model_type = json.loads(file.read_text()).get("model_type")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"is not JSON ({first_line(error)})", where=str(file), remedy="fetch the file again") from error
+    _check_model_type(model_type, where=str(file))
+    try:
+        return AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # fault boundary: transformers' validation has many exception types
+        raise UserError(f"is not a usable config ({first_line(error)})", where=str(file), remedy="mend it") from error
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files holding the weights. Raises UserError when there are none or the index names a missing one."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise UserError("the index is damaged", where=str(index), remedy="fetch the file again") from error
+        for name in names:
+            if not (folder / name).is_file():
+                raise UserError(f"names {name}, which is missing", where=str(index), remedy="fetch the file again")
+        return [folder / name for name in names]
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    pickled = [folder / name for name in PICKLED if (folder / name).is_file()]
+    if pickled:
+        return pickled
+    raise UserError("holds no weights (no model.safetensors)", where=str(folder), remedy="fetch the model's weights")
+
+
+def _check_model_type(model_type: Any, *, where: str) -> None:
+    if not isinstance(model_type, str) or not model_type:
+        raise UserError("names no model_type", where=where, remedy='give one, e.g. "qwen3"')
+    if model_type not in CONFIG_MAPPING_NAMES:
+        near = difflib.get_close_matches(model_type, list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "use a causal language model, e.g. qwen3"
+        raise UserError(f"transformers knows no model_type {model_type!r}", where=where, remedy=hint)
+
+
+def _check_causal_lm(config: PretrainedConfig, *, where: str) -> None:
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    causal_names = {causal} if isinstance(causal, str) else set(causal or ())
+    named = set(config.architectures or ())
+    if not causal_names or (named and not named & causal_names):
+        what = ", ".join(sorted(named)) or config.model_type
+        raise UserError(
+            f"{what} is not a causal language model", where=where, remedy="use a model whose class ends in ForCausalLM"
+        )
+
+
+# ---------------------------------------------------------------- making a model
+
+
+def config_from_init(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
+    """A config of `init` (transformers config keys with `model_type`) with the tokenizer's vocabulary and special ids.
+
+    Raises UserError for an unknown model_type or key, a value the config class refuses, or too small a vocabulary.
+    """
+    keys = dict(init)
+    model_type = keys.pop("model_type", None)
+    _check_model_type(model_type, where="model.init.model_type")
+    assert isinstance(model_type, str)
+    _check_causal_lm(AutoConfig.for_model(model_type), where="model.init.model_type")
+    known = set(AutoConfig.for_model(model_type).to_dict()) | {"rope_theta", "rope_scaling"}
+    for key in sorted(set(keys) - known):
+        near = difflib.get_close_matches(key, sorted(known), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"see transformers' {model_type} config"
+        raise UserError(f"{model_type} has no such setting", where=f"model.init.{key}", remedy=hint)
+    num_tokens = len(tokenizer)
+    num_rows = keys.setdefault("vocab_size", num_tokens)
+    if isinstance(num_rows, int) and num_rows < num_tokens:
+        raise UserError(
+            f"{num_rows} is smaller than the tokenizer's {num_tokens} tokens",
+            where="model.init.vocab_size",
+            remedy="leave it out: it is taken from the tokenizer",
+        )
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        keys.setdefault(name, getattr(tokenizer, name))
+    try:
+        config = AutoConfig.for_model(model_type, **keys)
+    except Exception as error:  # fault boundary: huggingface_hub's strict dataclasses have error types of their own
+        what = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"{model_type} refuses these settings ({what})", where="model.init", remedy="mend it"
+        ) from error
+    return config
+
+
+def make_model(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, seed: int) -> PreTrainedModel:
+    """A new float32 model; its weights are a pure function of `init`, the vocabulary and `seed`."""
+    config = config_from_init(init, tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        except (ValueError, TypeError, RuntimeError, ZeroDivisionError, KeyError) as error:
+            raise UserError(
+                f"no model can be made of these settings ({first_line(error)})", where="model.init", remedy="mend them"
+            ) from error
+    return _without_dropout(model)
+
+
+# ---------------------------------------------------------------- loading for training
+
+
+def load_causal_lm(folder: Path, *, device: str = "cpu") -> PreTrainedModel:
+    """The model in `folder`, float32, on `device`. (Packed attention is attached by trainer.attention.)
+
+    Raises UserError for a folder that holds no readable causal language model, weights that do not fit the config or
+    are not finite, and a device that is not there.
+    """
+    check_folder(folder)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            dtype=torch.float32,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, in words of ours
+        )
+    except Exception as error:  # fault boundary: loading raises whatever the architecture's code raises
+        raise UserError(
+            f"the model cannot be loaded ({type(error).__name__}: {first_line(error)})",
+            where=str(folder),
+            remedy="check that config.json and the weights belong together",
+        ) from error
+    model: PreTrainedModel = loaded[0]
+    report: dict[str, Any] = loaded[1]
+    _check_all_loaded(report, folder)
+    if report["unexpected_keys"]:
+        log.warning("%s: ignored %d unknown tensors", folder, len(report["unexpected_keys"]))
+    _own_storage(model)
+    _check_finite(model, folder)
+    return to_device(_without_dropout(model), device)
+
+
+def _check_all_loaded(report: Mapping[str, Any], folder: Path) -> None:
+    """Raises UserError where the file lacks parameters of the config's model, or has them in another shape."""
+    mismatched = [_mismatch_words(entry) for entry in sorted(report["mismatched_keys"], key=str)]
+    wrong = mismatched + [f"{name} is missing" for name in sorted(report["missing_keys"])]
+    if wrong:
+        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise UserError(
+            f"config.json and the weights do not belong together: {'; '.join(wrong[:3])}{more}",
+            where=str(folder),
+            remedy="download both again from one source, or fix config.json",
+        )
+
+
+def _mismatch_words(entry: Any) -> str:
+    """transformers' (name, shape in the file, shape by the config) in words."""
+    if isinstance(entry, tuple) and len(entry) == 3:
+        name, in_file, by_config = entry
+        return f"{name} has shape {tuple(in_file)} in the file and {tuple(by_config)} by config.json"
+    return f"{entry} has another shape"
+
+
+def _check_finite(model: PreTrainedModel, folder: Path) -> None:
+    """Raises UserError where a weight is NaN or infinite: a damaged file, or a policy that had diverged."""
+    bad = [name for name, tensor in model.state_dict().items() if not all_finite(tensor)]
+    if bad:
+        raise UserError(
+            f"the weights hold values that are not finite, in {len(bad)} tensors, the first {bad[0]}",
+            where=_file_of(bad[0], folder),
+            remedy="the file is damaged, or training had diverged when it was written: fetch it again, or take an "
+            "earlier checkpoint",
+        )
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """No value is NaN or infinite. A sum is several times cheaper; where it overflows each value is looked at."""
+    return bool(torch.isfinite(tensor.sum(dtype=torch.float32))) or bool(torch.isfinite(tensor).all())
+
+
+def _file_of(name: str, folder: Path) -> str:
+    """The weight file that holds tensor `name`; of several files the folder, where none of them says so."""
+    files = weight_files(folder)
+    for file in files:
+        if file.suffix == ".safetensors":
+            with safe_open(str(file), framework="np") as opened:
+                if name in opened.keys():  # noqa: SIM118  (not a dict)
+                    return str(file)
+    return str(files[0] if len(files) == 1 else folder)
+
+
+def to_device(model: PreTrainedModel, device: str) -> PreTrainedModel:
+    """Move to `device`. Raises UserError when it is not there."""
+    try:
+        moved: PreTrainedModel = model.to(torch.device(device))  # type: ignore[arg-type]
+        return moved
+    except (RuntimeError, AssertionError) as error:  # what torch raises for unknown names, and for CUDA without CUDA
+        raise UserError(
+            f"device {device!r} cannot be used ({first_line(error)})",
+            where="device",
+            remedy="use cpu, or a CUDA torch",
+        ) from error
+
+
+def _own_storage(model: PreTrainedModel) -> None:
+    """Copy every tensor out of the memory-mapped file.
+
+    The file may be replaced while we train, and torch's own storage is aligned the same way every time, which makes
+    a resumed run compute the same bits as the run it continues.
+    """
+    with torch.no_grad():
+        for tensor in {id(t): t for t in (*model.parameters(), *model.buffers())}.values():
+            tensor.data = tensor.data.clone()
+
+
+def _without_dropout(model: PreTrainedModel) -> PreTrainedModel:
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "attn_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    return model
+
+
+def model_context(config: PretrainedConfig) -> ContextLimit | None:
+    """Longest sequence the model's positions cover exactly; None when the config does not say."""
+    return context_limit(vars(config.get_text_config()))
+
+
+def num_parameters(model: PreTrainedModel) -> int:
+    """Parameters, tied ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,96 @@
+"""Several sequences laid end to end in one row, without padding, and which of their tokens are to be predicted.
+
+Owns: `PackedSequences`. Refuses: what the predictions are for (losses, advantages), choosing what is packed.
+
+Shapes: T packed tokens, B sequences, N tokens to predict (those of the loss mask).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.model.attention import Segments, make_segments
+
+
+@dataclass(frozen=True)
+class PackedSequences:
+    """One packed micro-batch.
+
+    tokens_T, positions_T: int64. Prediction n is of token `targets_N[n]`, made by the hidden state at packed position
+    `sources_N[n]` (the one before it), and belongs to sequence `sequence_N[n]`; predictions are in packed order.
+    prediction_T / unused: the inverse of sources_N, for the gradient (see gather_rows).
+    """
+
+    tokens_T: torch.Tensor
+    positions_T: torch.Tensor
+    segments: Segments
+    lengths: tuple[int, ...]
+    sources_N: torch.Tensor
+    targets_N: torch.Tensor
+    sequence_N: torch.Tensor
+    prediction_T: torch.Tensor
+    unused: torch.Tensor
+
+    @staticmethod
+    def build(tokens: Sequence[np.ndarray], loss_masks: Sequence[np.ndarray]) -> PackedSequences:
+        """Pack `tokens` (integer arrays) with their `loss_masks` (bool arrays of the same lengths), in this order.
+
+        Raises ValueError when a sequence is to predict its first token (nothing comes before it), when a mask has
+        another length than its tokens, or when nothing is to be predicted at all.
+        """
+        assert len(tokens) == len(loss_masks) > 0
+        for tokens_T, mask_T in zip(tokens, loss_masks, strict=True):
+            if len(tokens_T) != len(mask_T) or not len(tokens_T):
+                raise ValueError(f"a sequence of {len(tokens_T)} tokens has a loss mask of {len(mask_T)}")
+            if mask_T[0]:
+                raise ValueError("the first token of a sequence cannot be predicted: a prompt needs at least one token")
+        lengths = tuple(len(tokens_T) for tokens_T in tokens)
+        flat_T = np.concatenate(list(tokens)).astype(np.int64)
+        mask_T = np.concatenate(list(loss_masks)).astype(np.bool_)
+        positions_T = np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])
+        predicted_N = np.flatnonzero(mask_T)
+        if not len(predicted_N):
+            raise ValueError("the loss masks leave no token to predict")
+        sources_N = predicted_N - 1
+        prediction_T = np.zeros(len(flat_T), np.int64)
+        prediction_T[sources_N] = np.arange(len(sources_N))
+        is_unused_T = np.ones(len(flat_T), np.bool_)
+        is_unused_T[sources_N] = False
+        sequence_T = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
+        return PackedSequences(
+            tokens_T=torch.from_numpy(flat_T),
+            positions_T=torch.from_numpy(positions_T),
+            segments=make_segments(lengths),
+            lengths=lengths,
+            sources_N=torch.from_numpy(sources_N),
+            targets_N=torch.from_numpy(flat_T[predicted_N]),
+            sequence_N=torch.from_numpy(sequence_T[predicted_N]),
+            prediction_T=torch.from_numpy(prediction_T),
+            unused=torch.from_numpy(np.flatnonzero(is_unused_T)),
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.tokens_T)
+
+    @property
+    def num_predictions(self) -> int:
+        """N."""
+        return len(self.targets_N)
+
+    def to(self, device: torch.device) -> PackedSequences:
+        """The same on `device`."""
+        if self.tokens_T.device == device:
+            return self
+        tensors: dict[str, Any] = {
+            name: value.to(device, non_blocking=True)
+            for name, value in vars(self).items()
+            if isinstance(value, torch.Tensor)
+        }
+        return replace(self, segments=self.segments.to(device), **tensors)

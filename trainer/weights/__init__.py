@@ -1,0 +1,1 @@
+"""Policy versions on their way from the trainer to the engines."""

@@ -1,0 +1,224 @@
+"""Brings each version to the workers by a process group: who takes part, and what becomes of the group.
+
+Owns: the round of the newest version, its gathering, the membership of the group. Refuses: the wire (group_root.py),
+versions that are not the newest and workers that come too late (both take the stream), waiting for anybody for ever.
+
+One round a version. It begins as soon as all workers of the last round that are still heard of have joined, or
+`gather_s` after the first did, with those that have; who comes later gets a NoGroup, and is waited for the next time.
+Members that are the same as last time meet no more; any others, and whatever follows a failure, are a new group (a new
+generation of it).
+
+Map of the loops
+  run        waits for the first join (woken by `join`), then for the others (at most gather_s), then for the wire
+  wire       one thread: meets the members and sends the payload; every wait in it ends at the round's deadline
+Who calls `offer`, `join` and `left` never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from areal_like.errors import TransferBroken
+from areal_like.weights.process_group import GroupBackend, GroupCall, JoinRequest, NoGroup
+from areal_like.weights.weight_store import WeightManifest, map_payload
+from areal_like.wire.messages import Message
+from trainer.config import GroupSettings
+from trainer.weights.group_root import GroupRoot
+
+log = logging.getLogger(__name__)
+
+FIRST_S = 0.5
+"""How long a round gathers where nobody is waited for by name."""
+Result = TypeVar("Result")
+Send = Callable[[str, Message], bool]
+
+
+@dataclass
+class _Round:
+    """One version on offer. `payload` is mapped: it costs no memory of its own."""
+
+    version: int
+    lineage: str
+    manifest: WeightManifest
+    payload: memoryview
+    joined: dict[str, JoinRequest] = field(default_factory=dict)
+    calls: dict[str, GroupCall] = field(default_factory=dict)
+    """What its members were told, once it has begun."""
+
+
+class GroupRounds:
+    """Used on one event loop. `run` for ever beside `offer`; `close` at the end."""
+
+    def __init__(self, settings: GroupSettings, *, run_id: str, host: str, device: str, send: Send) -> None:
+        """`host`: where members find us. `device`: the trainer's; `send` puts a message into a worker's queue."""
+        self._settings, self._run_id, self._host, self._device, self._send = settings, run_id, host, device, send
+        self._round: _Round | None = None
+        self._begun: _Round | None = None
+        self._regulars: set[str] = set()
+        """Who took part in the last round or came too late for it, and is still heard of: these are waited for."""
+        self._members: dict[str, int] = {}
+        """Who is in the group that is up, and how many places each has; empty where none is."""
+        self._root: GroupRoot | None = None
+        self._generation = 0
+        self._changed = asyncio.Event()
+        self._wire = ThreadPoolExecutor(1, "weights-group")
+        self.counters = dict.fromkeys(
+            ("weights_group_rounds", "weights_group_broken", "weights_group_generations", "weights_group_bytes"), 0.0
+        )
+
+    # ------------------------------------------------------------ what happens
+
+    def offer(self, manifest_path: Path) -> None:
+        """A full version was written: it is the one to be taken now. Raises WeightError when it is gone already."""
+        manifest = msgspec.json.decode(manifest_path.read_bytes(), type=WeightManifest)
+        payload = map_payload(manifest_path.with_name(manifest.payload), manifest.num_bytes)
+        if self._round is not None:
+            for peer in self._round.joined:
+                self._refuse(peer, self._round.version, self._round.lineage, "a newer version is out")
+        self._round = _Round(manifest.version, manifest.lineage, manifest, payload)
+        self._changed.set()
+
+    def join(self, peer: str, request: JoinRequest) -> None:
+        """A worker is ready for a version. Asked again, it gets the same answer."""
+        wanted = (request.version, request.lineage)
+        if self._begun is not None and (self._begun.version, self._begun.lineage) == wanted:
+            call = self._begun.calls.get(peer)
+            if call is None:
+                self._regulars.add(peer)  # next time in time, then
+                self._refuse(peer, *wanted, "its round has begun")
+            else:
+                self._send(peer, call)
+        elif self._round is None or (self._round.version, self._round.lineage) != wanted:
+            self._refuse(peer, *wanted, "it is not the newest, or its round is over")
+        else:
+            self._round.joined[peer] = request
+            self._changed.set()
+
+    def left(self, peer: str) -> None:
+        """A worker is gone, silent, or another process by now: a group with it is of no use."""
+        self._regulars.discard(peer)
+        if self._round is not None:
+            self._round.joined.pop(peer, None)
+        if peer in self._members:
+            self._members = {}
+        self._changed.set()
+
+    def _refuse(self, peer: str, version: int, lineage: str, reason: str) -> None:
+        self._send(peer, NoGroup(version=version, lineage=lineage, reason=reason))
+
+    # ------------------------------------------------------------ rounds
+
+    async def run(self) -> None:
+        """Hold rounds for ever. Stop: cancelled by the sender."""
+        while True:
+            self._changed.clear()
+            round_ = self._round
+            if round_ is None or not round_.joined:
+                await self._changed.wait()
+            elif await self._is_complete(round_):
+                await self._hold(round_)
+
+    async def _is_complete(self, round_: _Round) -> bool:
+        """Wait for whoever is expected; False where another version took its place meanwhile, or all have left."""
+        due_s = time.monotonic() + (
+            self._settings.gather_s if self._regulars else min(FIRST_S, self._settings.gather_s)
+        )
+        while self._round is round_ and round_.joined:
+            left_s = due_s - time.monotonic()
+            if left_s <= 0 or (self._regulars and self._regulars <= round_.joined.keys()):
+                return True
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+        return False
+
+    async def _hold(self, round_: _Round) -> None:
+        """Call the members and send. Whatever fails, those who were called find out by their own deadline at most."""
+        self._round, self._begun = None, round_
+        members = {peer: round_.joined[peer].num_ranks for peer in sorted(round_.joined)}
+        backend = self._backend(round_)
+        started_s = time.monotonic()
+        self._regulars = set(members)
+        try:
+            is_new = members != self._members or self._root is None or self._root.backend != backend
+            if is_new:
+                await self._make(members, backend, round_.lineage)
+            root = self._root
+            assert root is not None
+            rank = 1
+            for peer, places in members.items():
+                round_.calls[peer] = self._call(round_, root, rank, is_new=is_new)
+                self._send(peer, round_.calls[peer])
+                rank += places
+            await self._on_wire(root.bring, round_.manifest, round_.payload, self._settings.bucket_bytes)
+        except TransferBroken as error:
+            self.counters["weights_group_broken"] += 1
+            log.warning("version %d by the group of %s failed: %s", round_.version, ", ".join(members), error)
+            await self._drop()
+            return
+        self._members = members
+        self.counters["weights_group_rounds"] += 1
+        self.counters["weights_group_bytes"] += float(round_.manifest.num_bytes)
+        took_s = time.monotonic() - started_s
+        log.info("version %d went to %s by %s in %.3f s", round_.version, ", ".join(members), root.name, took_s)
+
+    def _call(self, round_: _Round, root: GroupRoot, rank: int, *, is_new: bool) -> GroupCall:
+        return GroupCall(
+            version=round_.version, lineage=round_.lineage, group=root.name, is_new=is_new,
+            host=root.host, port=root.port, rank=rank, size=root.size, backend=root.backend,
+            bucket_bytes=self._settings.bucket_bytes, deadline_s=self._settings.transfer_s,
+            manifest=msgspec.json.encode(round_.manifest),
+        )  # fmt: skip
+
+    def _backend(self, round_: _Round) -> GroupBackend:
+        """As told, or nccl where every end is a GPU."""
+        if self._settings.backend != "auto":
+            return self._settings.backend
+        on_gpus = all(request.device == "cuda" for request in round_.joined.values())
+        return "nccl" if on_gpus and self._device.startswith("cuda") else "gloo"
+
+    # ------------------------------------------------------------ the group
+
+    async def _make(self, members: dict[str, int], backend: GroupBackend, lineage: str) -> None:
+        """Another generation: its store listens; the members are met when the payload is sent.
+
+        The lineage is part of its name: workers outlive a trainer, and must not take a group of the next one for the
+        dead one's, which they are in.
+        """
+        await self._drop()
+        self._generation += 1
+        self.counters["weights_group_generations"] += 1
+        self._root = await self._on_wire(
+            lambda: GroupRoot(
+                f"{self._run_id}.{lineage}.weights.{self._generation}", 1 + sum(members.values()),
+                host=self._host, backend=backend, device=self._device, deadline_s=self._settings.transfer_s,
+            )
+        )  # fmt: skip
+
+    async def _drop(self) -> None:
+        """Leave the group: members still in it notice at once where their sockets close."""
+        root, self._root, self._members = self._root, None, {}
+        if root is not None:
+            await self._on_wire(root.leave)
+
+    async def _on_wire(self, work: Callable[..., Result], *args: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._wire, work, *args)
+
+    async def close(self) -> None:
+        """Leave the group. What is under way ends at its deadline, without us."""
+        root, self._root = self._root, None
+        if root is not None:
+            self._wire.submit(root.leave)
+        self._wire.shutdown(wait=False)

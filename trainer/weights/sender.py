@@ -1,0 +1,275 @@
+"""Serves published versions to the rollout workers through sockets, chunk by chunk, as they ask.
+
+Owns: the trainer's hub for weights, the parcels being sent, one fan-out tree per parcel. Refuses: pushing anything,
+waiting for anybody, deciding when a version is due (worker.py) and what it consists of (version_writer.py). Versions
+that go by a process group (group_rounds.py) are gathered for over the same hub, and served here to who missed it.
+
+Map of the loops, on the trainer's event loop:
+  run         waits for the hub; its waker is any rollout worker. Chunks and parents are answered at once.
+  (a task)    per WayRequest: opens the files and computes the chunks' checksums in a thread, once per parcel, then
+              answers. A worker has at most one of these under way; the next one of the same worker waits for it.
+Memory: a parcel is a mapped file; of its chunks at most WINDOW_CHUNKS per fetching worker are in the sockets' queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from areal_like.config import ProcessSpec
+from areal_like.errors import WeightError
+from areal_like.transport.channel import Hub
+from areal_like.transport.sockets import own_host
+from areal_like.weights.catalog import AnyManifest, Catalog
+from areal_like.weights.delta import Base, DeltaManifest
+from areal_like.weights.process_group import JoinRequest, NoGroup
+from areal_like.weights.stream import (
+    TO_TRAINER,
+    Chunk,
+    ChunkRequest,
+    Locator,
+    NoChunk,
+    ParentRequest,
+    Payload,
+    TransferPlan,
+    TransferUnavailable,
+    UpstreamPeer,
+    WayRequest,
+)
+from areal_like.weights.weight_store import map_payload
+from areal_like.wire.messages import Hello, Message
+from trainer.config import TrainerSettings
+from trainer.weights.fan_out import FanOutTree
+from trainer.weights.group_rounds import GroupRounds, Send
+
+log = logging.getLogger(__name__)
+
+RECEIVE_S = 0.5
+MAX_PARCELS = 512
+"""Parcels open at once; the one not asked for longest is closed. More than a chain of deltas has."""
+IDLE_S = 10.0
+"""A parcel whose file the store has deleted is closed, and its memory given back, when nobody asked for so long."""
+SILENT_S = 10.0
+"""A worker not heard of for this long leaves the trees."""
+
+
+@dataclass
+class _Open:
+    """A parcel being sent: its description, its bytes (a mapped file) and who fetches it from whom."""
+
+    parcel: Payload
+    path: Path
+    data: memoryview
+    tree: FanOutTree
+    asked_s: float = 0.0
+
+
+class WeightSender:
+    """Answers what rollout workers ask. `start`, then `run` for ever; `close` when the run is over."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        run_id: str,
+        bind: str,
+        curve_dir: Path,
+        chunk_bytes: int,
+        fan_out: int,
+        make_rounds: Callable[[Send], GroupRounds] | None = None,
+    ) -> None:
+        """`make_rounds`: makes what brings versions by a process group; None: there are only streams."""
+        self._catalog, self._chunk_bytes, self._fan_out = Catalog(root), chunk_bytes, fan_out
+        self._hub = Hub(run_id=run_id, role="trainer", bind=bind, curve_dir=curve_dir, accept=TO_TRAINER)
+        self._rounds = make_rounds(self._hub.send) if make_rounds is not None else None
+        self._parcels: OrderedDict[str, _Open] = OrderedDict()
+        self._asking: set[str] = set()
+        self._opening = asyncio.Lock()
+        self.address = ""
+        self._counts = dict.fromkeys(
+            ("weights_sent_chunks", "weights_sent_bytes", "weights_moved_children", "weights_refused_chunks"), 0.0
+        )
+
+    async def start(self) -> None:
+        """Bind. Raises UserError."""
+        self.address = await self._hub.start()
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """Monotonic: chunks and bytes sent; rounds, generations and bytes of the process group."""
+        return self._counts | (self._rounds.counters if self._rounds is not None else {})
+
+    def publish_location(self, manifest_path: Path, version: int, lineage: str) -> str:
+        """Where a version that was just written is to be had; goes into its announcement. Raises WeightError."""
+        if self._rounds is not None:
+            self._rounds.offer(manifest_path)
+        return str(Locator(self.address, version, lineage, by_group=self._rounds is not None))
+
+    def rewritten(self, version: int, lineage: str) -> None:
+        """Its files were written again: parcels made of the old ones are not sent any more."""
+        stem = f"v{version:08d}-{lineage}."
+        for name in [name for name in self._parcels if name.startswith(stem)]:
+            del self._parcels[name]
+
+    async def run(self) -> None:
+        """Serve for ever. Stop: cancelled by the trainer."""
+        async with asyncio.TaskGroup() as group:
+            if self._rounds is not None:
+                group.create_task(self._rounds.run(), name="weights:rounds")
+            while True:
+                received = await self._hub.receive(RECEIVE_S)
+                for name in self._hub.silent(SILENT_S):
+                    self._forget(name)
+                if received is not None:
+                    self._take(*received, group)
+
+    async def close(self) -> None:
+        """Close the hub; what was queued gets a moment to leave."""
+        if self._rounds is not None:
+            await self._rounds.close()
+        await self._hub.close()
+
+    # ------------------------------------------------------------ what workers ask
+
+    def _take(self, peer: str, message: Message, group: asyncio.TaskGroup) -> None:
+        match message:
+            case ChunkRequest():
+                self._send_chunk(peer, message)
+            case WayRequest():
+                if peer not in self._asking:  # asked again for want of patience: the answer is on its way
+                    self._asking.add(peer)
+                    group.create_task(self._answer(peer, message), name=f"way:{peer}")
+            case ParentRequest():
+                self._hub.send(peer, UpstreamPeer(parcel=message.parcel, address=self._parent(peer, message)))
+            case JoinRequest():
+                self._join(peer, message)
+            case Hello():  # a new process of this name is in no group
+                if self._rounds is not None:
+                    self._rounds.left(peer)
+            case _:  # a Goodbye
+                self._forget(peer)
+
+    def _join(self, peer: str, request: JoinRequest) -> None:
+        if self._rounds is not None:
+            self._rounds.join(peer, request)
+            return
+        refused = NoGroup(version=request.version, lineage=request.lineage, reason="there is no process group")
+        self._hub.send(peer, refused)
+
+    def _send_chunk(self, peer: str, request: ChunkRequest) -> None:
+        found = self._parcels.get(request.parcel)
+        if found is None or not 0 <= request.index < found.parcel.num_chunks:
+            self._counts["weights_refused_chunks"] += 1
+            self._hub.send(peer, NoChunk(parcel=request.parcel, index=request.index, reason="no longer available"))
+            return
+        found.asked_s = time.monotonic()
+        data = np.frombuffer(found.data[found.parcel.span(request.index)], np.uint8)
+        if self._hub.send(peer, Chunk(parcel=request.parcel, index=request.index, data=data)):
+            self._counts["weights_sent_chunks"] += 1
+            self._counts["weights_sent_bytes"] += data.nbytes
+
+    def _parent(self, peer: str, request: ParentRequest) -> str:
+        found = self._parcels.get(request.parcel)
+        if found is None:
+            return ""
+        self._parcels.move_to_end(request.parcel)
+        if not request.lost:
+            return found.tree.join(peer, request.address)
+        self._counts["weights_moved_children"] += 1
+        log.warning("%s lost %s while it fetched %s: it fetches from another", peer, request.lost, request.parcel)
+        return found.tree.replace(peer, request.address, request.lost)
+
+    async def _answer(self, peer: str, request: WayRequest) -> None:
+        base = Base(request.base_version, request.base_digest) if request.base_version >= 0 else None
+        try:
+            async with self._opening:  # two at once would compute the same checksums twice
+                parcels = await asyncio.to_thread(self._open_way, request.version, request.lineage, base)
+        except WeightError as error:
+            log.warning("no transfer path to version %d for %s: %s", request.version, peer, error)
+            self._hub.send(
+                peer, TransferUnavailable(version=request.version, lineage=request.lineage, reason=str(error))
+            )
+        else:
+            for opened in parcels:
+                self._keep(opened)
+            way = tuple(opened.parcel for opened in parcels)
+            self._hub.send(peer, TransferPlan(version=request.version, lineage=request.lineage, parcels=way))
+        finally:
+            self._asking.discard(peer)
+
+    # ------------------------------------------------------------ parcels
+
+    def _open_way(self, version: int, lineage: str, base: Base | None) -> list[_Open]:
+        way = self._catalog.way(version, lineage, base)
+        return [self._parcels.get(_payload(manifest)) or self._open(path, manifest) for path, manifest in way]
+
+    def _open(self, path: Path, manifest: AnyManifest) -> _Open:
+        path = path.with_name(_payload(manifest))
+        data = map_payload(path, manifest.num_bytes)
+        size = self._chunk_bytes
+        crcs = [zlib.crc32(data[start : start + size]) for start in range(0, len(data), size)]
+        parcel = Payload(
+            name=_payload(manifest),
+            is_delta=isinstance(manifest, DeltaManifest),
+            num_bytes=len(data),
+            chunk_bytes=size,
+            chunk_crcs=np.array(crcs, np.uint32),
+            manifest=msgspec.json.encode(manifest),
+        )
+        return _Open(parcel, path, data, FanOutTree(self.address, self._fan_out))
+
+    def _keep(self, opened: _Open) -> None:
+        kept = self._parcels.setdefault(opened.parcel.name, opened)
+        kept.asked_s = time.monotonic()
+        self._parcels.move_to_end(opened.parcel.name)
+        for name, other in list(self._parcels.items()):
+            if kept.asked_s - other.asked_s > IDLE_S and not other.path.exists():
+                del self._parcels[name]
+        while len(self._parcels) > MAX_PARCELS:
+            self._parcels.popitem(last=False)
+
+    def _forget(self, peer: str) -> None:
+        self._hub.forget(peer)
+        if self._rounds is not None:
+            self._rounds.left(peer)
+        for opened in self._parcels.values():
+            opened.tree.leave(peer)
+
+    def trees(self) -> Mapping[str, FanOutTree]:
+        """The tree of each open parcel, for whoever wants to know who fetched from whom."""
+        return {name: opened.tree for name, opened in self._parcels.items()}
+
+
+def sender_of(spec: ProcessSpec, trainer: TrainerSettings) -> WeightSender | None:
+    """The sender a trainer process needs; None where weights lie in files alone. Raises UserError."""
+    settings = trainer.weights
+    if settings.kind not in ("stream", "distributed"):
+        return None
+    host = own_host(spec.hub_address)
+
+    def make_rounds(send: Send) -> GroupRounds:
+        return GroupRounds(settings.group, run_id=spec.run_id, host=host, device=trainer.device, send=send)
+
+    return WeightSender(
+        Path(spec.weight_dir),
+        run_id=spec.run_id,
+        bind=f"tcp://{host}:*",
+        curve_dir=Path(spec.curve_dir),
+        chunk_bytes=settings.chunk_kb << 10,
+        fan_out=settings.fan_out,
+        make_rounds=make_rounds if settings.kind == "distributed" else None,
+    )
+
+
+def _payload(manifest: AnyManifest) -> str:
+    """The payload's file name, which also names the parcel: it holds version and lineage."""
+    return manifest.payload

@@ -1,0 +1,167 @@
+"""Versions on their way into the weight store: full ones, and between them only what changed.
+
+Owns: when a full version is due, the base deltas are made from, the delta files and their retention. Refuses: the bits
+(areal_like/weights/delta.py), full payloads (areal_like/weights/weight_store.py), the model (publish.py), sockets.
+
+A full version is written first, every `full_every` versions, when names or shapes change, and when the deltas since the
+last one would add up to more than it: so nobody ever fetches more than twice a full version. Deltas since the last full
+version but one stay, so that whoever is on the way along a chain can finish it.
+
+The newest version's tensors stay in memory until its successor is copied, so that it can be written again, whole, where
+its files turn out damaged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from areal_like.errors import WeightError
+from areal_like.weights.catalog import delta_name
+from areal_like.weights.delta import (
+    DELTA_SUFFIX,
+    DeltaManifest,
+    DeltaTensor,
+    digest,
+    encode_tensor,
+    same_layout,
+)
+from areal_like.weights.weight_store import TensorBytes, WeightManifest, WeightStore, describe
+from trainer.config import WeightStoreSettings
+
+Tensors = Mapping[str, TensorBytes]
+
+
+class Written(NamedTuple):
+    """A version in the store: its manifest, and how many bytes have to travel to whoever has the version before."""
+
+    path: Path
+    num_bytes: int
+    is_delta: bool
+
+
+class VersionWriter:
+    """Writes versions one after another; call from one thread at a time, except `release`, which may run alongside.
+
+    Keeps the last one's tensors.
+    """
+
+    def __init__(self, root: Path, settings: WeightStoreSettings) -> None:
+        self._store = WeightStore(root, settings.layout, settings.keep)
+        self._delta = settings.delta
+        self._base: tuple[WeightManifest, Tensors] | None = None
+        self._last_full: WeightManifest | None = None
+        self._chain_bytes = 0
+        self._newest: tuple[int, str, Tensors] | None = None
+        """Version, lineage and tensors of what was written last."""
+
+    def write(self, version: int, lineage: str, tensors: Tensors) -> Written:
+        """Write one version. `tensors` must not change afterwards. Raises WeightError."""
+        written = self._write(version, lineage, tensors)
+        self._newest = (version, lineage, tensors)
+        return written
+
+    def release(self) -> None:
+        """A successor is about to be copied: without deltas the newest version's tensors are let go before it."""
+        if self._delta is None:
+            self._newest = None
+
+    def write_again(self, version: int, lineage: str) -> Written | None:
+        """Write the newest version again, whole; None where another one is the newest by now. Raises WeightError."""
+        newest = self._newest  # read once: `release` may run on another thread
+        if newest is None or newest[:2] != (version, lineage):
+            return None
+        tensors = newest[2]
+        written = self._publish_full(version, lineage, tensors)
+        if self._delta is not None:
+            self._last_full, self._chain_bytes = describe(self._store.kind, version, lineage, tensors), 0
+            manifest = self._store.root / delta_name(version, lineage)  # a delta found first would be taken again
+            manifest.unlink(missing_ok=True)
+            manifest.with_name(manifest.name.removesuffix(".json")).unlink(missing_ok=True)
+        return written
+
+    def _write(self, version: int, lineage: str, tensors: Tensors) -> Written:
+        if self._delta is None:
+            return self._publish_full(version, lineage, tensors)
+        manifest = describe(self._store.kind, version, lineage, tensors)
+        written = self._write_delta(manifest, tensors) or self._write_full(manifest, tensors)
+        self._base = (manifest, tensors)
+        return written
+
+    def _write_full(self, manifest: WeightManifest, tensors: Tensors) -> Written:
+        written = self._publish_full(manifest.version, manifest.lineage, tensors)
+        self._retire(manifest)
+        self._last_full, self._chain_bytes = manifest, 0
+        return written
+
+    def _publish_full(self, version: int, lineage: str, tensors: Tensors) -> Written:
+        path = self._store.publish(version, lineage, tensors)
+        return Written(path, sum(tensor.data.nbytes for tensor in tensors.values()), is_delta=False)
+
+    def _write_delta(self, manifest: WeightManifest, tensors: Tensors) -> Written | None:
+        """None where a full version is to be written instead."""
+        assert self._delta is not None
+        if self._base is None or self._last_full is None:
+            return None
+        base, old = self._base
+        is_due = manifest.version - self._last_full.version >= self._delta.full_every
+        if is_due or not base.version < manifest.version or base.lineage != manifest.lineage:
+            return None
+        if not same_layout(base, manifest):
+            return None
+        name = delta_name(manifest.version, manifest.lineage)
+        payload = self._store.root / (name.removesuffix(".json"))
+        temporary = payload.with_name(payload.name + ".tmp")
+        room_bytes = self._last_full.num_bytes - self._chain_bytes
+        try:
+            with temporary.open("wb") as file:
+                parts = _encode(file, manifest, old, tensors, self._delta.level, room_bytes)
+                num_bytes = file.tell()
+            if parts is None:
+                temporary.unlink()
+                return None
+            os.replace(temporary, payload)
+            delta = DeltaManifest(
+                base_version=base.version, base_digest=digest(base), payload=payload.name, num_bytes=num_bytes,
+                tensors=parts, result=manifest,
+            )  # fmt: skip
+            temporary = self._store.root / (name + ".tmp")
+            temporary.write_bytes(msgspec.json.encode(delta))
+            os.replace(temporary, self._store.root / name)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise WeightError(f"cannot publish a delta in {self._store.root}: {error.strerror}") from error
+        self._chain_bytes += num_bytes
+        return Written(self._store.root / name, num_bytes, is_delta=True)
+
+    def _retire(self, full: WeightManifest) -> None:
+        """A full version was written: deltas up to the full version before it lead nowhere that matters."""
+        before = self._last_full.version if self._last_full is not None else full.version
+        for path in self._store.root.glob(f"v*{DELTA_SUFFIX}*"):
+            number, _, rest = path.name[1:].partition("-")
+            is_ours = rest.removesuffix(".json").removesuffix(DELTA_SUFFIX) == full.lineage
+            if not is_ours or int(number) <= before:
+                path.unlink(missing_ok=True)
+
+
+def _encode(
+    file: BinaryIO, manifest: WeightManifest, old: Tensors, new: Tensors, level: int, room_bytes: int
+) -> tuple[DeltaTensor, ...] | None:
+    """Blocks of every tensor, one after another; None as soon as they take more than `room_bytes`."""
+    parts = []
+    for entry in manifest.tensors:
+        start = file.tell()
+        if entry.num_bytes:
+            before, after = old[entry.name].data.cast("B"), new[entry.name].data.cast("B")
+            for block in encode_tensor(before, after, entry.dtype, level):
+                file.write(block)
+                if file.tell() > room_bytes:
+                    return None
+        parts.append(DeltaTensor(name=entry.name, offset=start, num_bytes=file.tell() - start))
+    if not file.tell():
+        file.write(b"\0")  # nothing changed at all: a file without bytes cannot be mapped
+    return tuple(parts)
