@@ -36,8 +36,10 @@ from areal_like.transport.sockets import (
     ReadySocket,
     Signal,
     check_address,
+    open_context,
     read_prefix,
     set_options,
+    terminate,
 )
 from areal_like.wire.encoding import Frame, WireLimits, cut, decode, encode, join
 from areal_like.wire.messages import PROTOCOL, Goodbye, Heartbeat, Hello, Message, Refused, Role, Welcome
@@ -112,7 +114,7 @@ class Hub:
         check_address(self._bind)
         keys = curve.load_server(self._curve_dir)
         self._join = load_join_secret(self._curve_dir, "controller" if self._role == "controller" else "services")
-        self._context = zmq.Context()
+        self._context = open_context()
         self._socket = ReadySocket(self._context, zmq.ROUTER, self._on_ready)
         raw = self._socket.raw
         set_options(raw)
@@ -188,7 +190,7 @@ class Hub:
             self._door = None
         if self._context is not None:
             context, self._context = self._context, None
-            await asyncio.to_thread(context.term)
+            await asyncio.to_thread(terminate, context)
 
     def _on_ready(self, events: int) -> None:
         if events & zmq.POLLIN:

@@ -34,8 +34,10 @@ from areal_like.transport.sockets import (
     ReadySocket,
     Signal,
     check_address,
+    open_context,
     prefix,
     set_options,
+    terminate,
 )
 from areal_like.wire.encoding import Frame, WireLimits, cut, decode, encode, join
 from areal_like.wire.messages import Goodbye, Heartbeat, Hello, Message, Refused, Shutdown, Welcome
@@ -98,7 +100,7 @@ class Peer:
         keys = curve.load_client(self._curve_dir)
         token = token_for(self._curve_dir, self._audience, self._hello.role, self._hello.name)
         self._hello = msgspec.structs.replace(self._hello, token=token)
-        self._context = zmq.Context()
+        self._context = open_context()
         self._socket = ReadySocket(self._context, zmq.DEALER, self._on_ready)
         raw = self._socket.raw
         set_options(raw)
@@ -175,7 +177,7 @@ class Peer:
         self._arrived.set()
         if self._context is not None:
             context, self._context = self._context, None
-            await asyncio.to_thread(context.term)
+            await asyncio.to_thread(terminate, context)
 
     def _check(self) -> None:
         if self._failure is not None:

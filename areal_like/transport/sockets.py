@@ -43,6 +43,8 @@ BURST = 64
 LISTEN_S = 0.2
 """Longest uninterrupted wait: keeps the patience clock going, and would mend a lost wake-up."""
 
+_OPEN_CONTEXTS: set[zmq.Context[zmq.Socket[bytes]]] = set()
+
 
 class Signal:
     """Wakes everybody who waits now; a wait is one future and one timer, and always has a deadline."""
@@ -114,6 +116,23 @@ class RateLimitedLog:
         swallowed = self._swallowed.pop(kind, 0)
         self._next_s[kind] = now_s + self.INTERVAL_S
         self._log.warning("%s: %s%s", kind, text, f" (and {swallowed} more before)" if swallowed else "")
+
+
+def open_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """Make a context that lives until `terminate`, even where its owner never calls it.
+
+    If a context and its sockets became garbage together, pyzmq would terminate the context first and wait for ever for
+    sockets that are closed only afterwards.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    _OPEN_CONTEXTS.add(context)
+    return context
+
+
+def terminate(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """Terminate a context whose sockets were closed. Blocks for at most LINGER_S."""
+    context.term()
+    _OPEN_CONTEXTS.discard(context)
 
 
 class ReadySocket:

@@ -50,7 +50,13 @@ def test_a_run_scores_at_services_that_stand_alone_and_leaves_them_running(areal
         gone = areal("train", quickstart, *short, f"reward.addresses=[{addresses[0]}]")
         assert gone.wait() == 2
         assert f"no reward service answers at {addresses[0]}" in gone.output
-        other = areal("train", quickstart, *short, f"reward.addresses=[{addresses[1]}]", "reward.scorers.0.kind=format")
+        other = areal(
+            "train",
+            quickstart,
+            *short,
+            f"reward.addresses=[{addresses[1]}]",
+            "reward.scorers.0={kind: format, options: {must_contain: [x]}}",
+        )
         assert other.wait() == 2
         assert f"`format` is not a scorer of {addresses[1]}" in other.output
     finally:

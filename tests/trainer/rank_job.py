@@ -19,12 +19,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 import torch
 
-import trainer.data.batch
 from areal_like.config import ProcessSpec
 from areal_like.process import die_with_parent
 from areal_like.wire.encoding import decode
 from areal_like.wire.messages import Batch
 from trainer.activity import Activity
+from trainer.data import batch as batch_module
 from trainer.follower import Follower
 from trainer.ranks import Ranks, leave_at_once
 from trainer.training import Training
@@ -32,7 +32,7 @@ from trainer.training import Training
 HANG_S = 150.0
 """By then it is over, or its log says where every thread stands."""
 RIGHT_JOIN, RIGHT_CLOSE = Ranks.join, Ranks.close
-RIGHT_MINI_BATCH = trainer.batch._mini_batch
+RIGHT_MINI_BATCH = batch_module._mini_batch
 
 
 def read_batch(folder: Path, step: int) -> Batch:
@@ -112,7 +112,7 @@ def main(job: Path, rank: int) -> None:
         spec = ProcessSpec.model_validate(scene["spec"])
         spec = spec.model_copy(update={"rank": rank, "name": f"trainer-{rank}" if rank else "trainer"})
         is_wrong = scene.get("is_mean_of_each_rank", False)
-        trainer.batch._mini_batch = mean_of_each_rank(spec.num_ranks) if is_wrong else RIGHT_MINI_BATCH
+        batch_module._mini_batch = mean_of_each_rank(spec.num_ranks) if is_wrong else RIGHT_MINI_BATCH
         print("scene", Path(spec.run_dir).name, flush=True)
         training = Training(spec)
         if rank:
