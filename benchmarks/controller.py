@@ -122,8 +122,12 @@ class NoProcesses:
         """Places are not their business."""
         return False
 
+    def take_ended(self) -> list[str]:
+        """None of them."""
+        return []
+
     def take_news(self) -> list[str]:
-        """Nothing to tell."""
+        """Nothing to report."""
         return []
 
     def is_running(self, name: str) -> bool:

@@ -42,7 +42,7 @@ def test_every_flag_that_options_become_is_one_this_version_takes(sglang_python)
     for device in ("cuda:1", "cpu"):
         settings = EngineSettings(kind="sglang", device=device, sglang=options)
         launch = Launch(Path(sglang_python), settings, "bfloat16", 100, 1, "keep_kv", ())
-        words = launch.command(Path("model"), 3, port=1, nccl_port=2, seed=1)[3:]
+        words = launch.command(Path("model"), 3, port=1, nccl_port=2, seed=1, key_file=Path("key"))[3:]
         for name, following in zip(words, [*words[1:], "--"], strict=True):
             if name.startswith("--"):
                 argument = table[name.removeprefix("--")]

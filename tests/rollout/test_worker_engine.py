@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_keys import keys_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -124,6 +125,7 @@ def make_spec(tmp_path, address, **more):
         group_size=2,
         num_steps=1,
         weight_dir=str(tmp_path / "weights"),
+        curve_dir=str(keys_of("rollout", "rollout-0")),
         trace={"max_events": 1000},
         **given,
     )

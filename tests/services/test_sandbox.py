@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -271,3 +273,12 @@ def test_a_demand_is_looked_at_before_a_run_starts(monkeypatch: pytest.MonkeyPat
 
 def test_a_trial_of_one_layer_says_why_it_cannot_be_had() -> None:
     assert sandbox_problem("namespaces", "limits") == "namespaces is not among limits"
+
+
+@pytest.mark.skipif(not shutil.which("bwrap"), reason="no bubblewrap")
+def test_a_python_that_an_empty_tmp_would_hide_is_refused_by_name() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+        problem = sandbox_problem("namespaces", "namespaces", f"{folder}/bin/python")
+    assert "empty /tmp" in problem
+    assert folder in problem

@@ -47,6 +47,8 @@ TESTS_LIMITS = Limits(time_s=3600.0, memory_bytes=1536 << 20)
 """Of a process of tests. Its time is bounded per program, by who waits for it (judging/judge)."""
 TRIAL_TIMEOUT_S = 60.0
 _LANDLOCK_VERSION_CALL = 444
+_REPLACED = ("/tmp/", "/dev/")
+"""Folders that are new and empty in the namespaces of a program."""
 
 _TRIAL = """
 import os, sys
@@ -203,6 +205,9 @@ def _words_for_root(fault: str) -> str:
 def _ready(layer: str, uid: int | None, python: str, code: bytes, tests_code: bytes, faults: dict[str, str]) -> Sandbox:
     """This layer, tried. Raises SandboxFailed, Stopped, OSError."""
     setup, tests_setup = _make_setups(layer, uid, python)
+    for path in (*setup.interpreter.shown, *tests_setup.interpreter.shown) if layer == "namespaces" else ():
+        if path.startswith(_REPLACED):  # the trial below need not notice: it runs no tests
+            raise SandboxFailed(f"programs get an empty /tmp, which hides {path}: install Python in another folder")
     code_fd = file_of(code)
     try:
         _try_out(setup, code_fd, _PROMISES[layer])

@@ -144,7 +144,7 @@ def test_newer_layout_is_refused_and_a_newer_status_file_left_out(folder):
 
 
 def test_folder_without_anything_of_a_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match="nothing of a run"):
+    with pytest.raises(UserError, match="no data of a run"):
         RunData.load(RunFolder(tmp_path))
     with pytest.raises(UserError, match="no such folder"):
         RunData.load(RunFolder(tmp_path / "none"))
