@@ -213,10 +213,16 @@ def _read_findings(body: bytes) -> dict[str, Any]:
         raise Unjudgeable(told["unjudgeable"][:MAX_WORD_CHARS])
     numbers = [told.get("num_tests"), told.get("num_passed")]
     words = [told.get("failures"), told.get("weaker")]
-    if not all(type(number) is int and 0 <= number < 1 << 31 for number in numbers) or not all(map(_are_words, words)):
+    uses_helpers = told.get("uses_helpers")
+    is_sound = all(type(number) is int and 0 <= number < 1 << 31 for number in numbers) and type(uses_helpers) is bool
+    if not is_sound or not all(map(_are_words, words)):
         raise Over("it reported no findings")
     return Findings(
-        told["num_tests"], told["num_passed"], told["failures"][:MAX_FAILURES], set(told["weaker"])
+        told["num_tests"],
+        told["num_passed"],
+        told["failures"][:MAX_FAILURES],
+        set(told["weaker"]),
+        uses_helpers,
     ).as_dict()
 
 
