@@ -199,7 +199,8 @@ class RunSession:
         """Raises UserError where the run's files disagree. A mirror is known to be as old as its last copy."""
         check_continuity(
             self.folder, ledger, self._run_id(),
-            accept_loss=self.accept_loss or (self._home is not None and self._home.is_restored),
+            accept_loss=self.accept_loss,
+            is_mirror=self._home is not None and self._home.is_restored,
             say=lambda words: print(f"warning: {words}", file=sys.stderr),
         )  # fmt: skip
 
