@@ -85,6 +85,17 @@ def test_resume_finds_the_run_from_anywhere_with_relative_paths_as_they_were_mea
     assert again.rows.fingerprints == stretches[0].rows.fingerprints
 
 
+def test_resume_makes_a_folder_that_others_may_enter_private_and_says_so(config, stretches, capsys):
+    folder = stopped_run(config)
+    folder.root.chmod(0o755)
+    assert jobs.resume(folder.root) == 0
+    assert stat.S_IMODE(folder.root.stat().st_mode) == 0o700
+    assert "was open to other users (mode 755)" in capsys.readouterr().err
+    folder.write_state("stopped")
+    assert jobs.resume(folder.root) == 0
+    assert "was open" not in capsys.readouterr().err
+
+
 def test_resume_of_a_moved_run_looks_beside_it(config, stretches, tmp_path):
     folder = stopped_run(config)
     (tmp_path / "elsewhere").mkdir()
