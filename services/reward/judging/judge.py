@@ -214,8 +214,8 @@ def _read_findings(body: bytes) -> dict[str, Any]:
     numbers = [told.get("num_tests"), told.get("num_passed")]
     words = [told.get("failures"), told.get("weaker")]
     uses_helpers = told.get("uses_helpers")
-    is_sound = all(type(number) is int and 0 <= number < 1 << 31 for number in numbers) and type(uses_helpers) is bool
-    if not is_sound or not all(map(_are_words, words)):
+    are_counts = all(type(number) is int and 0 <= number < 1 << 31 for number in numbers)
+    if not are_counts or not all(map(_are_words, words)) or not isinstance(uses_helpers, bool):
         raise Over("it reported no findings")
     return Findings(
         told["num_tests"],
