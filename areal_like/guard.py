@@ -19,7 +19,8 @@ the family map, in the working folder and while they live, and removes them with
 the guard be killed too, the process that removes the folder removes them. A file counts as the family's when one of its
 processes maps it, it is younger than the guard, and its name starts with one of the prefixes.
 
-A guard ends as its command did: with the same status, or by the same signal.
+A guard ends as its command did: with the same status, or by the same signal. Its starter ends it early with the signal
+`END`, never with SIGKILL (`end_guarded` in guarded_process.py).
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ POLL_S = 0.5
 """How often the parent is looked for where the kernel does not report its end (not Linux)."""
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Meant for the starter, whose end is ours."""
+END = signal.SIGUSR1
+"""Ends the family and then the guard, as if by SIGKILL."""
 STDIN = "stdin"
 SHARED_MEMORY = "--shared-memory="
 RECORD = "shared-memory"
@@ -55,8 +58,8 @@ def guarded(command: Sequence[str], *, until: str = "", shared_memory: Sequence[
 
     `shared_memory`: prefixes of files in /dev/shm that are removed with the family that maps them.
 
-    `until`: STDIN to end it when its standard input ends. SIGTERM and SIGINT do not reach it; SIGKILL to the guard ends
-    the command, but not what that started in sessions of its own.
+    `until`: STDIN to end it when its standard input ends. SIGTERM and SIGINT do not reach it; END ends it with all it
+    started. SIGKILL to the guard ends the command, but not what that started in sessions of its own.
     """
     option = [SHARED_MEMORY + ",".join(shared_memory)] if shared_memory else []
     return [sys.executable, "-I", "-S", __file__, "guarded", until or str(os.getpid()), *option, *command]
@@ -91,7 +94,8 @@ def _guard(until: str, command: list[str], prefixes: tuple[str, ...]) -> None:
     wakeup, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (signal.SIGCHLD, END):
+        signal.signal(number, lambda *_: None)
     end_fd = _end_of(starter) if until != STDIN else 0
     record = _Record(Path.cwd(), prefixes) if prefixes else None
     child = os.fork()
@@ -202,18 +206,19 @@ def remove_recorded(folder: Path) -> None:
 
 
 def _wait(child: int, wakeup: int, end_fd: int, starter: int, record: _Record | None) -> int | None:
-    """The wait status of the child, or None when the starter ended first. Its waker: either end, or a time-out."""
+    """The wait status of the child, or None when the starter ended first. Its waker: either end, END, or a time-out."""
     fds = [wakeup] if end_fd < 0 else [wakeup, end_fd]
     timeout_s = POLL_S if end_fd < 0 else RECORD_S if record is not None else None
     while True:
         readable, _, _ = select.select(fds, [], [], timeout_s)
         if not readable and record is not None:
             record.update()
-        if wakeup in readable:
-            os.read(wakeup, 4096)
+        is_to_end = wakeup in readable and END in os.read(wakeup, 4096)
         for pid, status in iter(_reap, None):
             if pid == child:
                 return status
+        if is_to_end:
+            return int(signal.SIGKILL)
         if end_fd < 0 and os.getppid() != starter:
             return None
         if end_fd in readable and (end_fd != 0 or not os.read(0, 4096)):

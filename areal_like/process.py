@@ -45,6 +45,9 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PR_SET_PDEATHSIG = 1
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
+_umasks_before: list[int] = []
+"""Of each `private_files` that has been entered, the outermost first."""
+
 AnySpec = TypeVar("AnySpec", bound=StartSpec)
 ProcessMain = Callable[[ProcessSpec, asyncio.Event], Awaitable[None]]
 
@@ -53,6 +56,19 @@ ProcessMain = Callable[[ProcessSpec, asyncio.Event], Awaitable[None]]
 def private_files() -> Iterator[None]:
     """What is written meanwhile nobody but this user can read; for whole processes and commands, not for threads."""
     before = os.umask(PRIVATE_UMASK)
+    _umasks_before.append(before)
+    try:
+        yield
+    finally:
+        _umasks_before.pop()
+        os.umask(before)
+
+
+@contextlib.contextmanager
+def user_umask() -> Iterator[None]:
+    """Within `private_files`, the umask that the command was started with: for folders that belong to no single run."""
+    before = os.umask(PRIVATE_UMASK)
+    os.umask(_umasks_before[0] if _umasks_before else before)
     try:
         yield
     finally:

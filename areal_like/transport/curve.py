@@ -9,6 +9,7 @@ are not used when they are not.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable
@@ -26,6 +27,8 @@ _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"areal_like"
 _PAIRS = ("server", "client")
 MAX_KEY_FILE_BYTES = 4096
+PLACE_WITH_MODES = "on a file system with Unix permissions (for a run: runs_dir=/some/where)"
+"""FAT, and some network and FUSE mounts, give every file the same mode."""
 
 
 class CurveKeys(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +47,8 @@ def make_key_pairs(folder: Path) -> None:
     if not zmq.has("curve"):
         raise UserError("this pyzmq has no CURVE", remedy="install the pyzmq wheel from PyPI, it brings libsodium")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    with contextlib.suppress(PermissionError):  # a file system without modes refuses; write_private says so
+        folder.chmod(0o700)
     for pair in _PAIRS:
         public, secret = zmq.curve_keypair()
         write_private(folder / f"{pair}.public", public)
@@ -107,12 +111,21 @@ class Authenticator:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that its owner alone may read (0600), whole or not at all."""
+    """Write a file that its owner alone may read (0600), whole or not at all.
+
+    Raises UserError where the file system has no file modes: nothing is written then.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(content + b"\n")
+        is_private = not stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o077
+        if is_private:
+            file.write(content + b"\n")
+    if not is_private:
+        temporary.unlink()
+        what = "the file system of this folder has no file modes, so others could read a key in it"
+        raise UserError(what, where=str(path.parent), remedy=f"name a folder {PLACE_WITH_MODES}")
     os.replace(temporary, path)
 
 
@@ -126,7 +139,8 @@ def read_private(path: Path) -> bytes:
         what, remedy = f"cannot read a key: {error.strerror}", "start the run again, or make or copy the service's keys"
         raise UserError(what, where=str(path), remedy=remedy) from error
     if stat.S_IMODE(mode) & 0o077:
-        raise UserError("a key that others may read", where=str(path), remedy="make new keys, or chmod 600")
+        remedy = f"chmod 600, or make new keys; if chmod has no effect there, keep the keys {PLACE_WITH_MODES}"
+        raise UserError("a key that others may read", where=str(path), remedy=remedy)
     return content
 
 

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import platform
+import sys
 from collections.abc import Coroutine
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -77,6 +78,8 @@ def resume(run: Path, *, accept_loss: bool = False) -> int:
     config = read_config(folder).model_copy(update={"runs_dir": str(folder.root.parent)})
     rows = JobRows.load(config)
     _refuse_other_data(state.get("data"), rows, folder)
+    if (mode := folder.make_private()) is not None:
+        print(f"warning: {folder.root} was open to other users (mode {mode:o}); now it is yours alone", file=sys.stderr)
     enlist(folder)
     return _run(RunSession(config, folder, rows, is_resume=True, accept_loss=accept_loss).run())
 

@@ -1,6 +1,7 @@
 """Resolved configurations of runs that an earlier version started, so that they can be resumed.
 
-Owns: `upgrade`. Refuses: configurations that users write: there a removed key is an error with a remedy (loading.py).
+Owns: `upgrade`, what to say of a removed key. Refuses: configurations that users write: there a removed key is an error
+with that remedy (problems.py).
 
 A resolved configuration lists every key, at its default where the user gave none. A default that has changed since then
 was therefore nobody's choice, and the present default takes its place.
@@ -12,6 +13,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+REMOVED: Mapping[str, str] = {"launch.curve": "removed: sockets are always encrypted; delete the line"}
+"""Keys of earlier versions -> what to do about them."""
 REMOVED_KEY = "curve"
 """Of `launch`: whether sockets have keys. The version that wrote it had CHANGED_DEFAULTS."""
 CHANGED_DEFAULTS: Mapping[tuple[str, ...], object] = {

@@ -14,6 +14,7 @@ import pydantic
 
 from areal_like.errors import UserError
 from areal_like.settings import Settings
+from controller.config.earlier_versions import REMOVED
 from controller.config.foreign_keys import equivalent_of, leaves_of
 from controller.config.schema import allows_null, describe, field_at, is_list, knobs, section_of
 
@@ -116,6 +117,8 @@ def _unknown_keys(root: type[Settings], path: str, value: Any) -> list[Problem]:
     found = [remedy for leaf in leaves_of(path, value) if (remedy := _known_elsewhere(root, leaf)).what]
     if found:
         return found
+    if path in REMOVED:
+        return [Problem((path,), "no such key", REMOVED[path])]
     near = suggest_keys(root, path)
     return [Problem((path,), "no such key", f"did you mean {' or '.join(near)}?" if near else _keys_here(root, path))]
 

@@ -24,6 +24,7 @@ from controller.coordinator.handover import (
     transition,
 )
 from controller.coordinator.run_state import RunState
+from controller.coordinator.usable_workers import has_no_usable_workers
 from controller.coordinator.worker import Worker
 
 # ---------------------------------------------------------------- the turn
@@ -38,9 +39,12 @@ def may_hand_over(state: RunState, step: int) -> bool:
 
 
 def _needs_engines_for_evaluation(state: RunState) -> bool:
-    """An evaluation goes on, or can begin. While the trainer replays, its version may be not to be had until later."""
+    """An evaluation runs, or can begin. While the trainer replays, its version may not be available until later.
+
+    Where no worker can load its version any more, only the trainer's next version helps: then it waits for that.
+    """
     if state.manifest_path:
-        return bool(state.eval_jobs)
+        return bool(state.eval_jobs) and not has_no_usable_workers(state)
     return any(w.is_present and w.pin is not None and w.version == w.pin.version for w in state.workers.values())
 
 
@@ -165,7 +169,7 @@ def _engine(state: RunState, worker: Worker, event: EngineEvent) -> None:
                 worker.end_load()
             case EngineAction.END_PROCESS:
                 worker.release_due_s = math.inf
-                limit_s = state.settings.load_deadline_s
+                limit_s = state.settings.idle_load_deadline_s
                 reason = f"it did not release its memory within {limit_s:g} s, and the trainer waits for it"
                 state.emit(EndWorker(worker=worker.name, reason=reason))
             case EngineAction.REPORT_LATE:
@@ -173,15 +177,19 @@ def _engine(state: RunState, worker: Worker, event: EngineEvent) -> None:
 
 
 def _latest_begin_s(state: RunState, worker: Worker) -> float:
-    """When a release begins at the latest: the engine first ends the load that is under way, e.g. a slow first one."""
-    earlier_s = worker.release_due_s - state.settings.load_deadline_s
-    return max(due_s for due_s in (state.now_s, worker.load_due_s, earlier_s) if due_s < math.inf)
+    """When a release begins at the latest: the engine first ends the load that is under way, e.g. a slow first one.
+
+    It runs no answers by now, so the load is not waiting for any to finish.
+    """
+    earlier_s = worker.release_due_s - state.settings.idle_load_deadline_s
+    load_due_s = worker.load_due_s - state.settings.drain_s
+    return max(due_s for due_s in (state.now_s, load_due_s, earlier_s) if due_s < math.inf)
 
 
 def _request_release(state: RunState, worker: Worker, begin_s: float) -> None:
     state.num_release_requests += 1
     worker.release_number = state.num_release_requests
-    worker.release_due_s = begin_s + state.settings.load_deadline_s
+    worker.release_due_s = begin_s + state.settings.idle_load_deadline_s
     state.emit(SendRelease(worker=worker.name, number=worker.release_number))
 
 

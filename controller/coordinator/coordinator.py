@@ -13,6 +13,7 @@ What each part decides:
   migration.py         what moves to an idle worker
   evaluation.py        evaluations at one pinned version
   termination.py       why and how the run ends
+  usable_workers.py    will any worker ever do anything more
   version_rollout.py   whose turn it is to swap, who is late
   wait_reasons.py      who waits for whom
   rewriting.py         damaged versions that the trainer writes again

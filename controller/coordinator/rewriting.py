@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAX_REWRITES = 3
 """Of one version; then its damage is handled as any other version that cannot be loaded."""
 PATIENCE = 2.0
-"""A rewrite may take so many times the deadline of loading a version."""
+"""A rewrite may take so many times the deadline of loading a version, without the time in which workers drain."""
 
 
 def damage_reported(state: RunState, worker: Worker) -> bool:
@@ -47,7 +47,7 @@ def damage_reported(state: RunState, worker: Worker) -> bool:
         return False
     rewrite.count += 1
     rewrite.num_unanswered += 1
-    rewrite.due_s = state.now_s + PATIENCE * state.settings.load_deadline_s
+    rewrite.due_s = state.now_s + PATIENCE * state.settings.idle_load_deadline_s
     state.emit(SendRewrite(version=rewrite.version, lineage=rewrite.lineage))
     state.note(
         "rewrite",
@@ -87,7 +87,7 @@ def expire_loads(state: RunState) -> None:
     rewrite = state.rewrite
     if rewrite is not None and state.now_s > rewrite.due_s:
         rewrite.due_s = math.inf
-        limit_s = PATIENCE * state.settings.load_deadline_s
+        limit_s = PATIENCE * state.settings.idle_load_deadline_s
         state.note("rewrite_failed", f"version {rewrite.version} was not written again within {limit_s:g} s")
 
 

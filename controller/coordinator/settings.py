@@ -67,12 +67,21 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`rolling`: one worker after another swaps in what it has staged."""
     load_deadline_s: float = 120.0
     """To stage an announced version, and to swap it in once told: past it the worker is quarantined until it has."""
+    drain_s: float = 0.0
+    """Part of it in which a worker first finishes the answers it runs (`interruption: drain`)."""
 
     def __post_init__(self) -> None:
         if self.groups_per_step < 1 or self.group_size < 1 or self.num_steps < 0 or self.num_workers < 1:
             raise ValueError("groups_per_step, group_size and num_workers must be positive, num_steps not negative")
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ValueError("max_staleness must not be negative")
+        if not 0 <= self.drain_s < self.load_deadline_s:
+            raise ValueError("drain_s is a part of load_deadline_s")
+
+    @property
+    def idle_load_deadline_s(self) -> float:
+        """load_deadline_s of a worker that runs no answers."""
+        return self.load_deadline_s - self.drain_s
 
     @property
     def bound(self) -> int | None:

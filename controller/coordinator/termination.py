@@ -10,7 +10,7 @@ from controller.coordinator import evaluation
 from controller.coordinator.admission import has_draws
 from controller.coordinator.effects import EndRun, EndStatus, SendNoMoreBatches
 from controller.coordinator.run_state import Phase, RunState
-from controller.coordinator.worker_lifecycle import is_stuck
+from controller.coordinator.usable_workers import has_no_usable_workers
 
 
 def begin(state: RunState, status: EndStatus, reason: str) -> None:
@@ -85,18 +85,12 @@ _ADVICE = {
 def no_workers_reason(state: RunState) -> str:
     """Why no rollout worker will ever work again although a batch is owed; empty while one may."""
     workers = state.workers.values()
-    if state.requested is None or state.requested <= state.shipped or not _has_no_usable_workers(state):
+    if state.requested is None or state.requested <= state.shipped or not has_no_usable_workers(state):
         return ""
     if state.is_trainer_busy and any(worker.quarantine and worker.is_present for worker in workers):
         return ""  # a new version is on its way and may load
     causes = "; ".join(f"{w.name}: {w.quarantine if w.is_present else 'gone'}" for w in workers)
     return f"no rollout worker is left for batch {state.requested} ({causes})"
-
-
-def _has_no_usable_workers(state: RunState) -> bool:
-    """Every expected worker was there, or was lost before it came, and none will do anything more."""
-    workers = state.workers.values()
-    return len(workers) >= state.settings.num_workers and all(is_stuck(state, worker) for worker in workers)
 
 
 def trainer_died(state: RunState) -> None:
@@ -125,7 +119,7 @@ def _advance_shutdown(state: RunState) -> None:
             state.cancel([state.leases[lease_id] for lease_id in sorted(group.lease_ids)])
         evaluation.request_final(state)
         evaluation.advance(state)
-    if state.eval_jobs and _has_no_usable_workers(state):
+    if state.eval_jobs and has_no_usable_workers(state):
         for job in list(state.eval_jobs):
             evaluation.drop(state, job, "no rollout worker is left")
     is_saved = state.last_step <= state.base or any(version >= state.last_step for version in state.checkpoints)

@@ -6,11 +6,10 @@ measured speeds. Refuses: choosing what to lease.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 
 from areal_like.trajectory import NO_VERSION
-from controller.coordinator import colocation, evaluation, rewriting
+from controller.coordinator import colocation, evaluation
 from controller.coordinator.effects import SendCancel
 from controller.coordinator.events import (
     WorkerDraining,
@@ -119,13 +118,3 @@ def _take_leases_back(state: RunState, worker: Worker) -> None:
         sample.lease_id = None
         sample.moving_to = sample.moved_from = ""
         requeue(state, group, sample, is_loss=True)
-
-
-def is_stuck(state: RunState, worker: Worker) -> bool:
-    """This worker will do nothing more unless a new version comes."""
-    if not worker.is_present:
-        return worker.is_gone
-    if rewriting.is_under_way(state, state.version) or worker.load_due_s < math.inf:
-        return False
-    has_tries = worker.load_attempts < state.settings.max_load_attempts or state.now_s < worker.retry_at_s
-    return bool(worker.quarantine) and not has_tries and not worker.outstanding

@@ -3,8 +3,8 @@
 Owns: reading system files, running other programs under a deadline, package versions, limits, the answers of probes
 (programs of ours that try something in a process of their own). Refuses: judging what it sees.
 
-A program that does not end is killed with its whole session, and left alone if even that does not end it: a process in
-the middle of a call to a broken GPU driver cannot be killed, and nothing here may wait for it.
+A program that does not end is killed with everything it started, and left alone if even that does not end it: a
+process in the middle of a call to a broken GPU driver cannot be killed, and nothing here may wait for it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from areal_like.guard import guarded
+from areal_like.guard import END, guarded
 
 PROBES = Path(__file__).parent / "probes"
 MARK = "areal_like-doctor "
@@ -72,7 +71,8 @@ class Machine:
         self._lock = threading.Lock()
         self._locks: dict[Any, threading.Lock] = {}
         self._answers: dict[Any, Answer] = {}
-        self._children: set[subprocess.Popen[str]] = set()
+        self._children: dict[subprocess.Popen[str], bool] = {}
+        """Programs that run -> whether they are guarded."""
 
     @property
     def is_linux(self) -> bool:
@@ -189,17 +189,17 @@ class Machine:
         except OSError as error:
             return Ran(None, fault=f"cannot be started ({error.strerror or error})")
         with self._lock:
-            self._children.add(child)
+            self._children[child] = is_guarded
         try:
             out, err = child.communicate(stdin, timeout=deadline_s)
         except subprocess.TimeoutExpired:
-            _kill(child)
+            _kill(child, is_guarded)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.communicate(timeout=KILL_WAIT_S)
             return Ran(None, fault=f"no answer within {deadline_s:g} s")
         finally:
             with self._lock:
-                self._children.discard(child)
+                self._children.pop(child, None)
         return Ran(child.returncode, out[-MAX_OUTPUT_CHARS:], err[-MAX_OUTPUT_CHARS:], _fault(child.returncode, err))
 
     def probe(self, name: str, *arguments: str, deadline_s: float = 30.0, python: str = "") -> Answer:
@@ -216,15 +216,18 @@ class Machine:
     def end(self) -> None:
         """Kill whatever a check left running."""
         with self._lock:
-            children = list(self._children)
-        for child in children:
-            _kill(child)
+            children = list(self._children.items())
+        for child, is_guarded in children:
+            _kill(child, is_guarded)
 
 
-def _kill(child: subprocess.Popen[str]) -> None:
-    for kill in (partial(os.killpg, child.pid, signal.SIGKILL), child.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill()
+def _kill(child: subprocess.Popen[str], is_guarded: bool) -> None:
+    """A guard ends its family by itself, also what runs in sessions of its own; nothing waits for it here."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if is_guarded:
+            child.send_signal(END)
+        else:
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def _fault(status: int, err: str) -> str:

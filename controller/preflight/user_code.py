@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.guard import guarded
+from areal_like.guarded_process import end_guarded
 from areal_like.process import describe_status
 from areal_like.slow import print_slow
 from controller.config.problems import Problem
@@ -55,7 +54,7 @@ def problems_of(
 
 
 def _run(arguments: list[str], said: Path, timeout_s: float, names: str) -> int | None:
-    """Exit status; None past the deadline. Nothing of its process group outlives it, and nothing at all outlives us."""
+    """Exit status; None past the deadline. Nothing that the module started outlives it, or us."""
     with said.open("wb") as output:
         child = subprocess.Popen(
             guarded([sys.executable, "-P", "-m", *arguments]),
@@ -70,6 +69,4 @@ def _run(arguments: list[str], said: Path, timeout_s: float, names: str) -> int 
     except subprocess.TimeoutExpired:
         return None
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+        end_guarded(child)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import socket
+import stat
 import time
 import uuid
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from typing import Any, Literal
 import psutil
 
 from areal_like.errors import UserError, naming
-from areal_like.process import boot_id, is_same_process
+from areal_like.process import boot_id, is_same_process, user_umask
 
 FORMAT = 1
 """Number of the folder's layout; a higher one than ours is refused."""
@@ -132,7 +133,8 @@ class RunFolder:
         if not is_run_name(name):
             raise UserError(f"{name!r} cannot be the name of a folder", where="name", remedy=NAME_REMEDY)
         try:
-            runs_dir.mkdir(parents=True, exist_ok=True)
+            with user_umask():  # several users may share it, as far as each one's umask lets them
+                runs_dir.mkdir(parents=True, exist_ok=True)
             number = 1
             while True:
                 root = runs_dir / (name if number == 1 else f"{name}-{number}")
@@ -151,6 +153,20 @@ class RunFolder:
                 remedy="make it writable, or name another: runs_dir=/some/where",
             ) from error
         return folder
+
+    def make_private(self) -> int | None:
+        """Take the access of others away; returns the mode before. None: it was private, or its mode cannot be set.
+
+        Folders of earlier versions are open to others.
+        """
+        mode = stat.S_IMODE(self.root.stat().st_mode)
+        if not mode & 0o077:
+            return None
+        try:
+            self.root.chmod(mode & 0o700)
+        except PermissionError:  # a file system without modes, or another user's folder
+            return None
+        return mode
 
     @staticmethod
     def find(run: str | Path, runs_dir: Path = Path("runs")) -> RunFolder:

@@ -45,6 +45,8 @@ class Findings:
     lossy: list[str] = field(default_factory=list)
     abandoned: list[Path] = field(default_factory=list)
     """Checkpoints that the ledger does not lead to."""
+    is_restart: bool = False
+    """Steps that are not recorded would be sampled again, from the starting policy on."""
 
 
 def has_progress(folder: RunFolder) -> bool:
@@ -69,16 +71,25 @@ def refuse_absent_ledger(folder: RunFolder, ledger: Path, *, accept_loss: bool) 
 
 
 def check_continuity(
-    folder: RunFolder, ledger: Ledger, run_id: str, *, accept_loss: bool, say: Callable[[str], None]
+    folder: RunFolder,
+    ledger: Ledger,
+    run_id: str,
+    *,
+    accept_loss: bool,
+    is_mirror: bool,
+    say: Callable[[str], None],
 ) -> None:
     """Raise UserError where the run's files disagree; with `accept_loss` only where nothing sound can be continued.
 
-    An accepted loss is written down (metrics.jsonl), and checkpoints of the abandoned history are set aside.
+    `is_mirror`: the ledger is a copy that is known to be as old as its last update. What it lacks is accepted, unless
+    steps that it does not record would be sampled again from the starting policy on. An accepted loss is written down
+    (metrics.jsonl), and checkpoints of the abandoned history are set aside.
     """
     state = ledger.load()
     steps = len(state.batches)
     found = _compare(folder, ledger, state, run_id)
-    if found.fatal or (found.lossy and not accept_loss):
+    is_accepted = accept_loss or (is_mirror and not found.is_restart)
+    if found.fatal or (found.lossy and not is_accepted):
         refuse(folder, found)
     if not found.lossy:
         return
@@ -116,7 +127,7 @@ def _compare(folder: RunFolder, ledger: Ledger, state: LedgerState, run_id: str)
     trained = last_step(folder.metrics)
     if trained > steps:
         found.lossy.append(f"metrics.jsonl has step {trained}, {LEDGER_FILE} ends at step {steps}")
-    lineages, covered = ledger.lineages(), []
+    lineages, covered, ahead = ledger.lineages(), [], []
     for version, path in checkpoints_on_disk(folder.root):
         origin = checkpoint_origin(path)
         if origin is None:
@@ -127,13 +138,20 @@ def _compare(folder: RunFolder, ledger: Ledger, state: LedgerState, run_id: str)
         elif why := _abandoned(version, lineage, ledger_seq, steps=steps, seq=seq, lineages=lineages):
             found.abandoned.append(path)
             found.lossy.append(f"checkpoint {path.name} {why}")
+            ahead += [version] if lineage in lineages else []
         else:
             covered.append(version)
     newest = max([*covered, *(checkpoint.version for checkpoint in state.checkpoints)], default=0)
     if trained < newest - LAG_STEPS:
         found.lossy.append(f"checkpoint {newest} is recorded, metrics.jsonl ends at step {trained}")
     if found.abandoned and not covered:
-        found.fatal.append("no checkpoint matches the ledger")
+        # A run on a cluster may end between its first checkpoint and the next copy of the ledger.
+        is_first = len(checkpoints_on_disk(folder.root)) == len(ahead) == 1 and not state.checkpoints
+        if is_first:
+            found.lossy.append(f"{LEDGER_FILE} ends before the first checkpoint: training begins with the first step")
+            found.is_restart = ahead[0] > steps
+        else:
+            found.fatal.append("no checkpoint matches the ledger")
     if not seq and has_progress(folder):
         found.lossy.append(f"{LEDGER_FILE} is empty")
     if state.checkpoints and not checkpoints_on_disk(folder.root):

@@ -218,7 +218,14 @@ def _cache_folder(config: RunConfig, demonstrations: Table | None) -> Path:
             entries = Path(path).expanduser().iterdir()
             facts["folder"] = sorted((entry.name, entry.stat().st_mtime_ns) for entry in entries)
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
-    return (Path(config.runs_dir).expanduser() / ".prepared" / digest).resolve()
+    return (_cache_root(Path(config.runs_dir).expanduser()) / digest).resolve()
+
+
+def _cache_root(runs_dir: Path) -> Path:
+    """The folder of prepared models; one of our own where another user of the same runs_dir has made it first."""
+    root = runs_dir / ".prepared"
+    is_others = root.exists() and root.stat().st_uid != os.getuid()
+    return runs_dir / f".prepared-{os.getuid()}" if is_others else root
 
 
 def _write_rows(rows: Table, path: Path) -> None:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import secrets
 import shutil
 import sys
@@ -29,7 +30,7 @@ from rich.console import Console
 from areal_like import reaper
 from areal_like.errors import LedgerError, OperationError, ProcessDied, UserError
 from areal_like.plain_text import LineFormatter, printable
-from areal_like.store_owner import claim, sweep_dead
+from areal_like.store_owner import SHARED_MEMORY, claim, sweep_dead
 from areal_like.trace import Tracer, merge_traces
 from areal_like.transport.channel import Hub
 from areal_like.transport.credentials import issue_credentials, make_run_credentials
@@ -198,7 +199,8 @@ class RunSession:
         """Raises UserError where the run's files disagree. A mirror is known to be as old as its last copy."""
         check_continuity(
             self.folder, ledger, self._run_id(),
-            accept_loss=self.accept_loss or (self._home is not None and self._home.is_restored),
+            accept_loss=self.accept_loss,
+            is_mirror=self._home is not None and self._home.is_restored,
             say=lambda words: print(f"warning: {words}", file=sys.stderr),
         )  # fmt: skip
 
@@ -218,7 +220,7 @@ class RunSession:
             for line in await check_services(config):
                 display.note(line)
         sweep_dead()
-        sweep_dead(Path(tempfile.gettempdir()))  # folders of _private_folder, of controllers that were killed
+        sweep_dead(Path(tempfile.gettempdir()))  # folders of _private_folder where there is no shared memory
         if not await stop.unless_asked(launcher.open(display.note)):
             return Outcome("stopped", "before the first step")
         published_to = self._weight_dir(display, stack, folder.root / "model") if self.is_evaluation else None
@@ -459,8 +461,12 @@ def _meeting_place(folder: Path) -> str:
 
 @contextlib.contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A temporary folder on a disk of this machine, which has file locks, as the run folder's may not."""
-    folder = Path(tempfile.mkdtemp(prefix="areal_like-ranks-"))
+    """A temporary folder with file locks, which the file system of the run folder may lack.
+
+    In shared memory where there is any: TMPDIR may be on a network file system too.
+    """
+    place = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="areal_like-ranks-", dir=place))
     claim(folder)
     try:
         yield folder

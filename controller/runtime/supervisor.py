@@ -98,7 +98,7 @@ class Supervisor:
         self._launcher, self._hub = launcher, hub
         self._startup_timeout_s, self._silence_s = startup_timeout_s, silence_s
         self._place_waits = PlaceWaits(node_wait_s)
-        self._wards: dict[str, SupervisedProcess] = {}
+        self._supervised: dict[str, SupervisedProcess] = {}
         self._exits: list[tuple[float, Exit]] = []
         """Seen at, not judged yet."""
         self._kill_reason: dict[str, str] = {}
@@ -110,31 +110,31 @@ class Supervisor:
     def add(self, spec: ProcessSpec, spec_path: Path, max_restarts: int, now_s: float) -> None:
         """Put a process under supervision; `tick` starts it."""
         spec.save(spec_path)
-        self._wards[spec.name] = SupervisedProcess(spec, spec_path, max_restarts, start_due_s=now_s)
+        self._supervised[spec.name] = SupervisedProcess(spec, spec_path, max_restarts, start_due_s=now_s)
 
     def reported(self, name: str) -> None:
         """The process said Hello."""
-        if ward := self._wards.get(name):
-            ward.has_reported = True
+        if process := self._supervised.get(name):
+            process.has_reported = True
 
     def release(self, name: str) -> None:
         """The process has done its work, or was told to end: its exit is no surprise and it is not started again."""
         self._launcher.expect_end(name)
         self._place_waits.forget(name)
-        ward = self._wards.pop(name, None)
-        if ward is not None and ward.spec.num_ranks > 1 and ward.spec.rank == 0:
-            for follower in [other for other, one in self._wards.items() if one.spec.rank]:
+        process = self._supervised.pop(name, None)
+        if process is not None and process.spec.num_ranks > 1 and process.spec.rank == 0:
+            for follower in [other for other, one in self._supervised.items() if one.spec.rank]:
                 self.release(follower)
 
     def leaving(self, name: str, now_s: float) -> None:
         """The process announced that it leaves: its end is no accident, and it is not started again."""
-        if (ward := self._wards.get(name)) and ward.leaves_by_s is None:
-            ward.leaves_by_s = now_s + LEAVE_S
+        if (process := self._supervised.get(name)) and process.leaves_by_s is None:
+            process.leaves_by_s = now_s + LEAVE_S
 
     def is_leaving(self, name: str) -> bool:
         """It announced that it leaves for good, or has left."""
-        ward = self._wards.get(name)
-        return ward is None or ward.leaves_by_s is not None
+        process = self._supervised.get(name)
+        return process is None or process.leaves_by_s is not None
 
     def end(self, name: str, reason: str) -> None:
         """Others wait for this process in vain: `tick` kills it and starts it again, within its budget."""
@@ -142,17 +142,17 @@ class Supervisor:
 
     def lost_touch(self, name: str, now_s: float) -> None:
         """It cannot be reached: it says Hello again within the time of a start, or counts as lost."""
-        if ward := self._wards.get(name):
-            ward.has_reported, ward.started_s = False, now_s
+        if process := self._supervised.get(name):
+            process.has_reported, process.started_s = False, now_s
 
     @property
     def names(self) -> list[str]:
         """Processes under supervision, and those that have not ended yet."""
-        return [*self._wards, *self._launcher.names]
+        return [*self._supervised, *self._launcher.names]
 
     def watches(self, name: str) -> bool:
         """The process is under supervision: it runs, or will be started again."""
-        return name in self._wards
+        return name in self._supervised
 
     def watches_role(self, role: Role) -> bool:
         """Some process of this role is under supervision."""
@@ -160,7 +160,7 @@ class Supervisor:
 
     def names_of(self, role: Role) -> list[str]:
         """Processes of this role under supervision."""
-        return [name for name, ward in self._wards.items() if ward.spec.role == role]
+        return [name for name, process in self._supervised.items() if process.spec.role == role]
 
     def is_running(self, name: str) -> bool:
         """The process lives."""
@@ -204,80 +204,80 @@ class Supervisor:
         if losses:  # they are reported before any successor can say Hello
             return losses
         is_old_group_here = any(self._lingers(name) for name in self.names_of("trainer"))
-        for name, ward in list(self._wards.items()):
-            is_due = ward.start_due_s is not None and ward.start_due_s <= now_s and not ward.is_held
-            if is_due and not (is_old_group_here if ward.spec.role == "trainer" else self._lingers(name)):
-                await self._start(ward, now_s)
-            elif ward.leaves_by_s is not None and now_s > ward.leaves_by_s and not self._has_ended(name):
+        for name, process in list(self._supervised.items()):
+            is_due = process.start_due_s is not None and process.start_due_s <= now_s and not process.is_held
+            if is_due and not (is_old_group_here if process.spec.role == "trainer" else self._lingers(name)):
+                await self._start(process, now_s)
+            elif process.leaves_by_s is not None and now_s > process.leaves_by_s and not self._has_ended(name):
                 self._launcher.kill(name)
-                losses.append(self._lose(ward, f"did not exit within {LEAVE_S:g} s", now_s))
-            elif ward.start_due_s is None:
-                losses.extend(self._on_the_way(ward, now_s))
+                losses.append(self._lose(process, f"did not exit within {LEAVE_S:g} s", now_s))
+            elif process.start_due_s is None:
+                losses.extend(self._on_the_way(process, now_s))
         return losses
 
     def _lingers(self, name: str) -> bool:
         return name in self._launcher.names or any(end.name == name for _, end in self._exits)
 
-    async def _start(self, ward: SupervisedProcess, now_s: float) -> None:
-        ward.start_due_s, ward.started_s, ward.has_reported = None, now_s, ward.spec.rank > 0
-        log_path = self._launcher.log_of(ward.spec.name)
-        ward.log_start = log_path.stat().st_size if log_path.exists() else 0
-        argv = ["-m", MODULES[ward.spec.role], "--spec", str(ward.spec_path)]
+    async def _start(self, process: SupervisedProcess, now_s: float) -> None:
+        process.start_due_s, process.started_s, process.has_reported = None, now_s, process.spec.rank > 0
+        log_path = self._launcher.log_of(process.spec.name)
+        process.log_start = log_path.stat().st_size if log_path.exists() else 0
+        argv = ["-m", MODULES[process.spec.role], "--spec", str(process.spec_path)]
         pid = await self._launcher.start(
-            ward.spec.name, argv, child_environment(ward.spec.num_threads, user_path=self._launcher.user_path)
+            process.spec.name, argv, child_environment(process.spec.num_threads, user_path=self._launcher.user_path)
         )
-        log.info("started %s (process %s)", ward.spec.name, pid or "on its way to its node")
+        log.info("started %s (process %s)", process.spec.name, pid or "on its way to its node")
 
     def _on_exit(self, end: Exit, now_s: float) -> Loss | None:
         info = self._hub.peers.get(end.name)
         if info is not None and info.pid == end.pid:
             self._hub.forget(end.name)
-        ward = self._wards.get(end.name)
-        if ward is None or end.expected or ward.start_due_s is not None:
+        process = self._supervised.get(end.name)
+        if process is None or end.expected or process.start_due_s is not None:
             return None
         tail = self._tail(end.name)
         if end.returncode == USER_MISTAKE:
             raise UserError(last_error(tail) or f"{end.name} refused to start", where=end.name)
         reason = last_error(tail) or f"ended with {describe_status(end.returncode)}"
-        return self._lose(ward, reason, now_s, end.returncode)
+        return self._lose(process, reason, now_s, end.returncode)
 
     def _on_silence(self, names: Iterable[str], now_s: float) -> list[Loss]:
         losses = []
         for name in names:
             self._hub.forget(name)
-            ward = self._wards.get(name)
-            if ward is not None and ward.start_due_s is None and not self._has_ended(name):
+            process = self._supervised.get(name)
+            if process is not None and process.start_due_s is None and not self._has_ended(name):
                 self._launcher.kill(name)
-                losses.append(self._lose(ward, f"silent for {self._silence_s:g} s", now_s))
+                losses.append(self._lose(process, f"silent for {self._silence_s:g} s", now_s))
         return losses
 
     def _end_condemned(self, now_s: float) -> list[Loss]:
         condemned, self._kill_reason = self._kill_reason, {}
         losses = []
         for name, reason in condemned.items():
-            ward = self._wards.get(name)
-            if ward is not None and ward.start_due_s is None and not self._has_ended(name):
+            process = self._supervised.get(name)
+            if process is not None and process.start_due_s is None and not self._has_ended(name):
                 self._hub.forget(name)
                 self._launcher.kill(name)
-                losses.append(self._lose(ward, reason, now_s))
+                losses.append(self._lose(process, reason, now_s))
         return losses
 
-    def _on_the_way(self, ward: SupervisedProcess, now_s: float) -> list[Loss]:
+    def _on_the_way(self, process: SupervisedProcess, now_s: float) -> list[Loss]:
         """It waits for its place, or it has one and is to report."""
-        name = ward.spec.name
+        name = process.spec.name
         awaited = self._launcher.awaits(name)
         if why := self._place_waits.look(name, awaited, now_s):
             self._launcher.kill(name)
-            return [self._lose(ward, why, now_s, is_hopeless=True)]
+            return [self._lose(process, why, now_s, is_hopeless=True)]
         if awaited:
-            ward.started_s = now_s
-        return [] if ward.has_reported else self._late_starter(ward, now_s)
+            process.started_s = now_s
+        return [] if process.has_reported else self._late_starter(process, now_s)
 
-    def _late_starter(self, ward: SupervisedProcess, now_s: float) -> list[Loss]:
-        if now_s - ward.started_s <= self._startup_timeout_s or self._has_ended(ward.spec.name):
+    def _late_starter(self, process: SupervisedProcess, now_s: float) -> list[Loss]:
+        if now_s - process.started_s <= self._startup_timeout_s or self._has_ended(process.spec.name):
             return []
-        self._launcher.kill(ward.spec.name)
-        return [self._lose(ward, f"no heartbeat within {self._startup_timeout_s:g} s of its start", now_s)]
+        self._launcher.kill(process.spec.name)
+        return [self._lose(process, f"no heartbeat within {self._startup_timeout_s:g} s of its start", now_s)]
 
     def _has_ended(self, name: str) -> bool:
         """Its exit was seen and is judged in a moment."""
@@ -285,41 +285,41 @@ class Supervisor:
 
     def _lose(
         self,
-        ward: SupervisedProcess,
+        process: SupervisedProcess,
         reason: str,
         now_s: float,
         returncode: int | None = None,
         *,
         is_hopeless: bool = False,
     ) -> Loss:
-        is_trainer = ward.spec.role == "trainer"
-        is_hopeless |= ward.leaves_by_s is not None or (is_trainer and returncode == DIVERGED)
-        is_permanent = is_hopeless or ward.restarts >= ward.max_restarts
-        self._place_waits.forget(ward.spec.name)
+        is_trainer = process.spec.role == "trainer"
+        is_hopeless |= process.leaves_by_s is not None or (is_trainer and returncode == DIVERGED)
+        is_permanent = is_hopeless or process.restarts >= process.max_restarts
+        self._place_waits.forget(process.spec.name)
         if is_permanent:
-            del self._wards[ward.spec.name]
+            del self._supervised[process.spec.name]
         else:
             self.restarts += 1
-            for one in [self._wards[name] for name in self.names_of("trainer")] if is_trainer else [ward]:
+            for one in [self._supervised[name] for name in self.names_of("trainer")] if is_trainer else [process]:
                 self._launcher.kill(one.spec.name)
                 self._place_waits.forget(one.spec.name)
                 one.start_due_s = now_s + BACKOFF_S[min(one.restarts, len(BACKOFF_S) - 1)]
                 one.has_reported, one.is_held = False, is_trainer
                 one.restarts += 1
-        may_live = ward.spec.name in self._launcher.names
-        return Loss(ward.spec.name, ward.spec.role, reason, is_permanent, returncode, may_live)
+        may_live = process.spec.name in self._launcher.names
+        return Loss(process.spec.name, process.spec.role, reason, is_permanent, returncode, may_live)
 
     def renew(self, change: Callable[[ProcessSpec], ProcessSpec]) -> None:
         """The trainer's ranks, which wait to be started again, start with the changed spec."""
-        for ward in self._wards.values():
-            if ward.is_held:
-                ward.spec, ward.is_held = change(ward.spec), False
-                ward.spec.save(ward.spec_path)
+        for process in self._supervised.values():
+            if process.is_held:
+                process.spec, process.is_held = change(process.spec), False
+                process.spec.save(process.spec_path)
 
     def _tail(self, name: str) -> str:
         """The end of what the process wrote since it was started."""
-        ward = self._wards.get(name)
-        return tail_of(self._launcher.log_of(name), start=ward.log_start if ward is not None else 0)
+        process = self._supervised.get(name)
+        return tail_of(self._launcher.log_of(name), start=process.log_start if process is not None else 0)
 
     def died(self, loss: Loss) -> OperationError:
         """The error that ends a run because of this loss: ProcessDied with the end of the process's own log, unless its
@@ -333,13 +333,15 @@ class Supervisor:
     def states(self) -> Mapping[str, str]:
         """What each process does now, by name."""
         found = {}
-        for name, ward in self._wards.items():
+        for name, process in self._supervised.items():
             info = self._hub.peers.get(name)
-            if ward.start_due_s is not None:
-                found[name] = f"restarting ({ward.restarts} of {ward.max_restarts})" if ward.restarts else "starting"
+            if process.start_due_s is not None:
+                found[name] = (
+                    f"restarting ({process.restarts} of {process.max_restarts})" if process.restarts else "starting"
+                )
             elif awaited := self._launcher.awaits(name):
                 found[name] = f"waits for {awaited}"
-            elif ward.spec.rank:
+            elif process.spec.rank:
                 found[name] = "following"
             elif info is None or info.heartbeat is None:
                 found[name] = "starting"
@@ -352,7 +354,10 @@ class Supervisor:
         found = {}
         for name, state in self.states().items():
             now = ProcessNow(
-                self._wards[name].spec.role, state, self._launcher.pid_of(name), rss_mb=self._launcher.rss_mb_of(name)
+                self._supervised[name].spec.role,
+                state,
+                self._launcher.pid_of(name),
+                rss_mb=self._launcher.rss_mb_of(name),
             )
             info = self._hub.peers.get(name)
             if info is not None and info.heartbeat is not None:

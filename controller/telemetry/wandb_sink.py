@@ -22,6 +22,7 @@ from typing import Any
 
 from areal_like.errors import OperationError
 from areal_like.guard import guarded
+from areal_like.guarded_process import end_guarded
 from areal_like.metrics import encode
 from areal_like.process import last_error
 from controller.launch.launcher import tail_of
@@ -71,7 +72,7 @@ class WandbSink:
         try:
             process.wait(FINISH_S)
         finally:
-            process.kill()
+            end_guarded(process)  # with the service that wandb starts in a session of its own
 
     # ------------------------------------------------------------ inside
 

@@ -6,6 +6,7 @@ from controller.config.run_config import RunConfig
 from controller.coordinator.settings import CoordinatorSettings
 
 LOAD_GRACE_S = 5.0
+"""The worker itself, which knows what it waits for, speaks before the controller gives up on its loading."""
 
 
 def coordinator_settings(
@@ -39,13 +40,11 @@ def coordinator_settings(
         is_colocated=config.is_colocated,
         keep_checkpoints=config.trainer.checkpoint.keep,
         swap=config.trainer.weights.swap,
-        load_deadline_s=load_deadline_s(config),
+        load_deadline_s=config.trainer.weights.deadline_s + LOAD_GRACE_S + drain_s(config),
+        drain_s=drain_s(config),
     )
 
 
-def load_deadline_s(config: RunConfig) -> float:
-    """Seconds after which the controller gives up on a worker's loading: the worker itself, which knows what it waits
-    for, speaks first; and with `drain` it first finishes what it runs, which a group's deadline bounds.
-    """
-    drain_s = config.staleness.group_timeout_s if config.rollout.interruption == "drain" else 0.0
-    return config.trainer.weights.deadline_s + LOAD_GRACE_S + drain_s
+def drain_s(config: RunConfig) -> float:
+    """Seconds in which a worker, with `drain`, first finishes what it runs: a group's deadline bounds it."""
+    return config.staleness.group_timeout_s if config.rollout.interruption == "drain" else 0.0

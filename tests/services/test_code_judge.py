@@ -15,7 +15,7 @@ from hostile_programs import ADD, ADD_TESTS
 
 from services.reward.judging.exchange import Over
 from services.reward.judging.judge import _read_findings
-from services.reward.judging.problem import Unjudgeable
+from services.reward.judging.problem import Findings, Unjudgeable
 
 SECRET = "AREAL_LIKE_TEST_SECRET"
 CONFINING = ("namespaces", "landlock")
@@ -136,10 +136,16 @@ def test_tests_that_never_end_cost_their_program_its_point_and_no_more(bench: Co
 @pytest.mark.parametrize(
     "body",
     [b"", b"[]", b"[" * 100_000, json.dumps({"num_tests": -1, "num_passed": 0, "failures": [], "weaker": []}).encode(),
-     json.dumps({"num_tests": 1, "num_passed": 1, "failures": ["x" * 2000], "weaker": []}).encode()],
+     json.dumps({"num_tests": 1, "num_passed": 1, "failures": ["x" * 2000], "weaker": []}).encode(),
+     json.dumps({**Findings().as_dict(), "uses_helpers": "yes"}).encode()],
 )  # fmt: skip
 def test_forged_findings_are_refused(body: bytes) -> None:
     with pytest.raises(Over):
         _read_findings(body)
     with pytest.raises(Unjudgeable, match="why"):
         _read_findings(b'{"unjudgeable": "why"}')
+
+
+def test_findings_arrive_as_the_tests_reported_them() -> None:
+    findings = Findings(num_tests=2, num_passed=1, failures=["test 2: no"], weaker={"Odd"}, uses_helpers=True).as_dict()
+    assert _read_findings(json.dumps(findings).encode()) == findings

@@ -94,6 +94,7 @@ class WeightSender:
         self._parcels: OrderedDict[str, _Open] = OrderedDict()
         self._asking: set[str] = set()
         self._opening = asyncio.Lock()
+        self._num_rewrites = 0
         self.address = ""
         self._counts = dict.fromkeys(
             ("weights_sent_chunks", "weights_sent_bytes", "weights_moved_children", "weights_refused_chunks"), 0.0
@@ -116,6 +117,7 @@ class WeightSender:
 
     def rewritten(self, version: int, lineage: str) -> None:
         """Its files were written again: parcels made of the old ones are not sent any more."""
+        self._num_rewrites += 1
         stem = f"v{version:08d}-{lineage}."
         for name in [name for name in self._parcels if name.startswith(stem)]:
             del self._parcels[name]
@@ -191,8 +193,7 @@ class WeightSender:
     async def _answer(self, peer: str, request: WayRequest) -> None:
         base = Base(request.base_version, request.base_digest) if request.base_version >= 0 else None
         try:
-            async with self._opening:  # two at once would compute the same checksums twice
-                parcels = await asyncio.to_thread(self._open_way, request.version, request.lineage, base)
+            parcels = await self._opened(request, base)
         except WeightError as error:
             log.warning("no transfer path to version %d for %s: %s", request.version, peer, error)
             self._hub.send(
@@ -207,6 +208,20 @@ class WeightSender:
             self._asking.discard(peer)
 
     # ------------------------------------------------------------ parcels
+
+    async def _opened(self, request: WayRequest, base: Base | None) -> list[_Open]:
+        """Raises WeightError. What was opened while files were written again may be of the old ones: once more then."""
+        async with self._opening:  # two at once would compute the same checksums twice
+            while True:
+                num_rewrites = self._num_rewrites
+                try:
+                    parcels = await asyncio.to_thread(self._open_way, request.version, request.lineage, base)
+                except WeightError:
+                    if num_rewrites == self._num_rewrites:
+                        raise
+                else:
+                    if num_rewrites == self._num_rewrites:
+                        return parcels
 
     def _open_way(self, version: int, lineage: str, base: Base | None) -> list[_Open]:
         way = self._catalog.way(version, lineage, base)

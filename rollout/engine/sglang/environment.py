@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from areal_like.errors import UserError
-from areal_like.guard import guarded
+from areal_like.guarded_process import run_guarded
 
 KNOWN_VERSION = "0.5.23"
 """The version whose control endpoints and answers were measured; others are refused."""
@@ -176,15 +176,8 @@ def _example(name: str, argument: Argument) -> str:
 def _ask(python: Path, words: list[str], *, timeout_s: float, extra: Mapping[str, str] | None = None) -> str:
     """Standard output of `python -c ...`. Raises UserError when it fails."""
     try:
-        ran = subprocess.run(
-            guarded([str(python), "-c", *words]),
-            env={**clean_environment(), **(extra or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        environment = {**clean_environment(), **(extra or {})}
+        ran = run_guarded([str(python), "-c", *words], timeout_s=timeout_s, env=environment)
     except subprocess.TimeoutExpired:
         raise UserError(f"{python} gave no answer within {timeout_s:g} s", where=_WHERE, remedy=_HOW) from None
     except OSError as error:

@@ -213,10 +213,16 @@ def _read_findings(body: bytes) -> dict[str, Any]:
         raise Unjudgeable(told["unjudgeable"][:MAX_WORD_CHARS])
     numbers = [told.get("num_tests"), told.get("num_passed")]
     words = [told.get("failures"), told.get("weaker")]
-    if not all(type(number) is int and 0 <= number < 1 << 31 for number in numbers) or not all(map(_are_words, words)):
+    uses_helpers = told.get("uses_helpers")
+    are_counts = all(type(number) is int and 0 <= number < 1 << 31 for number in numbers)
+    if not are_counts or not all(map(_are_words, words)) or not isinstance(uses_helpers, bool):
         raise Over("it reported no findings")
     return Findings(
-        told["num_tests"], told["num_passed"], told["failures"][:MAX_FAILURES], set(told["weaker"])
+        told["num_tests"],
+        told["num_passed"],
+        told["failures"][:MAX_FAILURES],
+        set(told["weaker"]),
+        uses_helpers,
     ).as_dict()
 
 

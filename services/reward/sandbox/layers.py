@@ -29,7 +29,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 
-from areal_like.guard import guarded
+from areal_like.guarded_process import run_guarded
 from services.reward.sandbox import seccomp
 from services.reward.sandbox.cell import Cell, SandboxFailed
 from services.reward.sandbox.interpreter import NoInterpreter, find_interpreter
@@ -143,7 +143,8 @@ def _tried(arguments: list[str]) -> SandboxLayers:
     isolation = ["-P"] if sys.flags.safe_path else []
     command = [sys.executable, *isolation, "-m", "services.reward.sandbox.layers", *arguments]
     try:
-        done = subprocess.run(guarded(command), capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=True)
+        done = run_guarded(command, timeout_s=TRIAL_TIMEOUT_S)
+        done.check_returncode()
         return SandboxLayers(**json.loads(done.stdout))
     except subprocess.CalledProcessError as error:
         return SandboxLayers("", f"the trial failed: {error.stderr.strip()[-300:]}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
 from areal_like.errors import UserError
-from areal_like.transport.curve import load_client, load_server, make_key_pairs
+from areal_like.transport.curve import load_client, load_server, make_key_pairs, write_private
 
 
 def test_key_files_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
@@ -36,8 +37,31 @@ def test_keys_are_replaced_at_a_new_start(tmp_path: Path) -> None:
 def test_key_that_others_may_read_is_not_used(tmp_path: Path) -> None:
     make_key_pairs(tmp_path / "curve")
     (tmp_path / "curve" / "client.secret").chmod(0o644)
-    with pytest.raises(UserError, match="others may read"):
+    with pytest.raises(UserError, match=r"others may read.*if chmod has no effect there"):
         load_client(tmp_path / "curve")
+
+
+def test_file_system_without_modes_gets_no_key_and_the_remedy_names_another_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on vfat: every file has the mode of the mount, and chmod is refused."""
+    real_open = os.open
+
+    def open_with_mode_of_mount(path: Path, flags: int, mode: int = 0o777) -> int:
+        descriptor = real_open(path, flags, mode)
+        os.fchmod(descriptor, 0o755)
+        return descriptor
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "open", open_with_mode_of_mount)
+    monkeypatch.setattr(Path, "chmod", refuse)
+    for make in (lambda: make_key_pairs(tmp_path / "keys"), lambda: write_private(tmp_path / "token", b"secret")):
+        with pytest.raises(UserError, match="has no file modes") as refusal:
+            make()
+        assert "runs_dir=" in str(refusal.value)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 40, b"~" * 40])

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,6 +83,17 @@ def test_resume_finds_the_run_from_anywhere_with_relative_paths_as_they_were_mea
     assert Path.cwd() == tmp_path / "home"
     assert again.config.runs_dir == str(tmp_path / "home" / "runs")
     assert again.rows.fingerprints == stretches[0].rows.fingerprints
+
+
+def test_resume_makes_a_folder_that_others_may_enter_private_and_says_so(config, stretches, capsys):
+    folder = stopped_run(config)
+    folder.root.chmod(0o755)
+    assert jobs.resume(folder.root) == 0
+    assert stat.S_IMODE(folder.root.stat().st_mode) == 0o700
+    assert "was open to other users (mode 755)" in capsys.readouterr().err
+    folder.write_state("stopped")
+    assert jobs.resume(folder.root) == 0
+    assert "was open" not in capsys.readouterr().err
 
 
 def test_resume_of_a_moved_run_looks_beside_it(config, stretches, tmp_path):
@@ -323,6 +335,19 @@ def test_evaluation_without_a_single_score_fails(config, monkeypatch):
     with pytest.raises(OperationError, match="no answer was scored"):
         jobs.evaluate(config)
     assert RunFolder.find("quickstart-eval").read_state()["status"] == "failed"
+
+
+@pytest.mark.parametrize("has_shared_memory", [True, False])
+def test_ranks_meet_in_shared_memory_and_not_where_tmpdir_may_lack_locks(tmp_path, monkeypatch, has_shared_memory):
+    shared, temporary = tmp_path / "shm", tmp_path / "tmp"
+    for place in (shared, temporary):
+        place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(session, "SHARED_MEMORY", shared if has_shared_memory else tmp_path / "none")
+    with session._private_folder() as folder:
+        assert folder.parent == (shared if has_shared_memory else temporary)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not folder.exists()
 
 
 def test_port_in_use_is_a_users_mistake_and_gives_the_weights_back(config, monkeypatch, tmp_path):

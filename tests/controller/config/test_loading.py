@@ -167,6 +167,12 @@ class TestProblems:
     def test_unknown_key_names_the_nearest_right_one(self, wrong: str, right: str) -> None:
         assert right in problems(wrong)[0].partition("->")[2]
 
+    def test_removed_key_says_that_it_is_to_be_deleted(self) -> None:
+        Path("job.yaml").write_text(MINIMAL + "launch:\n  curve: false\n")
+        assert problems() == [
+            "job.yaml:7: launch.curve: no such key -> removed: sockets are always encrypted; delete the line"
+        ]
+
     def test_say_the_line_of_the_file(self) -> None:
         Path("job.yaml").write_text(
             MINIMAL + "trainer:\n  optimizer:\n    lr: fast\nreward:\n  scorers:\n    - {kid: 1}\n"

@@ -10,7 +10,17 @@ from desk import Desk, batch_of, has, leased, only
 from schedules import random_settings
 from virtual_cluster import VirtualCluster
 
-from controller.coordinator.effects import Effect, EndWorker, RecordBatch, SendBatch, SendRelease, SendVersion
+from controller.coordinator.effects import (
+    Effect,
+    EndRun,
+    EndWorker,
+    EvalDropped,
+    Note,
+    RecordBatch,
+    SendBatch,
+    SendRelease,
+    SendVersion,
+)
 from controller.coordinator.events import TrainerRestarted, WorkerLost, WorkerReleased
 from controller.coordinator.handover import Turn
 
@@ -67,6 +77,28 @@ def test_a_batch_waits_for_an_evaluation_that_needs_the_engines() -> None:
     desk.finish(3, first=1)
     assert not has(desk.ask(2), RecordBatch)
     assert has(desk.finish(0, purpose="eval", first=1), SendRelease)
+
+
+def test_an_evaluation_of_a_version_that_nobody_can_load_does_not_end_the_run() -> None:
+    desk = Desk(
+        is_colocated=True, groups_per_step=1, num_eval_rows=1, eval_every_steps=1, eval_at_start=False, max_staleness=2
+    )
+    desk.start()
+    for group_id in (0, 1, 2):
+        desk.finish(group_id)
+    desk.ask(1)
+    released(desk, "w0")
+    desk.publish(1)
+    desk.ask(2)
+    for _ in range(desk.coordinator.settings.max_load_attempts):
+        desk.fail("w0", 1)
+        desk.tick(10.0)
+    assert not has(desk.effects, EndRun), "two groups are ready for the next step"
+    assert only(released(desk, "w0"), SendBatch).step == 2
+    desk.publish(2)
+    desk.load("w0", 2)
+    evaluated = {effect.kind for effect in desk.effects if isinstance(effect, Note)}
+    assert "eval_repinned" in evaluated or has(desk.effects, EvalDropped)
 
 
 def test_an_engine_that_keeps_its_memory_is_ended_and_its_death_frees_the_trainer() -> None:

@@ -118,6 +118,13 @@ def test_trainer_that_cannot_write_it_again_is_not_waited_for_without_end(answer
     assert sent(run.tick(30.0)) == {"w0": "v1"}, "the ordinary retry"
 
 
+def test_rewrite_is_not_given_the_time_in_which_workers_drain():
+    run = first_version(load_deadline_s=1860.0, drain_s=1800.0)
+    run.damaged("w0", 0)
+    assert not has(run.tick(119.0), SendVersion)
+    assert sent(run.tick(2.0)) == {"w0": "v0"}, "the ordinary retry, after twice the 60 s of a load"
+
+
 def test_newer_version_takes_the_place_of_a_rewrite():
     run = desk()
     run.damaged("w0", 1)

@@ -150,6 +150,22 @@ def test_the_deadline_of_a_release_begins_when_the_load_under_way_must_have_ende
     assert worker.release_due_s == due_s
 
 
+def test_the_deadline_of_a_release_has_no_time_for_answers_that_no_worker_runs() -> None:
+    state = shared(Turn.RELEASING, load_deadline_s=1810.0, drain_s=1800.0)
+    worker = add(state, engine=Engine.HOLDING, load_due_s=1808.0)
+    colocation.advance(state)
+    assert worker.release_due_s == 18.0
+
+
+def test_a_batch_does_not_wait_for_an_evaluation_that_no_worker_can_carry_out() -> None:
+    state = shared(max_load_attempts=1)
+    state.eval_jobs.append(evaluation_at(0))
+    worker = add(state, version=0)
+    assert not colocation.may_hand_over(state, 1)
+    worker.quarantine, worker.load_attempts = "bad checksum", 1
+    assert colocation.may_hand_over(state, 1)
+
+
 @pytest.mark.parametrize(("now_s", "ends"), [(10.0, False), (10.5, True)])
 def test_a_worker_that_keeps_its_memory_is_ended_after_its_deadline_not_at_it(now_s: float, ends: bool) -> None:
     state = shared(Turn.RELEASING)

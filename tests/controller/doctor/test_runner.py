@@ -81,11 +81,13 @@ def test_whoever_waits_is_told_for_which_checks() -> None:
 # ---------------------------------------------------------------- programs
 
 
-def test_program_past_its_deadline_is_killed_with_all_it_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_own_session", [False, True])
+def test_program_past_its_deadline_is_killed_with_all_it_started(tmp_path: Path, is_own_session: bool) -> None:
     pid_file = tmp_path / "pid"
     code = (
         "import subprocess, sys, time, pathlib;"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
+        f"start_new_session={is_own_session});"
         f"pathlib.Path({str(pid_file)!r}).write_text(str(child.pid)); time.sleep(600)"
     )
     box: list[machine.Ran] = []

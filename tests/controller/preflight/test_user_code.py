@@ -70,6 +70,30 @@ def test_import_that_hangs_is_given_up_and_killed_with_what_it_started() -> None
         assert not left
 
 
+def test_import_that_hangs_is_killed_with_what_it_started_in_a_session_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = (
+        "import os, subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "open('pids.tmp', 'w').write(f'{os.getpid()} {child.pid}')\n"
+        "os.rename('pids.tmp', 'pids')\n"
+        "time.sleep(600)\n"
+    )
+
+    def wait_for_family(*_: object) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not Path("pids").exists():
+            assert time.monotonic() < deadline_s, "the module was not imported"
+            time.sleep(0.01)
+
+    monkeypatch.setattr(user_code, "SLOW_S", 0.01)
+    monkeypatch.setattr(user_code, "print_slow", wait_for_family)
+    (problem,) = look(source, timeout_s=0.02)
+    assert "takes more than 0.02 s" in problem.what
+    assert not living([int(pid) for pid in Path("pids").read_text().split()])
+
+
 def test_preflight_looks_at_the_functions_that_the_run_itself_will_call() -> None:
     os.environ.pop("AREAL_LIKE_USER_PATH", None)
     Path("mine.py").write_text("def score(row): ...")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 
 import pytest
 
 from areal_like.errors import UserError
-from areal_like.process import boot_id
+from areal_like.process import boot_id, private_files
 from controller.run_folder.run_folder import RunFolder
 
 
@@ -124,3 +125,25 @@ def test_run_whose_controller_was_killed_is_resumed_although_its_state_says_runn
     for facts in ({"controller_pid": dead.pid}, {"controller_started_s": 1.0}, {"controller_pid": "?"}):
         folder.write_state("running", **facts)
         folder.refuse_if_running()
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o755), (0o002, 0o775), (0o077, 0o700)])
+def test_folder_of_runs_follows_the_users_umask_and_each_run_is_private(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        with private_files():
+            folder = RunFolder.create(tmp_path / "shared" / "runs", "job")
+            (folder.root / "later").mkdir()
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder.root.parent, folder.root, folder.root / "later")]
+    assert modes == [mode, 0o700, 0o700]
+    assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == mode
+
+
+def test_folder_of_an_earlier_version_is_made_private_once(tmp_path):
+    folder = RunFolder.create(tmp_path, "job")
+    folder.root.chmod(0o755)
+    assert folder.make_private() == 0o755
+    assert stat.S_IMODE(folder.root.stat().st_mode) == 0o700
+    assert folder.make_private() is None

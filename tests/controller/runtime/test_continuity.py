@@ -7,6 +7,7 @@ import json
 import shutil
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ledger_entries import admit, checkpoint, finished, lineage, shipped
@@ -164,6 +165,44 @@ def test_loss_of_the_ledger_is_never_accepted_over_good_checkpoints(resume, stop
     with pytest.raises(UserError, match="checkpoint"):
         resume(accept_loss=True)
     assert len(list(stopped.checkpoints.glob("step_*"))) == 3
+
+
+def only_first_checkpoint(folder: RunFolder, steps: int, version: int) -> None:
+    """A cluster's controller was lost just after the run's first checkpoint, before the ledger was copied."""
+    remove_ledger(folder)
+    shutil.rmtree(folder.root / "segments")
+    shutil.rmtree(folder.checkpoints)
+    folder.checkpoints.mkdir()
+    folder.metrics.unlink()
+    with Ledger(folder.root, run_id=folder.read_state()["run_id"]) as ledger:
+        ledger.apply([lineage()])
+        for step in range(1, steps + 1):
+            ledger.apply([admit(step - 1), finished(step - 1, [0]), shipped(step, step - 1)])
+    saved(folder, version, position={"ledger_seq": 10**6})
+
+
+def test_mirror_that_ends_just_before_the_first_checkpoint_is_continued_with_the_recorded_steps(
+    resume, stopped, monkeypatch
+):
+    only_first_checkpoint(stopped, steps=2, version=2)
+    with pytest.raises(UserError, match="ends before the first checkpoint"):
+        resume()
+    home = SimpleNamespace(is_restored=True, folder=stopped.root)
+    monkeypatch.setattr(RunSession, "_ledger_home", lambda *_: home)
+    assert resume() is None
+    assert [path.name.split(".")[0] for path in (stopped.checkpoints / "set_aside").iterdir()] == ["step_000002"]
+
+
+def test_mirror_without_steps_of_the_first_checkpoint_begins_again_only_when_the_loss_is_accepted(
+    resume, stopped, monkeypatch
+):
+    only_first_checkpoint(stopped, steps=1, version=2)
+    home = SimpleNamespace(is_restored=True, folder=stopped.root)
+    monkeypatch.setattr(RunSession, "_ledger_home", lambda *_: home)
+    with pytest.raises(UserError, match="resume --accept-loss"):
+        resume()
+    assert len(list(stopped.checkpoints.glob("step_*"))) == 1
+    assert resume(accept_loss=True) is None
 
 
 def test_damaged_checkpoints_all_of_them_are_no_fresh_start_unless_accepted(resume, stopped):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,15 @@ def test_equal_settings_are_prepared_once_and_others_again(tmp_path):
         assert (await other.prepare(other.launcher())).model_dir != made.model_dir
 
     bounded(test())
+
+
+def test_another_users_prepared_models_are_left_alone(tmp_path, monkeypatch):
+    assert model_preparation._cache_root(tmp_path) == tmp_path / ".prepared"
+    (tmp_path / ".prepared").mkdir()
+    assert model_preparation._cache_root(tmp_path) == tmp_path / ".prepared"
+    other = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    assert model_preparation._cache_root(tmp_path) == tmp_path / f".prepared-{other}"
 
 
 def test_two_runs_that_want_the_same_model_at_once_make_it_once(tmp_path):

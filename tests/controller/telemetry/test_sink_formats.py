@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 
+import psutil
 import pytest
 
 from areal_like.errors import OperationError, UserError
@@ -264,7 +265,14 @@ def test_wandb_that_cannot_begin_is_an_error_of_the_row_and_of_the_next(tmp_path
 def test_wandb_that_hangs_is_given_up_and_killed(tmp_path, monkeypatch):
     from controller.telemetry import wandb_sink
 
-    body = "import time\ndef Settings(**_): pass\ndef init(**_): time.sleep(600)"
+    body = (
+        "import subprocess, time\n"
+        "def Settings(**_): pass\n"
+        "def init(**_):\n"
+        "    service = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(service.pid))\n"
+        "    time.sleep(600)"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", fake_wandb(tmp_path, body))
     monkeypatch.setattr(wandb_sink, "ANSWER_S", 0.3)
@@ -277,4 +285,6 @@ def test_wandb_that_hangs_is_given_up_and_killed(tmp_path, monkeypatch):
         sink.close()
     assert sink._process is not None
     assert sink._process.wait(10) == -9
+    if (tmp_path / "pid").exists() and (pid := (tmp_path / "pid").read_text()):  # a busy machine may not get so far
+        assert not psutil.pid_exists(int(pid))
     assert time.monotonic() - started_s < 60

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from areal_like.weights.stream import Chunk, ChunkRequest, NoChunk, ParentRequest, Payload
+from areal_like.errors import WeightError
+from areal_like.weights.stream import Chunk, ChunkRequest, NoChunk, ParentRequest, Payload, TransferPlan, WayRequest
 from trainer.weights import sender as sender_module
 from trainer.weights.fan_out import ROOT, FanOutTree
 from trainer.weights.sender import IDLE_S, WeightSender, _Open
@@ -131,6 +133,31 @@ def test_parcels_of_a_version_written_again_are_closed_and_no_others(sender: Wei
         sender._keep(opened(tmp_path, name))
     sender.rewritten(1, "l0")
     assert sorted(sender.trees()) == ["v00000001-l1.full", "v00000011-l0.full"]
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_what_was_opened_while_a_version_was_written_again_is_opened_once_more(
+    sender: WeightSender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_missing: bool
+) -> None:
+    """Parcels of the old files would be found damaged, and cost another rewrite."""
+    before, after = (opened(tmp_path, "v00000001-l0.full") for _ in range(2))
+    calls: list[int] = []
+
+    def open_way(version: int, *_: object) -> list[_Open]:
+        calls.append(version)
+        if len(calls) > 1:
+            return [after]
+        sender.rewritten(version, "l0")
+        if is_missing:
+            raise WeightError("the file is gone")
+        return [before]
+
+    monkeypatch.setattr(sender, "_open_way", open_way)
+    asyncio.run(sender._answer("w1", WayRequest(version=1, lineage="l0", base_version=-1, base_digest="")))
+    assert calls == [1, 1]
+    assert sender._parcels["v00000001-l0.full"] is after
+    ((_, plan),) = sender._hub.sent  # type: ignore[attr-defined]
+    assert isinstance(plan, TransferPlan)
 
 
 def test_a_worker_that_lost_its_source_gets_another_and_one_that_left_is_nobodys_source(

@@ -1,0 +1,28 @@
+"""Whether rollout workers will ever do anything more. Pure questions; nothing is changed.
+
+Owns: `is_stuck`, `has_no_usable_workers`. Refuses: what follows (termination.py, colocation.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+from controller.coordinator import rewriting
+from controller.coordinator.run_state import RunState
+from controller.coordinator.worker import Worker
+
+
+def is_stuck(state: RunState, worker: Worker) -> bool:
+    """This worker will do nothing more unless a new version comes."""
+    if not worker.is_present:
+        return worker.is_gone
+    if rewriting.is_under_way(state, state.version) or worker.load_due_s < math.inf:
+        return False
+    has_tries = worker.load_attempts < state.settings.max_load_attempts or state.now_s < worker.retry_at_s
+    return bool(worker.quarantine) and not has_tries and not worker.outstanding
+
+
+def has_no_usable_workers(state: RunState) -> bool:
+    """Every expected worker was there, or was lost before it came, and none will do anything more."""
+    workers = state.workers.values()
+    return len(workers) >= state.settings.num_workers and all(is_stuck(state, worker) for worker in workers)

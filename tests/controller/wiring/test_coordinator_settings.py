@@ -1,0 +1,20 @@
+"""Claims about what the coordinator is told of a configuration."""
+
+from __future__ import annotations
+
+import pytest
+from valid_config import SMALL
+
+from controller.config.loading import load_config
+from controller.config.stall_limit import stall_limit_s
+from controller.coordinator.rewriting import PATIENCE
+from controller.wiring.coordinator_settings import coordinator_settings
+
+
+@pytest.mark.parametrize("interruption", ["recompute", "drain"])
+def test_a_rewrite_that_does_not_come_is_given_up_before_the_run_is(interruption: str) -> None:
+    config = load_config("quickstart", [*SMALL, f"rollout.interruption={interruption}"]).config
+    settings = coordinator_settings(config, max_draws=None, num_eval_rows=0, num_periodic_rows=0)
+    assert PATIENCE * settings.idle_load_deadline_s < stall_limit_s(config)
+    assert settings.drain_s == (config.staleness.group_timeout_s if interruption == "drain" else 0.0)
+    assert settings.load_deadline_s > settings.drain_s + config.trainer.weights.deadline_s
