@@ -27,6 +27,14 @@ class OperationError(Exception):
     """Root of everything that goes wrong at run time without being the user's mistake."""
 
 
+class RunFailed(OperationError):
+    """A run that the Python API started or opened has failed. `run` names it."""
+
+    def __init__(self, run: str, what: str) -> None:
+        self.run = run
+        super().__init__(what)
+
+
 class WireError(OperationError):
     """A message that is malformed, truncated, oversized or of an unknown kind."""
 

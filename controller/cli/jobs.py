@@ -33,7 +33,7 @@ from controller.data.job_rows import JobRows, Tables
 from controller.launch.local import LocalLauncher
 from controller.ledger.ledger import lock_folder
 from controller.run_folder.registry import enlist
-from controller.run_folder.run_folder import RunFolder, Status
+from controller.run_folder.run_folder import FOLDER_FILE, RunFolder, Status
 from controller.runtime.model_preparation import prepare, prepare_process
 from controller.runtime.outcome import as_operation
 from controller.runtime.session import RunSession
@@ -81,6 +81,7 @@ def resume(run: Path, *, accept_loss: bool = False) -> int:
     if (mode := folder.make_private()) is not None:
         print(f"warning: {folder.root} was open to other users (mode {mode:o}); now it is yours alone", file=sys.stderr)
     enlist(folder)
+    _announce(folder)
     return _run(RunSession(config, folder, rows, is_resume=True, accept_loss=accept_loss).run())
 
 
@@ -142,7 +143,16 @@ def _new_folder(
     data = rows.fingerprints if rows is not None else {}
     folder.write_state("running", command=command, started_in=str(Path.cwd()), data=data, **_environment())
     enlist(folder)
+    _announce(folder)
     return folder
+
+
+def _announce(folder: RunFolder) -> None:
+    """Tell the starter which folder the run has, where it asked for that; processes of the run do not inherit it."""
+    if target := os.environ.pop(FOLDER_FILE, ""):
+        fresh = Path(f"{target}.tmp")
+        fresh.write_text(str(folder.root))
+        fresh.replace(target)
 
 
 def _environment() -> dict[str, object]:

@@ -54,7 +54,11 @@ class LoadedConfig:
 def load_config(name: str, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read, override, build and cross-check. Raises UserError; ConfigError carries all problems of the config."""
     path = find_config(name)
-    document = parse_document(_read(path), _short(path))
+    return check_document(parse_document(_read(path), _short(path)), overrides)
+
+
+def check_document(document: Document, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """The same for a configuration that was read already; the overrides are set in `document`. Raises UserError."""
     notes, problems = apply_overrides(document, overrides)
     config, more = build(document.data)
     more.sort(key=lambda problem: document.line(problem.keys[0]) or 0 if problem.keys else 0)

@@ -24,6 +24,9 @@ from areal_like.process import boot_id, is_same_process, user_umask
 FORMAT = 1
 """Number of the folder's layout; a higher one than ours is refused."""
 
+FOLDER_FILE = "AREAL_LIKE_FOLDER_FILE"
+"""Environment variable with a file into which a command that starts or resumes a run writes the path of its folder."""
+
 Status = Literal["running", "finished", "stopped", "failed"]
 
 
