@@ -34,7 +34,7 @@ class SystemClock:
 
 
 class VirtualClock:
-    """A clock that moves only when told to."""
+    """A clock that moves only when asked to."""
 
     def __init__(self, *, start_s: float = 0.0, epoch_s: float = 1_700_000_000.0) -> None:
         self._now_s = start_s
@@ -55,5 +55,5 @@ class VirtualClock:
         self._now_s += seconds
 
     def advance_to(self, now_s: float) -> None:
-        """Jump to the monotonic reading `now_s`. Raises ValueError when that lies in the past."""
+        """Jump to the monotonic reading `now_s`. Raises ValueError when that is in the past."""
         self.advance(now_s - self._now_s)

@@ -24,7 +24,7 @@ AddBos = Literal["auto", "always", "never"]
 Threads = Annotated[int, Field(gt=0, le=limits.THREADS)] | Literal["auto"]
 """Compute threads of a process, or `auto`."""
 BUILT_IN_TOKENIZERS = ("characters:running_sum", "bytes")
-"""Tokenizers that are made in code; preparing a model saves them beside it."""
+"""Tokenizers that are made in code; preparing a model saves them alongside it."""
 
 
 def number_as_text(value: Any) -> Any:
@@ -57,7 +57,7 @@ class SamplingSettings(Settings):
     max_new_tokens: int = Field(1024, gt=0, le=limits.TOKENS)
     """Longest answer, in tokens."""
     stop_token_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = ()
-    """Ids that end an answer, beside the model's own end-of-sequence ids."""
+    """Ids that end an answer, alongside the model's own end-of-sequence ids."""
     forced_lengths: str | None = None
     """For benchmarks: training answers end at lengths drawn from this and nowhere else. `thinking@MEAN`, `MEAN`,
     `MEAN:CV`, or a JSON file of groups, as `areal-like simulate --lengths`; max_new_tokens cuts them. No answer counts
@@ -144,7 +144,7 @@ class ProcessSpec(StartSpec):
     """Folder with this process's credentials (owner-only): keys of the run and tokens (credentials.py)."""
     heartbeat_s: float = 0.5
     silence_s: float = 15.0
-    """A peer not heard of for this long counts as lost."""
+    """A peer not heard from for this long counts as lost."""
     startup_timeout_s: float = 180.0
     """Of this process, and of a server that it starts again."""
     mode: Mode = "async"

@@ -15,7 +15,7 @@ MAX_LINE_CHARS = 200
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave us: says what is wrong, where, and how to mend it."""
+    """A mistake in what the user gave us: says what is wrong, where, and how to fix it."""
 
     def __init__(self, what: str, *, where: str = "", remedy: str = "") -> None:
         self.what, self.where, self.remedy = what, where, remedy

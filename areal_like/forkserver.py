@@ -138,14 +138,14 @@ def become(birth: Birth, server_pid: int) -> NoReturn:
     os.environ.clear()
     os.environ.update(birth.environment)
     sys.argv = [birth.module, *birth.arguments]
-    if numpy := sys.modules.get("numpy"):  # Python's own generator is seeded anew at every fork, NumPy's is not
+    if numpy := sys.modules.get("numpy"):  # Python's own generator is seeded again at every fork, NumPy's is not
         numpy.random.seed()
     runpy.run_module(birth.module, run_name="__main__", alter_sys=True)
     sys.exit(0)
 
 
 def share(listener: socket.socket) -> socket.socket:
-    """Accept for ever. Returns in a child of this process, with the connection that it is to serve."""
+    """Accept indefinitely. Returns in a child of this process, with the connection that it is to serve."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a copy ended
     server_pid = os.getpid()
     with listener:

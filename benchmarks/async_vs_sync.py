@@ -19,8 +19,8 @@ it could then reach. A config of one's own keeps its batch and its pools: asynch
 the baseline on them in turn or on all devices in both phases (on GPUs: colocated), whichever is faster. With --accuracy
 X runs on other than emulated devices evaluate every few steps, and the time to X is told. Results are added to
 benchmarks/results/async_vs_sync.json as they come, a part for each setting of the devices (--floors, --sequences); to
-a file beside the runs (--runs-dir) go those of a job of one's own (CONFIG or overrides), and those of a published part
-that another command has made (--floors and --sequences apart). --replace publishes them. A run that the machine
+a file alongside the runs (--runs-dir) go those of a job of one's own (CONFIG or overrides), and those of a published
+part that another command has made (--floors and --sequences apart). --replace publishes them. A run that the machine
 distorted by more than 5 % ends the benchmark.
 """
 
@@ -254,7 +254,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 
 
 def _at_most(ratio: float, bound_share: float | None) -> float | None:
-    """The ratio to sync if the pool with more work never waited: more is not to be had with these devices."""
+    """The ratio to sync if the pool with more work never waited: more is impossible with these devices."""
     return None if not bound_share else ratio / bound_share
 
 
@@ -287,8 +287,8 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def publish_location(part: str, options: argparse.Namespace) -> Path:
-    """The published results for a part that the same command has made, or that they lack unless it is one's own; beside
-    the runs for any other.
+    """The published results for a part that the same command has made, or that they lack unless it is one's own;
+    alongside the runs for any other.
     """
     published = json.loads(RESULT.read_text())["parts"].get(part) if RESULT.is_file() else None
     return chosen("async_vs_sync", options, RESULT, published and published["command"], WHICH)

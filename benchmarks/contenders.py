@@ -99,7 +99,7 @@ class Emulated:
         return [*made, Contender("sync, tp 1, no migration", "sync", still)]
 
     def contenders(self, bounds: Sequence[int], planned: tuple[float, int] | None) -> list[Contender]:
-        """All but the baseline, with the paper's own one beside them: synchronous, on the same two pools."""
+        """All but the baseline, with the paper's own one alongside them: synchronous, on the same two pools."""
         apart = self.settings(is_sync=False)
         found = [
             Contender(APART, "sync", (*SYNC, *apart)),
@@ -188,8 +188,8 @@ class Real:
         return [Contender("sync, one worker", "sync", whole), Contender("sync, a worker a core", "sync", spread)]
 
     def alone(self) -> tuple[tuple[Contender, str], tuple[Contender, str]]:
-        """Trainer and one rollout worker in turn, one thread each: what both cost with nobody beside them. With steps:
-        enough for several pulses.
+        """Trainer and one rollout worker in turn, one thread each: what both cost with nobody alongside them. With
+        steps: enough for several pulses.
 
         The first tells it of the trainer. The second of the worker: its batches are so many times as large as its slots
         that these are full nearly all the time.
@@ -226,7 +226,7 @@ class Real:
 class Own:
     """A job of one's own, on the devices its config names: only the mode changes, the bound, and the baseline's pools.
 
-    overrides: what the job is started with beside its config. lengths: forced ones.
+    overrides: what the job is started with alongside its config. lengths: forced ones.
     """
 
     config: str

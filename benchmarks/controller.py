@@ -255,7 +255,7 @@ async def _server(
 
 
 def simulate(address: Meeting, workers: int, tokens: int, groups: int) -> None:
-    """All rollout workers and the trainer, until they are told to end."""
+    """All rollout workers and the trainer, until they are asked to end."""
     die_with_starter(os.getppid())
     asyncio.run(_simulate(address, workers, tokens, groups))
 

@@ -7,12 +7,12 @@
 The staleness benchmark's small quickstart without a bound on staleness, at five times its learning rate, evaluated
 every other step. Each run is read again step by step, as `areal-like report` would have found it there, but without
 its evaluations: `warned` is the first step at which the numbers of the steps alone make it speak of the policy, `fell`
-the first evaluation that lies a fifth, and more than chance, below the best one so far. Beside each a run at a sound
-learning rate and bound, of which nothing must be said. Rules and thresholds were chosen on seeds 1 to 19; 20 to 24, the
-default, were fresh for all of them when they were published. Whoever changes a rule takes later ones.
+the first evaluation that lies a fifth, and more than chance, below the best one so far. In addition to each a run at a
+sound learning rate and bound, of which nothing must be said. Rules and thresholds were chosen on seeds 1 to 19; 20 to
+24, the default, were fresh for all of them when they were published. Whoever changes a rule takes later ones.
 
 Every other version is evaluated, so a fall that an evaluation shows may have come one version earlier. A fall need not
-last: `last` beside `best` says what became of the run.
+last: `last` alongside `best` says what became of the run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HARD, SOUND = "5e-4", "1e-4"
 """Learning rates."""
 EVAL_EVERY = 2
 SEEDS = "20,21,22,23,24"
-"""By default: no rule was chosen on them, nor mended after seeing them."""
+"""By default: no rule was chosen on them, nor fixed after seeing them."""
 Row = dict[str, Any]
 
 

@@ -1,4 +1,5 @@
-"""How fast is the embedded engine beside transformers and SGLang? The quickstart's model, one thread, the same slots.
+"""How fast is the embedded engine alongside transformers and SGLang? The quickstart's model, one thread, the same
+slots.
 
     python -m benchmarks.engine            about 17 minutes with SGLang, 8 without
     python -m benchmarks.engine --quick    about 2 minutes; writes nothing

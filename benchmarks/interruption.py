@@ -5,7 +5,7 @@
     python -m benchmarks.interruption configs/mine.yaml key=value         your own job on its own devices
     python -m benchmarks.interruption --quick  emulated 1.5B, one seed, 8 steps; writes nothing
 
-What is found about a job of your own is written beside its runs (--runs-dir), not over the published result.
+What is found about a job of your own is written alongside its runs (--runs-dir), not over the published result.
 
 `recompute` drops keys and values and prefills every running answer under the new weights (the default, and the
 paper's); `keep_kv` goes on with the old ones; `drain` lets running answers finish first, and is what a system without

@@ -1,9 +1,9 @@
 """Rows that a long benchmark has measured, kept as they come: an interrupted call loses none of them.
 
-Owns: the file of rows beside the runs, and what `--go-on` takes from it; the words that benchmarks have in common on
+Owns: the file of rows alongside the runs, and what `--go-on` takes from it; the words that benchmarks have in common on
 their command lines. Refuses: results (publishing.py says where they go, runs.py writes them whole).
 
-Everything is measured anew unless `--go-on` is given; then rows of an earlier call with the same words are taken, and
+Everything is measured again unless `--go-on` is given; then rows of an earlier call with the same words are taken, and
 each says when and with which commit it was measured, since the machine may have been another one that day.
 """
 
@@ -138,7 +138,7 @@ class Measured:
         return self.row([config, *told], partial(train, config, told, runs_dir))
 
     def finish(self) -> None:
-        """The result is written: the next call measures these rows anew. Those of other calls stay."""
+        """The result is written: the next call measures these rows again. Those of other calls stay."""
         if self._path is None or not self._path.is_file():
             return
         others = [row for name, row in _read(self._path).items() if name not in self._used]

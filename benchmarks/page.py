@@ -3,7 +3,7 @@
     python -m benchmarks.page                         every file of benchmarks/results, pictures drawn again
     python -m benchmarks.page RESULT.json ...         these
 
-Owns: the page (one HTML file beside the result, nothing loaded from anywhere). Refuses: tables (benchmarks/tables),
+Owns: the page (one HTML file alongside the result, nothing loaded from anywhere). Refuses: tables (benchmarks/tables),
 plots (panels.py and the benchmarks that draw their own).
 """
 
@@ -81,7 +81,7 @@ def _draw(name: str, result: dict[str, Any], source: Path, picture: Path) -> Pat
 
 
 def picture_of(name: str, source: Path) -> Path:
-    """A published result's picture belongs to the documentation, any other lies beside its file."""
+    """A published result's picture belongs to the documentation, any other lies alongside its file."""
     is_published = source.resolve().parent == RESULTS
     return REPOSITORY / "docs" / "pictures" / f"{name}.svg" if is_published else source.with_suffix(".svg")
 

@@ -5,7 +5,7 @@ engines.py).
 
 Accuracy is greedy, on held-out prompts, of the last checkpoint. Variants of a seed run one after the other, on the same
 warm start. Intervals are of 95 %, of the mean over seeds; differences and ratios are taken within a seed first. What is
-found about a job of one's own is written beside its runs, not over the published result.
+found about a job of one's own is written alongside its runs, not over the published result.
 """
 
 from __future__ import annotations

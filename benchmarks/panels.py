@@ -1,6 +1,6 @@
 """What is drawn of each result file: its panels, one function a benchmark.
 
-Owns: the choice of what to show (benchmarks with a plot of their own draw it beside their question). Refuses: how a
+Owns: the choice of what to show (benchmarks with a plot of their own draw it alongside their question). Refuses: how a
 panel looks (plots.py), numbers that are not in the result.
 """
 

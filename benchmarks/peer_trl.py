@@ -75,7 +75,7 @@ VARIED: dict[str, tuple[Settings, ...]] = {
 clip."""
 SIDES = tuple(PLAIN)
 SOURCES = (str(CONFIG), str(SIDE), str(LOCK))
-"""What both sides are, beside this file."""
+"""What both sides are, alongside this file."""
 Row = dict[str, Any]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 INK, FAINT = "#010203", "#040506"
 """Stand-ins for text and for grid lines; no series may use them."""
 SERIES = ("#2f7de1", "#d9731a", "#2c9c6a", "#a259c4")
-"""Colours that read on white and on dark grey, told apart by the colour-blind as well (each has a marker too)."""
+"""Colours that read on white and on dark grey, distinguished by the colour-blind as well (each has a marker too)."""
 WIDTH_IN, PANEL_IN = 4.8, 2.4
 """Of a picture and of a panel's height: legible on a phone."""
 MARKERS = ("o", "s", "^", "D")
@@ -30,7 +30,7 @@ _STYLE = (
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Colour, marker and dashes of a panel's series, told apart up to four times as many as there are colours."""
+    """Colour, marker and dashes of a panel's series, distinguished up to four times as many as there are colours."""
     again = number // len(SERIES)
     dashes = ("-", "--", ":", "-.")[again % 4]
     marker = MARKERS[(number + again) % len(MARKERS)]

@@ -20,7 +20,7 @@ Sources. [P] arXiv 2505.24298 (v5). [C] the authors' repository some weeks later
   update, attention without the causal mask, embeddings as if they were multiplied. Time is their count over their
   rate; 14B, which is not in the figure, has the geometric mean of its neighbours.
 - Math answers have a mean of 9,270 tokens: Table 2's 128.7 k tokens/s times Table 1's 41.0 h / 250 steps / 8,192. It
-  is solved from the first synchronous row and so a fourth calibrated number beside the three that are fitted.
+  is solved from the first synchronous row and so a fourth calibrated number alongside the three that are fitted.
   Code answers: 12,750, the middle of 8K to 17.5K that DeepCoder's authors report for the 14B model on the same
   problems (together.ai/blog/deepcoder). Both are log-normal before the cut at 27,648, with a coefficient of variation
   of 0.87 and 75 % of the log variance between prompts, both as measured on another model's answers
@@ -45,7 +45,9 @@ from controller.simulate.world import World
 PROMPTS, ANSWERS, MINI_BATCHES = 512, 16, 4
 ROLLOUT_SHARE = 0.75
 TAIL_STEPS = 10
-"""Batches that may be under way or wait at the largest bound simulated beside the paper's rows (η 8), and one more."""
+"""Batches that may be under way or wait at the largest bound simulated alongside the paper's rows (η 8), and one
+more.
+"""
 MAX_NEW_TOKENS = 27_648
 CV = 0.87
 GPU = GPUS["h800"]

@@ -1,9 +1,10 @@
-"""Where a benchmark's result goes: over the published one, or beside the runs.
+"""Where a benchmark's result goes: over the published one, or alongside the runs.
 
 Owns: that choice and its words. Refuses: writing (runs.py).
 
 Published figures are those the documentation shows, each with its command. What another command finds (a job of one's
-own, fewer seeds, other sizes) never takes their place unasked: it is written beside the runs, and --replace publishes.
+own, fewer seeds, other sizes) never takes their place unasked: it is written alongside the runs, and --replace
+publishes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def add_replace(parser: argparse.ArgumentParser) -> None:
 
 
 def beside_runs(question: str, options: argparse.Namespace) -> Path:
-    """The result file beside the runs of a call."""
+    """The result file alongside the runs of a call."""
     runs_dir: Path = getattr(options, "runs_dir", RUNS)
     return runs_dir.resolve() / f"{question}.json"
 
@@ -45,8 +46,8 @@ def result_path(question: str, options: argparse.Namespace) -> Path:
 def chosen(
     question: str, options: argparse.Namespace, published: Path, made: str | None, ignored: Collection[str] = ()
 ) -> Path:
-    """`published`, or beside the runs. made: the command of what is there, None for nothing; ignored: options that may
-    differ.
+    """`published`, or alongside the runs. made: the command of what is there, None for nothing; ignored: options that
+    may differ.
     """
     if made is None:
         is_own = any(getattr(options, name, None) for name in ("config", "overrides"))

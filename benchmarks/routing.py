@@ -5,7 +5,7 @@
     python -m benchmarks.routing --no-real           the emulated part alone, under a minute
     python -m benchmarks.routing mine.yaml num_steps=20    your own config in the real part, and overrides of it
 
-With CONFIG or overrides the result is written beside the runs (--runs-dir), not over the published one.
+With CONFIG or overrides the result is written alongside the runs (--runs-dir), not over the published one.
 
 *Emulated*: workers that take a stated time instead of computing (benchmarks/paced.py), around the real coordinator and
 under a virtual clock; long-tailed lengths, synchronous steps, so that the last answer is waited for. Two made-up kinds

@@ -5,11 +5,11 @@
     python -m benchmarks.row_order CONFIG         the model, slots and group size of your own config
 
 Two cores of the embedded engine generate the same answers, in turns: one attends all rows in one block, whatever order
-they lie in; the other brings them into order and attends blocks (docs/decisions/0003-engine.md). Processor time of the
-one computing thread for a token, moves and prefill included; in brackets the lowest and the highest round. `task`:
-prompts of the quickstart's task and the lengths of their right answers; `thinking`: the same prompts, and lengths of a
-thinking model's answers scaled to a mean of 200. There are four answers for each slot or more, and rows run
-empty in the end.
+they are stored in; the other brings them into order and attends blocks (docs/decisions/0003-engine.md). Processor time
+of the one computing thread for a token, moves and prefill included; in brackets the lowest and the highest round.
+`task`: prompts of the quickstart's task and the lengths of their right answers; `thinking`: the same prompts, and
+lengths of a thinking model's answers scaled to a mean of 200. There are four answers for each slot or more, and rows
+run empty in the end.
 CONFIG must make its model (`model.init`).
 """
 

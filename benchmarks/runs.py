@@ -1,6 +1,6 @@
 """Shared by benchmarks that start whole jobs: run one, read its summary, write results with machine and versions.
 
-Owns: the envelope of a result file. Refuses: questions (one per file beside this one).
+Owns: the envelope of a result file. Refuses: questions (one per file alongside this one).
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def machine() -> dict[str, Any]:
 
 
 def command_of(question: str) -> str:
-    """The command that makes a result anew: as typed, but for what only says where rows and result lie."""
+    """The command that makes a result again: as typed, but for what only says where rows and result lie."""
     words = [word for word in sys.argv[1:] if word not in ("--go-on", "--replace")]
     words = [word for word in words if not word.startswith("--runs-dir=")]
     while "--runs-dir" in words:
@@ -152,7 +152,8 @@ def command_of(question: str) -> str:
 def write(name: str, command: str, result: dict[str, Any], path: Path | None = None) -> Path:
     """`path` (publishing.result_path), else benchmarks/results/<name>.json: the result with date, machine and command.
 
-    Beside it a page with table and plot (page.py); a published result's picture is drawn anew for the documentation.
+    In addition to it a page with table and plot (page.py); a published result's picture is drawn again for the
+    documentation.
     """
     path = path or RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Runs of one's own beside what the simulator says of them, and how long the simulator takes.
+"""Runs of one's own alongside what the simulator says of them, and how long the simulator takes.
 
 Owns: both comparisons. Refuses: published runs (published.py, simulator.py), starting runs.
 

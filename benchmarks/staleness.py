@@ -8,7 +8,7 @@
     python -m benchmarks.staleness mine.yaml --sweep staleness.max_staleness=0,2,8 --seeds 1,2
                                                                 one key of your own config
 
-What is found about a job of your own (CONFIG or overrides), and by any --sweep, is written beside its runs
+What is found about a job of your own (CONFIG or overrides), and by any --sweep, is written alongside its runs
 (--runs-dir), not over the published result. Without CONFIG: the quickstart with sums of at most six terms and half of
 its groups a step, 30 steps, so that a run takes half a minute; they are few for what is to be learnt, so that what
 staleness costs shows. Everything but the bound and the loss is the same, four mini-batches a step included (with one,

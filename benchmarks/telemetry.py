@@ -2,8 +2,8 @@
 
     python -m benchmarks.telemetry                     8 rounds, some 25 minutes on two cores
     python -m benchmarks.telemetry --rounds 12 --steps 60
-    python -m benchmarks.telemetry mine.yaml key=value your own job; its result is written beside its runs (--runs-dir)
-    python -m benchmarks.telemetry --quick             one round of small jobs: does it run at all
+    python -m benchmarks.telemetry mine.yaml key=value your own job; its result is written alongside its runs
+    (--runs-dir) python -m benchmarks.telemetry --quick             one round of small jobs: does it run at all
 
 bare       no trace, and the controller's rows, pulses and status.json are switched off in its process (there is no key
            for that: they are always written)

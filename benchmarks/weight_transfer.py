@@ -21,7 +21,7 @@ medians of the repeats:
     refill_ms  swap_ms with `recompute` less swap_ms: caches rebuilt
     sent_mb    bytes that left the trainer (for shm and disk: bytes of the files it wrote)
 
-`over` stands behind a row whose seen_ms is more than allowed. Beside the rows what the machine can do:
+`over` stands behind a row whose seen_ms is more than allowed. In addition to the rows what the machine can do:
 copying memory, and plain TCP over loopback, for as many bytes.
 """
 

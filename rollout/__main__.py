@@ -38,7 +38,7 @@ from rollout.workflow import load_workflow
 
 
 async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
-    """Run one worker until told to stop."""
+    """Run one worker until asked to stop."""
     settings = settings_of(spec)
     workflow = load_workflow(settings.workflow)
     if spec.model.path is None:
@@ -85,7 +85,7 @@ def settings_of(spec: ProcessSpec) -> RolloutSettings:
 def make_engine(
     spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tracer: Tracer, incidents: Incidents
 ) -> Engine:
-    """The engine the settings name; what it mends inside goes into `incidents`. Raises UserError."""
+    """The engine the settings name; what it fixes inside goes into `incidents`. Raises UserError."""
     if spec.emulation is not None:
         from rollout.engine.emulated import EmulatedEngine
 

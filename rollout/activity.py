@@ -4,7 +4,7 @@ Owns: `WorkerActivity`: one state out of the phases of all samples, and the seco
 generates. Refuses: the phases (each sample says its own), what the engine measures (busy_s, idle_s, paused_s are
 its).
 
-    generate      some answer is being generated (or waits for a slot beside those that are)
+    generate      some answer is being generated (or waits for a slot alongside those that are)
     wait:score    none is, and at least one sample waits for its verdict: scoring is what holds this worker up
     wait:version  none of these, and samples wait for a policy version
     load          none of these, and a version is being loaded; before the worker is ready: model and engine

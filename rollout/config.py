@@ -27,7 +27,7 @@ class SGLangSettings(Settings):
     """Share of a GPU's memory for weights and cache (`--mem-fraction-static`); None: SGLang's own choice."""
     quantization: Literal["none", "fp8"] = "none"
     """`fp8`: SGLang makes the linear layers' weights 8 bits wide at every load and computes with them, faster than it
-    trains: log-probs then differ from the trainer's, which the correction weight mends. CUDA, bfloat16, Qwen2 and
+    trains: log-probs then differ from the trainer's, which the correction weight fixes. CUDA, bfloat16, Qwen2 and
     Qwen3 only."""
     unquantized_layers: tuple[str, ...] = ()
     """With `quantization`: layers left as they are, by any whole part of a module's name, e.g. [model.layers.0,
@@ -129,7 +129,7 @@ class RolloutSettings(Settings):
     segment_tokens: int = Field(0, ge=0, le=limits.TOKENS)
     """Hand a sample back after this many new tokens, to continue anywhere (partial rollout); 0: never."""
     queue_samples: int = Field(0, ge=0, le=limits.GROUPS)
-    """Samples a worker may hold beside its slots, waiting or being scored; 0: as many as slots."""
+    """Samples a worker may hold alongside its slots, waiting or being scored; 0: as many as slots."""
     routing: RoutingSettings = RoutingSettings()
     """Which worker takes which sample; without effect for a single worker."""
     workflow: str = "single_turn"

@@ -1,7 +1,7 @@
-"""What broke inside this process and was mended here, until the controller has been told.
+"""What broke inside this process and was recovered here, until the controller has been told.
 
-Owns: a bounded list between whoever mends (an engine's keeper) and the worker, which sends it. Refuses: deciding what
-follows.
+Owns: a bounded list between the component that recovers (an engine's keeper) and the worker, which sends it. Refuses:
+deciding what follows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Incidents:
         """Of all that ever happened."""
 
     def add(self, text: str) -> None:
-        """Something broke, or was mended."""
+        """Something broke, or was recovered."""
         self._held.append(text)
         self.count += 1
 

@@ -4,7 +4,7 @@ Owns: `LeaseBook`, its bound and its bookkeeping of reports. Refuses: I/O, clock
 
 A lease is in one of two places: `running` (until its sample is finished, handed back or cancelled) or `unacked` (until
 SampleAck). The controller leases at most `capacity` samples to a worker, so both together stay within it, unless
-it once took us for lost and leased anew: then they stay within twice that, and what exceeds it is handed back.
+it once took us for lost and leased again: then they stay within twice that, and what exceeds it is handed back.
 """
 
 from __future__ import annotations

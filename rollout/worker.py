@@ -151,7 +151,7 @@ class RolloutWorker:
     # ------------------------------------------------------------ life
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until told to leave. Raises what ended it otherwise: EngineError, ChannelError, DeadlineExceeded."""
+        """Work until asked to leave. Raises what ended it otherwise: EngineError, ChannelError, DeadlineExceeded."""
         await self._engine.start()
         can = self._engine.capabilities
         interruption = interruption_of(self._spec, self._settings)
@@ -363,7 +363,7 @@ class RolloutWorker:
 
 async def _close(closings: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
     """Free everything; a failure here must not hide what ended us. A worker that failed leaves without a Goodbye, which
-    would say that it ended in good order and need not be started again.
+    would say that it ended gracefully and need not be started again.
     """
     for name, closing in closings.items():
         try:

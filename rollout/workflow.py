@@ -67,7 +67,8 @@ class Workflow(Protocol):
     """Produces one sample. Made once per worker, without arguments; `run` is called many times at once.
 
     is_resumable: True promises that a sample is one `generate` call whose prompt depends on the row alone, so that its
-    partial answer can be reported and continued elsewhere. With False (several turns, tools) a lost sample starts anew.
+    partial answer can be reported and continued elsewhere. With False (several turns, tools) a lost sample starts
+    again.
     """
 
     is_resumable: bool

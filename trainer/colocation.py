@@ -4,9 +4,9 @@ Owns: when the policy is on its device and when in host memory. Refuses: decidin
 when the engines have released their memory (controller/coordinator/colocation.py), and a version is announced only
 after `leave`.
 
-Between two steps everything lies in host memory, so checkpoints and exports are written from there while the engines
-generate. A trainer that starts again may come back in the engines' turn, so it loads into host memory. On a CPU there
-is nothing to move: gradients go after each update anyway, and freed pages are given back.
+Between two steps everything is stored in host memory, so checkpoints and exports are written from there while the
+engines generate. A trainer that starts again may come back in the engines' turn, so it loads into host memory. On a
+CPU there is nothing to move: gradients go after each update anyway, and freed pages are given back.
 """
 
 from __future__ import annotations

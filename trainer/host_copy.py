@@ -40,7 +40,7 @@ def whole_part(key: str, tensor: torch.Tensor) -> Part:
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a part lies in the buffer; `dtype` as torch names it, without the `torch.`."""
+    """Where a part is stored in the buffer; `dtype` as torch names it, without the `torch.`."""
 
     key: str
     shape: tuple[int, ...]

@@ -4,7 +4,7 @@ Owns: the order of preparing (tokenizer, model, supervised steps, folder, versio
 Refuses: caching (the controller's), reinforcement learning.
 
 The folder appears under its name only when it is complete. A model that is neither made nor trained here is not
-written anew: its weight files are linked, so that preparing a large model costs neither time nor disk.
+written again: its weight files are linked, so that preparing a large model costs neither time nor disk.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ KEPT_VERSIONS = 2
 
 
 def prepare(spec: PrepareSpec) -> Path:
-    """Do what `spec` asks for; returns the prepared folder. Raises UserError for everything the user can mend."""
+    """Do what `spec` asks for; returns the prepared folder. Raises UserError for everything the user can fix."""
     transformers.utils.logging.disable_progress_bar()
     target = Path(spec.out_dir)
     _check_request(spec, target)

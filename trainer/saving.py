@@ -1,4 +1,4 @@
-"""Checkpoints of a trainer at work: when one is taken, that it is written beside the next step, who hears of it.
+"""Checkpoints of a trainer at work: when one is taken, that it is written alongside the next step, who learns of it.
 
 Owns: the one write under way, what comes due meanwhile, failures. Refuses: what a checkpoint consists of (training.py,
 checkpoint.py).

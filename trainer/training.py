@@ -3,12 +3,12 @@
 Owns: the order in which model, optimizer, checkpoint and weight store are touched, and the version they are at.
 Refuses: messages and waiting (worker.py), the mathematics (step.py), how a model is spread over ranks (backends/).
 
-Every method but `prepare` runs on the one compute thread; `prepare` touches no model and may run beside it.
+Every method but `prepare` runs on the one compute thread; `prepare` touches no model and may run alongside it.
 With several ranks each has a Training, and all do the same: what rank 0 is called for it first tells the others, whose
 follower.py then calls the same method there. Files are written by rank 0 alone.
 
-`publish` and `save` copy and return at once; what they return does the rest and may run on another thread, beside the
-next step: one version at a time, one checkpoint at a time.
+`publish` and `save` copy and return at once; what they return does the rest and may run on another thread, alongside
+the next step: one version at a time, one checkpoint at a time.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class Training:
     def publish_again(self, version: int) -> Written | None:
         """Write this version again, whole, from the copy in memory; None where it is not the newest any more.
 
-        Touches no model; may run on another thread, but not beside what `publish` returned. Raises WeightError.
+        Touches no model; may run on another thread, but not alongside what `publish` returned. Raises WeightError.
         """
         return self._writer.write_again(version, self.spec.lineage)
 

@@ -7,14 +7,14 @@ Map of the loops, all in one TaskGroup on one event loop:
   _train      the steps, in order. Waits for the batch it asked for (woken by _listen and by packing; at most
               max_batch_wait_s), and for the compute thread. Ends when the run does, and ends the others.
   _listen     messages of the hub into fields of this object; raises when the hub is silent for silence_s.
-  _watch      wakes _train when the process is told to stop.
+  _watch      wakes _train when the process is asked to stop.
   _write_out  one task per version: writes the copy of it that _train made, then announces it. The next version's copy
               waits for it, and so does the word that a checkpoint is saved: versions are announced in their order.
   (rewrite)   one task per version whose files were found damaged: waits for a write under way, writes the copy again.
   (saving)    one task per checkpoint: writes the copy that _train made, and tells. _train waits for the last one only.
   (sender)    where weights are streamed: serves them to the workers.
-After the last step it stays until told to end: workers may still need the last version, also written again.
-Three threads beside the loop: one computes (torch), one packs, one writes checkpoints. A batch is asked for when the
+After the last step it stays until asked to end: workers may still need the last version, also written again.
+Three threads alongside the loop: one computes (torch), one packs, one writes checkpoints. A batch is asked for when the
 step before it starts and packed while that step computes: a prefetch of exactly one, so two batches are in memory at
 most. In `mode: sync` the controller simply does not send it earlier.
 """
@@ -73,7 +73,7 @@ Result = TypeVar("Result")
 
 
 class TrainerWorker:
-    """Drives one Training over one Link until the run ends, the process is told to stop, or something breaks."""
+    """Drives one Training over one Link until the run ends, the process is asked to stop, or something breaks."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class TrainerWorker:
         return self._end_reason
 
     async def _serve_on(self) -> None:
-        """Workers may still need the last version: stay until told to end, or until _listen finds the hub silent."""
+        """Workers may still need the last version: stay until asked to end, or until _listen finds the hub silent."""
         with self._activity.state("serve"):
             await self._stop.wait()
 

@@ -44,7 +44,7 @@ class Lengths:
 
     name: str
     groups: tuple[tuple[int, ...], ...] = ()
-    """Measured groups, drawn whole; their answers are drawn anew within the group. Empty: see `quantiles`."""
+    """Measured groups, drawn whole; their answers are drawn again within the group. Empty: see `quantiles`."""
     quantiles: tuple[int, ...] = ()
     """Pooled lengths at even quantiles from 0 to 1; groups by a Gaussian copula. Empty: log-normal."""
     mean: float = 2000.0

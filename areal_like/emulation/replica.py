@@ -60,7 +60,7 @@ Entry = tuple[float, int, Sequence, int]
 
 
 class Replica:
-    """Moves only when told to (`advance`); `wake_s` says when that is next due."""
+    """Moves only when asked to (`advance`); `wake_s` says when that is next due."""
 
     def __init__(
         self, name: str, costs: Costs, max_sequences: int, *, grid_tokens: int = 0, cache_tokens: float = math.inf,
@@ -336,12 +336,12 @@ class Replica:
     # ------------------------------------------------------------ pauses
 
     def hold(self, is_held: bool) -> None:
-        """Stand still until told otherwise. `advance` to now before."""
+        """Stand still until instructed otherwise. `advance` to now before."""
         self._paused_until_s = math.inf if is_held else self.now_s
         self._due()
 
     def swap(self, pause_s: float, *, is_recomputing: bool) -> None:
-        """New weights: stand still so long, then prefill every running sequence anew."""
+        """New weights: stand still so long, then prefill every running sequence again."""
         self._paused_until_s = max(self._paused_until_s, self.now_s + pause_s)
         if is_recomputing and self._active:
             self._debt_s += self._costs.prefill_s(self.context_tokens)

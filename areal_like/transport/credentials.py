@@ -58,7 +58,7 @@ def make_run_credentials(folder: Path) -> None:
 
 
 def issue_credentials(run_keys: Path, role: str, name: str) -> Path:
-    """The folder with the credentials of one process of the run, made anew below the run's own."""
+    """The folder with the credentials of one process of the run, made again below the run's own."""
     folder = process_folder(run_keys, name)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
@@ -96,7 +96,7 @@ def make_service_credentials(folder: Path) -> None:
 
 
 def service_keys_folder() -> Path:
-    """Where reward services and their clients of this user look for credentials unless told otherwise."""
+    """Where reward services and their clients of this user look for credentials unless instructed otherwise."""
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(base).expanduser() / "areal_like" / "reward-keys"
 

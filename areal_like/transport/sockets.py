@@ -41,7 +41,7 @@ HANDSHAKE_S = 10.0
 BURST = 64
 """Ready messages handed out before the loop gets a turn."""
 LISTEN_S = 0.2
-"""Longest uninterrupted wait: keeps the patience clock going, and would mend a lost wake-up."""
+"""Longest uninterrupted wait: keeps the patience clock going, and would fix a lost wake-up."""
 
 _OPEN_CONTEXTS: set[zmq.Context[zmq.Socket[bytes]]] = set()
 
@@ -121,8 +121,8 @@ class RateLimitedLog:
 def open_context() -> zmq.Context[zmq.Socket[bytes]]:
     """Make a context that lives until `terminate`, even where its owner never calls it.
 
-    If a context and its sockets became garbage together, pyzmq would terminate the context first and wait for ever for
-    sockets that are closed only afterwards.
+    If a context and its sockets became garbage together, pyzmq would terminate the context first and wait indefinitely
+    for sockets that are closed only afterwards.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     _OPEN_CONTEXTS.add(context)

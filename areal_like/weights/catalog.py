@@ -19,7 +19,7 @@ MAX_KNOWN = 256
 
 
 def read_manifest(path: Path) -> AnyManifest:
-    """A manifest of either kind, told apart by its name. Raises WeightError."""
+    """A manifest of either kind, distinguished by its name. Raises WeightError."""
     kind = DeltaManifest if path.name.endswith(DELTA_MANIFEST_SUFFIX) else WeightManifest
     try:
         return decode_manifest(path.read_bytes(), is_delta=kind is DeltaManifest)

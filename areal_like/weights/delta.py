@@ -42,7 +42,7 @@ _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 class DeltaTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the blocks of one tensor lie in the delta file; `num_bytes` 0: nothing of it changed."""
+    """Where the blocks of one tensor are stored in the delta file; `num_bytes` 0: nothing of it changed."""
 
     name: str
     offset: int

@@ -5,7 +5,7 @@ torch (each wing opens its own end), who may join (trainer/weights/group_rounds.
 
     rollout -> trainer   JoinRequest      trainer -> rollout   GroupCall or NoGroup
 
-A group is never mended: when its members change, or anything in it fails, the next version gets another group.
+A group is never repaired: when its members change, or anything in it fails, the next version gets another group.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class TensorBytes(NamedTuple):
 
 
 class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a tensor lies in the payload. `offset` counts from the start of the file."""
+    """Where a tensor is stored in the payload. `offset` counts from the start of the file."""
 
     name: str
     dtype: str
@@ -66,7 +66,7 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeightManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a version consists of. `payload` is a file name beside the manifest, `num_bytes` its whole size."""
+    """What a version consists of. `payload` is a file name alongside the manifest, `num_bytes` its whole size."""
 
     version: int
     lineage: str
@@ -89,7 +89,7 @@ class WeightStore:
     """The writer's side; one process publishes at a time. Methods block on file I/O: call them from a thread."""
 
     def __init__(self, root: Path, kind: StoreKind, keep: int) -> None:
-        """`keep` newest versions stay. Touches no version: whoever only looks may make one beside a writer."""
+        """`keep` newest versions stay. Touches no version: whoever only looks may make one alongside a writer."""
         if keep < 1:
             raise ValueError(f"a weight store must keep at least one version, not {keep}")
         self.root, self.kind, self.keep = root, kind, keep

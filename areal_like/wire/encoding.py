@@ -25,7 +25,7 @@ from areal_like.wire.messages import Message
 Frame = bytes | memoryview
 
 LARGE_BYTES = 65_536
-"""Below this a copy into the pool is cheaper than a frame (ZeroMQ itself copies smaller ones when told not to)."""
+"""Below this a copy into the pool is cheaper than a frame (ZeroMQ itself copies smaller ones when asked not to)."""
 MAX_FRAME_BYTES = 1 << 18
 """Longest frame on the wire; a longer one travels in pieces. It bounds what the transport holds for a connection that
 has not proved yet who it is, where the size of a whole message would be far too much."""

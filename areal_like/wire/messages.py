@@ -1,7 +1,7 @@
 """Every message that crosses a process border, in one place.
 
 Owns: the tagged union of wire types. Refuses: behaviour; encoding lives in `wire`, sockets in `channel`.
-Arrays (`numpy.ndarray`, read-only after decoding) travel as raw ZeroMQ frames beside the msgpack header.
+Arrays (`numpy.ndarray`, read-only after decoding) travel as raw ZeroMQ frames alongside the msgpack header.
 
 Who sends what:
   every process -> hub      Hello, Heartbeat, Goodbye            hub -> process   Welcome, Refused, Shutdown
@@ -112,13 +112,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     max_new_tokens: int = 1024
     """Bound on the whole answer, tokens of earlier segments included."""
     stop_token_ids: tuple[int, ...] = ()
-    """Beside the model's own end-of-sequence ids."""
+    """In addition to the model's own end-of-sequence ids."""
     ignore_eos: bool = False
     """No token ends an answer, only max_new_tokens does."""
 
 
 class SampleTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample to produce. (group_id, sample_index) names it for ever; lease_id names this attempt at it."""
+    """One sample to produce. (group_id, sample_index) names it permanently; lease_id names this attempt at it."""
 
     lease_id: int
     group_id: int
@@ -134,7 +134,7 @@ class SampleTask(msgspec.Struct, frozen=True, kw_only=True):
     prefix: Segment
     """Answer tokens already sampled by earlier leases (possibly empty)."""
     moved_from: str = ""
-    """Worker that handed the sample back in good order for this one to go on with; for the timeline."""
+    """Worker that handed the sample back gracefully for this one to go on with; for the timeline."""
     segment_tokens: int = 0
     """Hand the sample back (SampleReturned) after this many new tokens; 0: never."""
 
@@ -204,13 +204,13 @@ class RecallLeases(Message, frozen=True, kw_only=True):
 
 
 class Draining(Message, frozen=True, kw_only=True):
-    """This worker leaves in good order: no more leases; those it holds follow as SampleReturned, then Goodbye."""
+    """This worker leaves gracefully: no more leases; those it holds follow as SampleReturned, then Goodbye."""
 
     reason: str
 
 
 class Incident(Message, frozen=True, kw_only=True):
-    """Something broke inside this process and was mended there (its SGLang server died and has a successor)."""
+    """Something broke inside this process and was recovered there (its SGLang server died and has a successor)."""
 
     text: str
 
@@ -270,7 +270,7 @@ class VersionLoaded(Message, frozen=True, kw_only=True):
 
 
 class VersionFailed(Message, frozen=True, kw_only=True):
-    """The worker could not load this version; it goes on with its old one until told otherwise."""
+    """The worker could not load this version; it goes on with its old one until instructed otherwise."""
 
     version: int
     lineage: str
@@ -334,7 +334,7 @@ class SaveCheckpoint(Message, frozen=True, kw_only=True):
 
 
 class VersionPublished(Message, frozen=True, kw_only=True):
-    """Version `version` lies in the weight store, complete. For version > 0 also: step `version` is done.
+    """Version `version` is stored in the weight store, complete. For version > 0 also: step `version` is done.
 
     metrics: what the step measured (loss, gradient norm, clip fraction, ...); empty for the starting version.
     note: what the trainer chose by itself (its attention kernel), for the screen; with its first version only.

@@ -34,7 +34,7 @@ from benchmarks.runs import RESULTS, command_of, write
 
 SELF_CHECK = "SELF-CHECK ON A CPU: tiny shapes; it shows that the suite runs, and none of its figures means anything"
 SELF_CHECK_PATIENCE = 4
-"""A CPU beside other work gets this many times the budget: how long a self-check takes says nothing."""
+"""A CPU alongside other work gets this many times the budget: how long a self-check takes says nothing."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,5 @@
-"""Part `engine`: how fast the embedded engine decodes and prefills, beside what the device's memory and matrices allow.
+"""Part `engine`: how fast the embedded engine decodes and prefills, alongside what the device's memory and matrices
+allow.
 
 The loop body of the engine (admission, forward pass, sampling, records on the host) runs here without its thread, so
 that single steps can be timed; random weights, no stop ids, so every answer has its full length.

@@ -1,12 +1,12 @@
 """Part `swap`: a new version on its way from the trainer's parameters into a generating engine, by a file.
 
-The file lies in shared memory (`shm`, under both interruptions) or, as safetensors, among temporary files (`disk`,
+The file is stored in shared memory (`shm`, under both interruptions) or, as safetensors, among temporary files (`disk`,
 under `recompute` alone: how caches are treated does not depend on where the file lay). Streams and process groups,
 whose trainer is a process of its own, are measured by `python -m benchmarks.weight_transfer --device cuda --shape 4B`.
 
 The real publisher, the real store and the real embedded engine with all slots busy. `publish_s`: parameters of the
 device to a verified-to-be file, cast to the published type; a file on disk is written as a run writes it, without
-waiting for what lies behind the page cache. `stage_s`: file to spare weights beside generation, checksums included.
+waiting for what lies behind the page cache. `stage_s`: file to spare weights alongside generation, checksums included.
 `pause_ms`: what the engine says generation stood still for; `gap_ms`: the longest time without a new step, seen from
 outside, while the version was staged and swapped (polled every 2 ms).
 `staging_share`: tokens per second while the version was staged, over those before.

@@ -41,7 +41,7 @@ def controller(result: Result) -> str:
 
 
 def simulator(result: Result) -> str:
-    """Predicted beside reported: the paper's tables and figures, then one's own runs, then how long it takes."""
+    """Predicted alongside reported: the paper's tables and figures, then one's own runs, then how long it takes."""
     parts, texts = result["parts"], []
     if "paper" in parts:
         texts += _simulated_paper(parts["paper"])

@@ -74,7 +74,7 @@ def resume(run: Path, *, accept_loss: bool = False) -> int:
         )
     if (home := Path(state.get("started_in", "."))).is_dir():
         os.chdir(home)
-    # Prepared models lie beside the run, also when the folder of runs was moved.
+    # Prepared models lie alongside the run, also when the folder of runs was moved.
     config = read_config(folder).model_copy(update={"runs_dir": str(folder.root.parent)})
     rows = JobRows.load(config)
     _refuse_other_data(state.get("data"), rows, folder)

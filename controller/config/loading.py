@@ -29,7 +29,7 @@ from controller.config.validation.run import cross_check
 from controller.config.yaml_document import Document, parse_document, parse_value
 
 SHIPPED = Path(__file__).resolve().parents[2] / "configs"
-"""Configs of this installation (beside the packages both in a checkout and in a wheel)."""
+"""Configs of this installation (alongside the packages both in a checkout and in a wheel)."""
 
 MAX_CONFIG_BYTES = 4 << 20
 """Far more than any configuration has; a larger file is another one, named by mistake."""

@@ -30,7 +30,7 @@ from trainer.config import SftSettings, TrainerSettings
 MODE_STALENESS: Mapping[str, int] = {"sync": 0, "one_step_off": 1}
 """The bound that belongs to a mode; async takes any."""
 BUILT_IN_GENERATORS = ("running_sum", "reasoning_gym")
-"""Generators of rows beside `module:function`."""
+"""Generators of rows alongside `module:function`."""
 
 
 class DataSource(Settings):
@@ -139,7 +139,7 @@ class LaunchSettings(Settings):
 
 
 class LedgerSettings(Settings):
-    """The run's memory: ledger.sqlite, with token payloads in segment files beside it."""
+    """The run's memory: ledger.sqlite, with token payloads in segment files alongside it."""
 
     segment_mb: float = Field(64.0, gt=0, le=limits.FILE_MEGABYTES)
     """Size at which a segment file is closed and the next one started, MB."""
@@ -148,7 +148,7 @@ class LedgerSettings(Settings):
 
 
 class WandbSettings(Settings):
-    """Weights & Biases, beside metrics.jsonl (extra `[wandb]`)."""
+    """Weights & Biases, alongside metrics.jsonl (extra `[wandb]`)."""
 
     project: str = Field("areal-like", min_length=1)
     """Project the run belongs to."""

@@ -21,7 +21,9 @@ KEY = "launch.stall_after_s"
 
 @dataclass(frozen=True)
 class Recovery:
-    """Something that mends itself. `keys`: the settings that bound it; `longest_s`: without a sign of progress."""
+    """Something that recovers by itself. `keys`: the settings that bound it; `longest_s`: without a sign of
+    progress.
+    """
 
     what: str
     keys: tuple[str, ...]

@@ -26,7 +26,7 @@ from controller.coordinator.snapshot import (
 )
 
 EndStatus = Literal["completed", "exhausted", "stopped", "failed"]
-"""`completed`: num_steps done. `exhausted`: the data ran out first, in good order. `stopped`: asked to. `failed`."""
+"""`completed`: num_steps done. `exhausted`: the data ran out first, gracefully. `stopped`: asked to. `failed`."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -156,7 +156,7 @@ class LeaseOrder(msgspec.Struct, frozen=True, kw_only=True):
     min_version: int
     prefix_tokens: int
     moved_from: str = ""
-    """Worker that handed it back in good order, where one did."""
+    """Worker that handed it back gracefully, where one did."""
 
 
 class SendLeases(Effect, frozen=True):
@@ -257,7 +257,7 @@ class RecordIncident(Effect, frozen=True):
 class EvalDone(Effect, frozen=True):
     """An evaluation is complete. values: by eval row, None where there was no score.
 
-    requested_version differs from version where the evaluation had to be pinned anew.
+    requested_version differs from version where the evaluation had to be pinned again.
     """
 
     version: int

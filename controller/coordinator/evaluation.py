@@ -2,7 +2,7 @@
 
 Owns: `EvalJob`, which workers are pinned to it (they are told no newer version until it is done), its results.
 Refuses: rows, text, averages (the shell's). An evaluation never keeps a run from ending: where its version cannot be
-loaded any more it is pinned anew to the newest version or dropped with a reason, and it has a wall-clock deadline.
+loaded any more it is pinned again to the newest version or dropped with a reason, and it has a wall-clock deadline.
 
 Baseline and final evaluation use all workers, periodic ones a single worker.
 """
@@ -52,7 +52,7 @@ def on_published(state: RunState) -> None:
 
 
 def published_again(state: RunState, event: Published) -> None:
-    """A trainer that replays has made this version once more: there it is to be had from now on."""
+    """A trainer that replays has made this version once more: there it is available from now on."""
     for job in state.eval_jobs:
         if job.version == event.version:
             job.manifest_path, job.lineage = event.manifest_path, event.lineage

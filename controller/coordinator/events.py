@@ -100,7 +100,7 @@ class WorkerVersionFailed(Event, frozen=True):
 
 
 class WorkerDraining(Event, frozen=True):
-    """The worker leaves in good order (spot notice, `areal-like drain`): it hands back what it holds."""
+    """The worker leaves gracefully (spot notice, `areal-like drain`): it hands back what it holds."""
 
     worker: str
     incarnation: str | None = None
@@ -108,7 +108,7 @@ class WorkerDraining(Event, frozen=True):
 
 
 class WorkerIncident(Event, frozen=True):
-    """Something broke inside the worker and was mended there; it goes on."""
+    """Something broke inside the worker and was recovered there; it goes on."""
 
     worker: str
     text: str

@@ -30,7 +30,7 @@ class Sample:
     moving_to: str = ""
     """Worker that it was recalled for."""
     moved_from: str = ""
-    """Worker that handed it back in good order; for the timeline."""
+    """Worker that handed it back gracefully; for the timeline."""
 
 
 @dataclass(slots=True)

@@ -120,7 +120,7 @@ def _lease_sample(
 
 
 def _arrival(state: RunState, worker: Worker, group: Group, sample: Sample) -> str:
-    """The worker that handed the sample back in good order, now that another one goes on with it; empty otherwise."""
+    """The worker that handed the sample back gracefully, now that another one goes on with it; empty otherwise."""
     origin, is_migration = sample.moved_from, bool(sample.moving_to)
     sample.moved_from = sample.moving_to = ""
     if not origin or origin == worker.name:

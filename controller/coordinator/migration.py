@@ -22,7 +22,7 @@ from controller.coordinator.worker import Lease, Worker
 EVERY_S = 1.0
 RECALL_S = 10.0
 MAX_MOVES = 2
-"""A sample moves at most this often: statistics may be wrong about it for ever."""
+"""A sample moves at most this often: statistics may be wrong about it indefinitely."""
 PREFILL_SHARE = 0.1
 """A token prefilled again counts as this part of one to decode; a move must have more than that left to decode."""
 

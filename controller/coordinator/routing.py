@@ -25,7 +25,7 @@ from controller.coordinator.worker import Worker
 
 
 class Router:
-    """Made anew for each event; cheap beside what it decides. `workers`: those that may be leased to at all.
+    """Made again for each event; cheap alongside what it decides. `workers`: those that may be leased to at all.
 
     While it lives leases are only given, so no worker's wait falls and no credit comes back: see `_Queue`.
     """

@@ -71,7 +71,7 @@ class RunState:
         """Newest published, by whatever life of the trainer."""
         self.version_lineage = ""
         self.manifest_path = ""
-        """Empty while the newest version is not to be had: the trainer that published it is dead."""
+        """Empty while the newest version is not available: the trainer that published it is dead."""
         self.rewrite: Rewrite | None = None
         """Of the newest version, where its files were found damaged."""
         self.trained = NO_VERSION
@@ -188,7 +188,7 @@ class RunState:
         return lease
 
     def weigh(self, lease: Lease, num_tokens: int) -> None:
-        """The answer has so many tokens by now: what its worker still has to do is estimated anew."""
+        """The answer has so many tokens by now: what its worker still has to do is estimated again."""
         worker = self.workers[lease.worker]
         if lease.lease_id in worker.outstanding:
             expected = self.lengths.expected_left(num_tokens)

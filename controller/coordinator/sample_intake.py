@@ -1,7 +1,7 @@
 """What rollout workers report about samples: partial tokens, finished samples, leases given back.
 
 Owns: exactly-once acceptance and the checks of `stamped-versions`. Refuses: group fates (group_outcome.py), leasing
-anew.
+again.
 
 A finished sample is accepted from any lease ever given for it, first come first kept, as long as its group lives and
 its first token is not older than the group's floor (a late answer from a lost worker must not bring a deadline forward,

@@ -148,7 +148,7 @@ def next_due_s(state: RunState) -> float:
 
 
 def offer_again(state: RunState) -> None:
-    """The newest version is there, perhaps from another life of the trainer: who was still getting it starts anew."""
+    """The newest version is there, perhaps from another life of the trainer: who was still getting it starts again."""
     for worker in state.workers.values():
         is_behind = worker.version < worker.announced == state.version
         if is_behind and worker.announced_lineage != state.version_lineage:

@@ -67,7 +67,7 @@ class Worker:
     is_present: bool = False
     is_gone: bool = False
     is_draining: bool = False
-    """It leaves in good order, or has left."""
+    """It leaves gracefully, or has left."""
     quarantine: str = ""
     """Why it gets no new leases; empty: it does."""
     load_attempts: int = 0
@@ -79,7 +79,7 @@ class Worker:
     staged: int = NO_VERSION
     """Version it has staged and waits to swap in."""
     has_turn: bool = False
-    """It was told to swap in what it has staged."""
+    """It was asked to swap in what it has staged."""
     pin: EvalJob | None = None
     engine: Engine = Engine.EMPTY
     """Its memory on devices that are shared with the trainer."""

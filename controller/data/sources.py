@@ -119,7 +119,7 @@ def _find_files(pattern: str, key: str) -> list[Path]:
 
 
 def _files_near(path: Path) -> str:
-    """The nearest names in the folder the file should lie in, or in the nearest folder that exists."""
+    """The nearest names in the folder the file should be in, or in the nearest folder that exists."""
     folder = path.parent
     if not folder.is_dir():
         above = next((p for p in folder.parents if p.is_dir()), Path())

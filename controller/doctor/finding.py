@@ -22,7 +22,7 @@ Verdict = Literal["ok", "warning", "problem", "absent"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found. `advice` says in one sentence how to get or mend it; `data` is for --json."""
+    """What one check found. `advice` says in one sentence how to get or fix it; `data` is for --json."""
 
     verdict: Verdict
     found: str

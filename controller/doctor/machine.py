@@ -100,7 +100,7 @@ class Machine:
         return shutil.which(program) or ""
 
     def version(self, package: str) -> str:
-        """Version of a package installed beside us, or empty. Imports nothing."""
+        """Version of a package installed alongside us, or empty. Imports nothing."""
         try:
             return version(package)
         except PackageNotFoundError:

@@ -21,7 +21,7 @@ from controller.launch import processor
 from controller.launch.pids import LocalPid
 
 CONTROLLER = "controller"
-"""Our own name beside those of the processes."""
+"""Our own name alongside those of the processes."""
 TAIL_BYTES = 64_000
 """How much of a log's end is looked at for its tail."""
 KILL_WAIT_S = 5.0
@@ -103,7 +103,7 @@ class Launcher(ABC):
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self.user_path = Path.cwd()
-        """Where the user's own modules are looked for, as it was called when we started: a job's may be made anew."""
+        """Where the user's own modules are looked for, as it was called when we started: a job's may be made again."""
         self._children: dict[str, Child] = {}
 
     # ------------------------------------------------------------ what differs
@@ -117,7 +117,7 @@ class Launcher(ABC):
     async def open(self, say: Say) -> bool:
         """Get what processes need to be started; True once it is there.
 
-        Raises UserError, OperationError when it is not to be had.
+        Raises UserError, OperationError when it is not available.
         """
 
     @abstractmethod
@@ -203,12 +203,12 @@ class Launcher(ABC):
         return ended
 
     def expect_end(self, name: str) -> None:
-        """The process was told to end by message; its exit is no surprise."""
+        """The process was asked to end by message; its exit is no surprise."""
         if child := self._children.get(name):
             child.is_stopping = True
 
     def terminate(self, name: str) -> None:
-        """SIGTERM: end in good order."""
+        """SIGTERM: end gracefully."""
         if (child := self._children.get(name)) and child.process.returncode is None:
             child.is_stopping = True
             child.process.terminate()

@@ -1,4 +1,4 @@
-"""The run's memory on disk: facts in SQLite (WAL, synchronous=NORMAL), tokens in segment files beside it.
+"""The run's memory on disk: facts in SQLite (WAL, synchronous=NORMAL), tokens in segment files alongside it.
 
 Owns: opening and locking, one transaction per burst of effects, payloads by sample, retention.
 Refuses: deciding anything (the coordinator's), reading another run's file while it is written (the lock).

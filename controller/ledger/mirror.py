@@ -9,7 +9,7 @@ lost with the controller's machine, and the run goes on from the newest checkpoi
 is followed by a copy at once.
 
 `ledger.home` in the run folder names the local folder that last wrote the run: another one, left by an earlier stretch
-on another machine, is thrown away and made anew from the mirror.
+on another machine, is thrown away and made again from the mirror.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class LedgerHome:
             shutil.copytree(self.run_dir / SEGMENT_FOLDER, self.folder / SEGMENT_FOLDER)
 
     def _copy_facts(self) -> set[int]:
-        """A snapshot beside the mirror's present one; the numbers of the segment files it names."""
+        """A snapshot alongside the mirror's present one; the numbers of the segment files it names."""
         fresh = self.run_dir / f"{LEDGER_FILE}.new"
         fresh.unlink(missing_ok=True)
         try:

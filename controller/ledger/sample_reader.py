@@ -4,7 +4,7 @@ Owns: `SampleStats`, the read-only connection, an even choice of groups where th
 invariants (audit.py), tokens and answers (segments), anything older or newer than our schema.
 
 A reader of a WAL database never holds the run up and is never held up by it. Where a folder cannot be written to,
-SQLite may not make its shared index; then a ledger closed cleanly (no log beside it) is read as an immutable file.
+SQLite may not make its shared index; then a ledger closed cleanly (no log alongside it) is read as an immutable file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Append-only files of token payloads beside the ledger: one record per sample or part of one, each with its checksum.
+"""Append-only files of token payloads alongside the ledger: one record per sample or part of one, each with its
+checksum.
 
 Owns: the record format, files of bounded size, reading back. Refuses: knowing which records matter (ledger.py does).
 

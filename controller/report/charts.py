@@ -46,7 +46,7 @@ class Axis:
 
     @property
     def title(self) -> str:
-        """Label and unit, as printed beside the axis."""
+        """Label and unit, as printed alongside the axis."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
@@ -212,7 +212,7 @@ def of_steps(
 
 
 def elapsed_s(seconds: Sequence[Number]) -> list[Number]:
-    """Times that begin anew with every stretch of a resumed run, as one time of work."""
+    """Times that begin again with every stretch of a resumed run, as one time of work."""
     total: list[Number] = []
     offset = previous = 0.0
     for second in seconds:

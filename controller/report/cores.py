@@ -18,7 +18,7 @@ Between = tuple[int, float, dict[str, float]]
 
 
 def between(pulses: Sequence[Row]) -> Iterator[Between]:
-    """Each pair of neighbours, without the rest between two stretches of a run. A process that began anew in between
+    """Each pair of neighbours, without the rest between two stretches of a run. A process that began again in between
     has what its new life has spent.
     """
     for place, (earlier, later) in enumerate(itertools.pairwise(pulses), start=1):

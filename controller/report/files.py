@@ -14,7 +14,7 @@ from areal_like.errors import UserError
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """`write` fills a file beside `path`, which then takes its place. Raises UserError."""
+    """`write` fills a file alongside `path`, which then takes its place. Raises UserError."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         write(fresh)

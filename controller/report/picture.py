@@ -39,13 +39,13 @@ ORDER: Sequence[Sequence[str]] = (
 WIDTH_IN, DPI = 17.0, 100
 ROW_IN, HEADER_IN, STRIP_IN = 3.15, 1.5, 0.42
 LEGEND_CHARS = 198
-"""Characters of legend that stand beside each other above a chart of the whole sheet's width."""
+"""Characters of legend that stand alongside each other above a chart of the whole sheet's width."""
 MAX_NAME_CHARS = 42
 MAX_TITLE_CHARS = 80
 MAX_LABELLED_BARS = 36
-"""Numbers that stand beside each other on the bars of a chart of the whole sheet's width."""
+"""Numbers that stand alongside each other on the bars of a chart of the whole sheet's width."""
 MAX_TICK_CHARS = 180
-"""Characters of names that stand beside each other below a chart of the whole sheet's width."""
+"""Characters of names that stand alongside each other below a chart of the whole sheet's width."""
 HEADER_CHARS = 170
 _DASH = {"solid": "-", "dash": (0, (5, 2.5)), "dot": (0, (1.2, 1.8)), "dashdot": "-.", "longdash": (0, (9, 3))}
 _WIDTH = {"plain": 1.5, "faint": 0.8, "bold": 2.4, "limit": 1.0}

@@ -84,7 +84,7 @@ class Sign:
     cause: str
     """`lr`, `stale`, `ratio`, `entropy`, `length`: what to turn."""
     is_usual: bool = False
-    """Sound runs have it too: told where the reward does not rise, or beside a sign that they do not have."""
+    """Sound runs have it too: told where the reward does not rise, or alongside a sign that they do not have."""
 
 
 def trend(data: RunData, key: str) -> Trend:

@@ -32,7 +32,7 @@ MAX_PER_ROLE = 12
 """Strips of one role; a run of 500 rollout workers shows the first twelve."""
 MIN_BREAK_S = 10.0
 SIDE_LANES = ("packing",)
-"""Lanes beside `main` that get a strip of their own: work that runs beside the process's main one."""
+"""Lanes alongside `main` that get a strip of their own: work that runs alongside the process's main one."""
 ROLES = ("rollout", "reward", "trainer", "controller")
 _COUNTER_ACTIVITIES: Mapping[str, Mapping[str, str]] = {
     "rollout": {
@@ -45,7 +45,7 @@ _COUNTER_ACTIVITIES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Strip:
-    """One process (or a lane beside its main one). The shares hold from `xs_s[i]` to `xs_s[i + 1]`."""
+    """One process (or a lane alongside its main one). The shares hold from `xs_s[i]` to `xs_s[i + 1]`."""
 
     name: str
     role: str
@@ -181,7 +181,7 @@ def _read_trace(name: str, path: Path) -> _Found:
             except msgspec.MsgspecError:
                 continue
             if is_meta:
-                if event.name == "process_name":  # a restarted process numbers its lanes anew
+                if event.name == "process_name":  # a restarted process numbers its lanes again
                     lanes, markers, is_new = {}, (), True
                 elif event.name == "thread_name":
                     lane = _lane_name(event.args)

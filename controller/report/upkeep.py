@@ -1,4 +1,4 @@
-"""Everything beside learning and waiting: how the run ended, its audit, dropped work, processes, memory, sinks.
+"""Everything alongside learning and waiting: how the run ended, its audit, dropped work, processes, memory, sinks.
 
 Owns: one small look at each. Refuses: waits (waits.py), the policy (learning.py).
 """
@@ -32,7 +32,7 @@ MEMORY_MB = 100.0
 """Growth below this is an allocator's, whatever share of a small process it is."""
 RESTARTS_BAD = 3
 STAGE_NOTABLE = 0.5
-"""Copying a version beside the engine takes half of a step: another and workers fall behind the trainer."""
+"""Copying a version alongside the engine takes half of a step: another and workers fall behind the trainer."""
 DROP_ADVICE = {
     "stale": "raise staleness.max_staleness, or staleness.on_stale: wait, which drops none",
     "surplus": "the bound was tightened between two sessions of the run; this does not recur",

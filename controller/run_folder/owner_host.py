@@ -84,7 +84,7 @@ def whereabouts_if_known(folder: RunFolder) -> Whereabouts:
 
 
 def status_exit(kind: Kind) -> int:
-    """Exit status that stands for a run: 0 goes on or ended in good order, 1 failed or crashed, 3 cannot be known."""
+    """Exit status that stands for a run: 0 goes on or ended gracefully, 1 failed or crashed, 3 cannot be known."""
     return {"failed": 1, "crashed": 1, "foreign": 3}.get(kind, 0)
 
 

@@ -77,7 +77,7 @@ class RunFolder:
 
     @property
     def ledger(self) -> Path:
-        """SQLite file; token payloads lie in `segments/` beside it."""
+        """SQLite file; token payloads are stored in `segments/` alongside it."""
         return self.root / "ledger.sqlite"
 
     @property
@@ -206,7 +206,7 @@ class RunFolder:
         return {key: value for key, value in state.items() if key not in misfits(state)}
 
     def write_state(self, status: Status, **more: Any) -> None:
-        """Replace the status file atomically; keys already there stay unless given anew. Raises UserError, OSError."""
+        """Replace the status file atomically; keys already there stay unless given again. Raises UserError, OSError."""
         old = self.read_state() if self.state.is_file() else {"created_s": time.time()}
         old.pop("ended_s", None)
         me, now_s = psutil.Process(), time.time()

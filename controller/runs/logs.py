@@ -72,7 +72,7 @@ class LogFile:
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                if size < self.position:  # it was cut; read it anew
+                if size < self.position:  # it was cut; read it again
                     self.position, self.rest = 0, b""
                 file.seek(self.position)
                 data = file.read(MAX_LINE_BYTES)

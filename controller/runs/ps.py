@@ -1,4 +1,4 @@
-"""`areal-like ps`: the runs of this machine, whatever folder they lie in.
+"""`areal-like ps`: the runs of this machine, whatever folder they are stored in.
 
 Owns: gathering, one row a run, table and JSON. Refuses: judging a run (owner_host.py).
 

@@ -3,8 +3,8 @@
 Owns: choosing rows, joining facts with tokens and text. Refuses: writing (the ledger is opened read-only), output
 (sample_text.py, sample_page.py).
 
-A sample's facts stay for ever; its tokens are purged some time after a checkpoint covers them (ledger.keep_mb), and the
-row then says so. Evaluation answers are not stored; only their values are.
+A sample's facts stay indefinitely; its tokens are purged some time after a checkpoint covers them (ledger.keep_mb),
+and the row then says so. Evaluation answers are not stored; only their values are.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _taken(samples: Iterator[Sample], choice: Choice) -> list[Sample]:
 def _open(folder: RunFolder) -> tuple[sqlite3.Connection, bool]:
     """Read-only, and whether everything is seen.
 
-    Without a write-ahead log beside it nothing is being written, and an immutable file leaves nothing of ours there.
+    Without a write-ahead log alongside it nothing is being written, and an immutable file leaves nothing of ours there.
     """
     path = folder.ledger.resolve()
     if path.with_name(f"{path.name}-wal").exists():
@@ -200,7 +200,7 @@ def _open(folder: RunFolder) -> tuple[sqlite3.Connection, bool]:
         except sqlite3.OperationalError as error:
             if "unable to open" not in str(error) and "readonly" not in str(error):
                 raise
-            # Somebody else's folder: to read the log SQLite needs an index beside it that we may not make.
+            # Somebody else's folder: to read the log SQLite needs an index alongside it that we may not make.
             return _connected(path, "mode=ro&immutable=1"), False
     return _connected(path, "mode=ro&immutable=1"), True
 

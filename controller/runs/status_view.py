@@ -76,7 +76,7 @@ def page(facts: Facts, health: Health) -> Group:
 
 
 def _facing(facts: Facts, health: Health) -> Iterator[tuple[str, RenderableType]]:
-    """Labels and what stands beside them."""
+    """Labels and what stands alongside them."""
     yield "health", Text(printable(health.words), style=STYLE[health.verdict])
     if facts.where.kind == "crashed":
         yield "next", Text(f"areal-like resume {facts.folder.root}\nareal-like logs {facts.folder.root}")

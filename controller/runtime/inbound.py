@@ -46,7 +46,7 @@ SPEAKERS: Mapping[type[m.Message], m.Role] = {
     m.CheckpointSaved: "trainer",
     m.CheckpointFailed: "trainer",
 }
-"""Who may tell the controller what, beside Hello, Heartbeat and Goodbye."""
+"""Who may tell the controller what, alongside Hello, Heartbeat and Goodbye."""
 ACCEPTED: frozenset[type] = frozenset(SPEAKERS)
 
 
@@ -56,7 +56,7 @@ MAX_REASON_CHARS = 300
 
 @dataclass(frozen=True)
 class InboundEvent:
-    """An event and what its message carries beside it."""
+    """An event and what its message carries alongside it."""
 
     event: Event
     segments: Mapping[int, Segment] = field(default_factory=dict)

@@ -3,8 +3,8 @@
 Owns: the cache, running `python -m trainer.prepare` as a process of its own. Refuses: torch; what preparing means.
 
 A prepared model is a pure function of `wiring.pinned_facts` and the demonstrations' rows; equal ones are prepared once
-and lie in <runs_dir>/.prepared/<digest>. A folder appears there whole or not at all, and one run at a time makes it:
-others that want the same wait for it.
+and are stored in <runs_dir>/.prepared/<digest>. A folder appears there whole or not at all, and one run at a time
+makes it: others that want the same wait for it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ async def prepare(
 def _specify(
     config: RunConfig, folder: RunFolder, demonstrations: Table | None, target: Path, publish_to: Path | None
 ) -> PrepareSpec:
-    """What the process is told; the demonstrations are written beside it."""
+    """What the process is told; the demonstrations are written alongside it."""
     rows_path = None
     if demonstrations is not None:
         rows_path = folder.processes / "demonstrations.jsonl"

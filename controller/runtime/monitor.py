@@ -27,7 +27,7 @@ from controller.telemetry.summary import Tally
 
 
 class Monitor:
-    """`tick` often; `last` once, before the processes are told to leave."""
+    """`tick` often; `last` once, before the processes are asked to leave."""
 
     def __init__(
         self,

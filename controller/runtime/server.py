@@ -95,7 +95,7 @@ TRACED_NOTES = frozenset({"migrated", "draining", "worker_lost", "worker_left", 
 
 
 RECOVERED_INCIDENT = "incident"
-"""The note of what broke in a worker and was mended there: shown, and a moment on the timeline."""
+"""The note of what broke in a worker and was recovered there: shown, and a moment on the timeline."""
 RECORDED_NOTES = frozenset({"quarantined", "worker_lost", "worker_left", RECOVERED_INCIDENT, "draining", "rewrite"})
 """Notes that are facts of the ledger as well: why workers stood still, in the order of everything else."""
 
@@ -158,7 +158,9 @@ class Server:
         self._is_stop_told = False
         self._roles: dict[str, m.Role] = {}
         self._is_unsettled = False
-        """The coordinator has taken in what the ledger has not: between the two, and for ever once a write failed."""
+        """The coordinator has taken in what the ledger has not: between the two, and indefinitely once a write
+        failed.
+        """
         self._last_step: int | None = None
         """Told to the trainer with NoMoreBatches."""
         self._saved_version = -1

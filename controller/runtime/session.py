@@ -476,7 +476,7 @@ def _private_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _logging_to(path: Path) -> Iterator[None]:
-    """The controller's own log, beside those of its processes; the screen belongs to the display."""
+    """The controller's own log, alongside those of its processes; the screen belongs to the display."""
     handler, root = logging.FileHandler(path, encoding="utf-8"), logging.getLogger()
     handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s controller %(name)s: %(message)s"))
     level = root.level

@@ -118,7 +118,7 @@ class Supervisor:
             process.has_reported = True
 
     def release(self, name: str) -> None:
-        """The process has done its work, or was told to end: its exit is no surprise and it is not started again."""
+        """The process has done its work, or was asked to end: its exit is no surprise and it is not started again."""
         self._launcher.expect_end(name)
         self._place_waits.forget(name)
         process = self._supervised.pop(name, None)

@@ -1,6 +1,6 @@
 """What is asked of a run that goes on: rollout workers drained or added, a checkpoint; and how fast its workers are.
 
-Owns: granting requests, who is told to leave, what the coordinator hears of it. Refuses: samples (the coordinator's),
+Owns: granting requests, who is asked to leave, what the coordinator learns of it. Refuses: samples (the coordinator's),
 starting and ending processes (supervisor.py), the files of a request (control_requests.py).
 
 A worker that leaves on notice and one that is drained go the same way: it says Draining, hands its leases back, says
@@ -77,7 +77,7 @@ class WorkerAdmin:
         self._supervisor.leaving(worker, now_s)
 
     def goodbye(self, worker: str, reason: str) -> InboundEvent:
-        """The worker's last word. Who announced it, or was told to, is gone for good; others the supervisor judges."""
+        """The worker's last word. Who announced it, or was asked to, is gone for good; others the supervisor judges."""
         self._leaving.discard(worker)
         is_gone = self._supervisor.is_leaving(worker)
         if is_gone:

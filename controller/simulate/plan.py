@@ -20,7 +20,7 @@ from controller.simulate.job import Job, Outcome
 from controller.simulate.world import World
 
 MACHINE_KEYS = ("gpus", "rollout_share", "tp")
-"""What a sweep varies beside keys of the config."""
+"""What a sweep varies alongside keys of the config."""
 
 
 @dataclass(frozen=True)

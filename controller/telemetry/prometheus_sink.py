@@ -52,7 +52,7 @@ class PrometheusSink:
     def __init__(
         self, host: str, port: int, *, run: str, losses: Callable[[], Mapping[str, Mapping[str, int]]], remedy: str
     ) -> None:
-        """`losses`: rows written and lost by every sink. Raises UserError: no package, or the port is not to be had."""
+        """`losses`: rows written and lost by every sink. Raises UserError: no package, or the port is not available."""
         try:
             from prometheus_client import CollectorRegistry, core, start_http_server
         except ImportError as error:

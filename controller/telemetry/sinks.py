@@ -1,4 +1,5 @@
-"""Metrics sinks beside metrics.jsonl: each in a thread of its own behind a bounded queue, none able to hold up the run.
+"""Metrics sinks alongside metrics.jsonl: each in a thread of its own behind a bounded queue, none able to hold up the
+run.
 
 Owns: the threads, the queues, counting what is lost, saying so once. Refuses: what a sink does with a row (*_sink.py),
 which rows there are (journal.py).

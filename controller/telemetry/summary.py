@@ -4,8 +4,8 @@ Owns: the sums and the keys of the summary. Refuses: display while running, judg
 
 After a resume steps, staleness, accuracies, fates and lengths are the whole run's; times, rates and shares
 (OF_LAST_STRETCH) are those of the last stretch, and are labelled so where they are shown (`lives` says how many there
-were, `trainer_restarts` how often the trainer alone began anew). Shares are of a process's own time: trainer_wait_share
-of waiting and working, rollout_idle_share of idle, busy and paused, each summed over processes.
+were, `trainer_restarts` how often the trainer alone began again). Shares are of a process's own time:
+trainer_wait_share of waiting and working, rollout_idle_share of idle, busy and paused, each summed over processes.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Decoder(Protocol):
         """Row sources[i] (so many tokens long) becomes row targets[i], all at once: a row may be both.
 
         Sources that are no targets are free afterwards. Only rows that change places among themselves are held in
-        memory beside the cache.
+        memory alongside the cache.
         """
         ...
 

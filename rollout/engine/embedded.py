@@ -252,7 +252,7 @@ class EmbeddedEngine:
     async def _at_boundary(
         self, version: int, interruption: Interruption, stage_s: float, bring: Callable[[], float] | None = None
     ) -> LoadReport:
-        self._check_alive()  # a future made after the engine's end would wait for ever
+        self._check_alive()  # a future made after the engine's end would wait indefinitely
         swap = _Swap(version, interruption, self._control_future(), bring)
 
         def apply() -> None:

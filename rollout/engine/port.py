@@ -45,7 +45,7 @@ class GenerationOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a request ended. `segment` holds the newly sampled tokens only (the prefix is not repeated).
 
     routed_experts: where the engine was asked for them, int32 [prompt + whole answer - 1, layers, experts per token]:
-    which experts each position was sent to, as computed last (after a swap positions are computed anew).
+    which experts each position was sent to, as computed last (after a swap positions are computed again).
     """
 
     request_id: int

@@ -1,4 +1,4 @@
-"""In which order answers lie in the cache's rows, and which of them a decode step attends together.
+"""In which order answers are stored in the cache's rows, and which of them a decode step attends together.
 
 Owns: blocks of rows with a span each, the moves that bring rows into order. Refuses: tensors, requests, doing the
 moves.
@@ -6,7 +6,7 @@ moves.
 One call of attention over many rows reads as many keys of each as the longest has. Lengths of answers have a long tail,
 so most of what it reads would be padding. Rows are attended in blocks instead, each with a span of its own. That pays
 where rows of like lengths lie together: the longest first. Every row grows by a token a step, so the order stays; only
-answers that come or end disturb it, and it is mended when what that costs in a few steps is more than the moves.
+answers that come or end disturb it, and it is restored when what that costs in a few steps is more than the moves.
 
 Legend: B rows of a step.
 """
@@ -69,7 +69,7 @@ def cost_of(blocks: list[Block], call_tokens: int) -> int:
 def order_of(lengths_B: np.ndarray, max_context: int, max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """(rows, the rows they go to): a permutation that brings the longest to the front, as far as spans tell.
 
-    Where all that lie in a wrong place have more than `max_tokens` tokens: the longest of them and those in whose
+    Where all that are in a wrong place have more than `max_tokens` tokens: the longest of them and those in whose
     places they belong, as many as have no more, but two at least; calls after one another come to the whole order.
     """
     spans_B = spans_of(lengths_B, max_context)

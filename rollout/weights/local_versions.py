@@ -3,10 +3,10 @@
 Owns: this worker's own folder of versions, the base that deltas are applied to, checksums of the result. Refuses: how
 the parts came here (receiver.py), loading them into an engine.
 
-The folder lies in shared memory where there is room, else among temporary files; it is emptied at the start, belongs to
-this process (areal_like.store_owner removes it should the process be killed) and goes with it. A version appears
-under its final name only when every checksum agrees, its manifest last. Two complete versions stay: the one in use and
-the newest, which is the base of the next delta.
+The folder is stored in shared memory where there is room, else among temporary files; it is emptied at the start,
+belongs to this process (areal_like.store_owner removes it should the process be killed) and goes with it. A version
+appears under its final name only when every checksum agrees, its manifest last. Two complete versions stay: the one in
+use and the newest, which is the base of the next delta.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class LocalVersions:
         if self._is_open:
             return
         try:
-            for root in self._roots:  # what a dead process of our name left, or one of a dead worker beside us
+            for root in self._roots:  # what a dead process of our name left, or one of a dead worker alongside us
                 remove_if_dead(root)
             sweep_dead()
             roomy = (root for root in self._roots if _free_bytes(root.parent) >= ROOM * version_bytes)
@@ -111,8 +111,8 @@ class LocalVersions:
     def build(self, full: Held | None, deltas: Sequence[DeltaPart], received: Path | None = None) -> Path:
         """Put a version together: from `full`, else from the base, by `deltas` in order. Returns its manifest's path.
 
-        `received`: the file `full` lies in, when it is ours to rename. Raises WeightError when the chain does not fit
-        or a checksum of the result differs; the base then stays what it was.
+        `received`: the file `full` is stored in, when it is ours to rename. Raises WeightError when the chain does not
+        fit or a checksum of the result differs; the base then stays what it was.
         """
         start = full or self._held
         if start is None:
@@ -156,7 +156,7 @@ class LocalVersions:
 
 
 def _unused(root: Path) -> Path:
-    """`root`, or a name beside it where something is that does not belong to this user to remove."""
+    """`root`, or a name alongside it where something is that does not belong to this user to remove."""
     return root.with_name(f"{root.name}-{secrets.token_hex(4)}") if root.exists() else root
 
 

@@ -4,7 +4,7 @@ Owns: which way a version comes (a manifest's path, deltas in a folder, a stream
 is kept as a base. Refuses: when a version is swapped in (versions.py), loading it (the engine).
 
 The contract with an engine: `receive` returns the path of a full version's manifest (areal_like.weights), whose payload
-lies beside it: safetensors wherever deltas or sockets are used, complete and verified. Generation goes on meanwhile.
+lies alongside it: safetensors wherever deltas or sockets are used, complete and verified. Generation goes on meanwhile.
 `meet` returns a call to the process group instead, which the engine itself follows; who is not called takes the stream.
 Nothing is opened before the first version that needs it: a worker that gets plain paths has no folder and no hub.
 """
@@ -47,7 +47,7 @@ class Receiver(Protocol):
         ...
 
     async def run(self) -> None:
-        """Serve other workers for ever. Stop: cancelled."""
+        """Serve other workers indefinitely. Stop: cancelled."""
         ...
 
     def forget(self) -> None:

@@ -23,7 +23,7 @@ MAX_WAITING = 64 * WINDOW_CHUNKS
 
 
 class Relay:
-    """`start`, then `run` for ever; `close` at the end."""
+    """`start`, then `run` indefinitely; `close` at the end."""
 
     def __init__(self, *, run_id: str, bind: str, curve_dir: Path) -> None:
         self._hub = Hub(run_id=run_id, role="rollout", bind=bind, curve_dir=curve_dir, accept=TO_RELAY)
@@ -37,7 +37,7 @@ class Relay:
         self.address = await self._hub.start()
 
     async def run(self) -> None:
-        """Serve for ever. Stop: cancelled by the worker."""
+        """Serve indefinitely. Stop: cancelled by the worker."""
         while True:
             received = await self._hub.receive(RECEIVE_S)
             if received is not None and isinstance(received[1], ChunkRequest):

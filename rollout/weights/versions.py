@@ -96,7 +96,7 @@ class VersionLoader:
         self._target: AnnounceVersion | None = None
         self._wake = asyncio.Event()
         self._turn: tuple[int, str] | None = None
-        """Version and lineage we were told to swap in."""
+        """Version and lineage we were asked to swap in."""
         self._turn_wake = asyncio.Event()
         self.loaded: tuple[int, str] | None = None
         """Version and lineage now in use."""
@@ -155,7 +155,9 @@ class VersionLoader:
         }
 
     async def run(self) -> None:
-        """Load for ever. Stop: cancelled by the worker. Waker: `announce`. Raises EngineError when the engine broke."""
+        """Load indefinitely. Stop: cancelled by the worker. Waker: `announce`. Raises EngineError when the engine
+        broke.
+        """
         async with asyncio.TaskGroup() as group:
             if self._receiver is not None:
                 group.create_task(self._receiver.run(), name="weights:serve")
@@ -218,7 +220,7 @@ class VersionLoader:
     async def _came_by_group(self, target: AnnounceVersion) -> bool:
         """Take the version by the process group, if the trainer calls us to one.
 
-        False where it is to be had otherwise: the group is for who comes in time, and any failure of it ends there. A
+        False where it is available otherwise: the group is for who comes in time, and any failure of it ends there. A
         payload that arrived damaged is the worker's failure, and said as such.
         """
         can = self._engine.capabilities
@@ -308,7 +310,7 @@ class VersionLoader:
             log.warning("rollback from version %d to %d of lineage %s", self.loaded[0], target.version, target.lineage)
             self._gate.set(-1)
             self._park_all()
-            await asyncio.sleep(0)  # the engine hears of it before the swap
+            await asyncio.sleep(0)  # the engine learns of it before the swap
         started_s = self._tracer.now_s()
         try:
             report = await load(self._interruption)

@@ -21,7 +21,7 @@ from services.reward.job import Outcome
 KEY_BYTES = 16
 """128 bits: among a billion answers two share a key with a chance of one in 10^20."""
 ENTRY_BYTES = 600
-"""What Python takes for an entry beside the text in it: key, slot, outcome, value; measured with tracemalloc."""
+"""What Python takes for an entry alongside the text in it: key, slot, outcome, value; measured with tracemalloc."""
 ITEM_BYTES = 120
 """The same for each component or time of a scorer."""
 

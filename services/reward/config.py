@@ -40,7 +40,7 @@ BUILT_IN_SCORERS = (
     "reward_model",
     "reasoning_gym",
 )
-"""Kinds of scorers beside `module:function`."""
+"""Kinds of scorers alongside `module:function`."""
 
 
 OnFailure = Literal["drop_sample", "drop_group"] | float
@@ -146,7 +146,7 @@ class CodeOptions(Settings):
     ROOM_S: ClassVar[float] = 1.5
     """What judging takes beyond `total_limit_s` at worst."""
     ROOM_MB: ClassVar[int] = 1024
-    """What a scoring process and its judge take beside the program."""
+    """What a scoring process and its judge take alongside the program."""
 
 
 OPTIONS: dict[str, type[Settings]] = {
@@ -182,7 +182,7 @@ class RewardSettings(Settings):
     max_queue: int = Field(4096, gt=0, le=limits.GROUPS)
     """Requests waiting in the service; more are held back by the client, or go to another service."""
     num_spares: int = Field(1, ge=0, le=limits.THREADS)
-    """Warm scoring processes beside `num_workers`, which take the place of a killed one at once."""
+    """Warm scoring processes alongside `num_workers`, which take the place of a killed one at once."""
     max_memory_mb: int = Field(4096, gt=0, le=limits.MEGABYTES)
     """Resident memory of a scoring process and all below it; past this it is killed and replaced."""
     recycle_after: int = Field(20_000, gt=0, le=limits.ROWS)
@@ -194,7 +194,7 @@ class RewardSettings(Settings):
     cache_mb: float = Field(64.0, ge=0, le=limits.MEGABYTES)
     """Scores of exact duplicates (same row, answer, scorer version) kept by a service; 0: none."""
     drain_s: float = Field(30.0, ge=0, le=limits.SECONDS)
-    """Time of a service that is told to end for answers it has taken; others are refused, and asked elsewhere."""
+    """Time of a service that is asked to end for answers it has taken; others are refused, and asked elsewhere."""
     addresses: tuple[str, ...] = ()
     """Running services to use instead of starting any, `tcp://host:port`; what is below `reward` is theirs to say then,
     but for `on_failure`."""

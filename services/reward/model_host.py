@@ -3,7 +3,7 @@
     python -m services.reward.model_host --options JSON --service-pid N
 
 Owns: the listening socket, one thread per connection, the batches. Refuses: the model (classifier), its own restart
-(model_hosts). Says `ready`, or the user's mistake, in a file beside its socket.
+(model_hosts). Says `ready`, or the user's mistake, in a file alongside its socket.
 
 Threads.  one per connection: waits for a request, puts it in the queue, waits for its answer (owner: the main thread).
           main: waits for a request, woken by the queue; takes what else is there, at most `max_batch` texts; computes.
@@ -69,7 +69,7 @@ def attend(stream: socket.socket, requests: queue.SimpleQueue[Request]) -> None:
 
 
 def accept(listener: socket.socket, requests: queue.SimpleQueue[Request]) -> None:
-    """One thread per connection, for ever."""
+    """One thread per connection, indefinitely."""
     while True:
         stream, _ = listener.accept()
         threading.Thread(target=attend, args=(stream, requests), daemon=True).start()

@@ -58,7 +58,9 @@ class ModelFailed(OperationError):
 
 
 class ModelClient:
-    """`score` from one thread; a connection that is lost is made anew, for a model's process that was started again."""
+    """`score` from one thread; a connection that is lost is made again, for a model's process that was started
+    again.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path

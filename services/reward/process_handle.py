@@ -188,7 +188,7 @@ class ScoringProcess:
             ends: set[asyncio.Future[Any]] = {exchange, self.died}
             await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if not exchange.done() and self.died.done():
-                await asyncio.wait({exchange}, timeout=_LAST_WORDS_S)  # an answer may still lie in the stream
+                await asyncio.wait({exchange}, timeout=_LAST_WORDS_S)  # an answer may still be in the stream
             if exchange.done():
                 return exchange.result()
         except (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError, ValueError) as error:

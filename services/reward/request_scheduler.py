@@ -8,7 +8,7 @@ again later, and holds its own samples back meanwhile. `take`, for callers in th
 
 Duplicates: a request is named by its client and its id. One that is still waiting or running is not taken again and is
 answered once; one of the last MAX_REPLIES finished ones gets its verdict again, since the first reply may be lost. A
-client that starts anew (another incarnation) starts with a clean sheet.
+client that starts again (another incarnation) starts with a clean sheet.
 
 Deadlines: one attempt may take `timeout_s`, all attempts of a request together its `deadline_s`; queueing is excluded.
 """

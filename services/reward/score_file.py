@@ -259,5 +259,5 @@ def _verdict(outcome: Outcome, wall_s: float) -> Verdict:
 
 
 def _scorer_text(label: str, options: Mapping[str, Any]) -> str:
-    """Scorer, version and options: what a verdict depends on beside its row."""
+    """Scorer, version and options: what a verdict depends on alongside its row."""
     return f"{label} {json.dumps(options, sort_keys=True, default=str)}" if options else label

@@ -133,7 +133,7 @@ class VerdictFile:
         return totals
 
     def append(self, line: bytes) -> None:
-        """Write one whole line. Raises OSError; what is half there then is mended by the next `go_on`."""
+        """Write one whole line. Raises OSError; what is half there then is fixed by the next `go_on`."""
         rest = memoryview(line)
         while rest:
             rest = rest[os.write(self._fd, rest) :]

@@ -30,7 +30,7 @@ _CODE_COLUMNS = (
     "prompt", "test", "test_list", "test_setup_code", "test_imports", "inputs", "outputs", "input_output",
     "public_tests", "private_tests", "generated_tests",
 )  # fmt: skip
-"""What scorer `code` reads, beside the program."""
+"""What scorer `code` reads, alongside the program."""
 
 
 @dataclass(frozen=True)

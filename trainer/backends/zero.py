@@ -176,7 +176,7 @@ def _shape(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 def _import_deepspeed(ranks: Ranks) -> Any:
-    """DeepSpeed, told not to compile anything on a CPU: its shared-memory collectives are one of several options."""
+    """DeepSpeed, asked not to compile anything on a CPU: its shared-memory collectives are one of several options."""
     device = ranks.device
     # It asks the environment who it is, although the process group is there already.
     os.environ |= {"LOCAL_RANK": str(device.index or 0), "RANK": str(ranks.rank), "WORLD_SIZE": str(ranks.size)}

@@ -3,7 +3,7 @@
 Owns: the temporary name, the rename, sweeping up after dead writers, the sentence for a full disk.
 Refuses: knowing what the folder holds.
 
-A folder is written as `.<name>.<pid>.partial` beside its target and renamed when complete. Replacing an existing
+A folder is written as `.<name>.<pid>.partial` alongside its target and renamed when complete. Replacing an existing
 target takes two renames (`.<name>.<pid>.replaced` first); `sweep` undoes the first when the second never came.
 """
 

@@ -1,4 +1,4 @@
-"""The files beside weights and config that make a model's folder complete. Torch-free.
+"""The files alongside weights and config that make a model's folder complete. Torch-free.
 
 Owns: which they are, copying them. Refuses: what stands in them.
 """

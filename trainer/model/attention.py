@@ -6,7 +6,7 @@ attention: what a packed pass cannot do right is an error here, never a wrong nu
 
 transformers builds a block-diagonal mask from position_ids only if no attention mask and no cache are given; its
 default (use_cache on) lets packed sequences see each other without a word. A registered name that is absent from its
-mask registry makes it build no mask at all; the boundaries then travel beside it as the model keyword
+mask registry makes it build no mask at all; the boundaries then travel alongside it as the model keyword
 `packed_segments`, and a model that drops the keyword is refused because the function misses it.
 
 Shapes: T packed tokens, P of them after padding inside groups, B sequences, H query heads, K key/value heads,

@@ -40,7 +40,7 @@ LOG_RATIO_CLAMP = 20.0
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """What one micro-batch's loss needs beside the current policy; all float32 [N] on the model's device.
+    """What one micro-batch's loss needs alongside the current policy; all float32 [N] on the model's device.
 
     coefficient_N: weight of each token in its update's loss (`token_coefficients`). proximal_N: for `recompute`
     alone; None means p = sg(c), which is what a recomputation would give before the first update of a step.

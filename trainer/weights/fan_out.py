@@ -39,7 +39,7 @@ class FanOutTree:
         self.max_root_children = 0
 
     def join(self, name: str, address: str) -> str:
-        """A node comes (again, if its process started anew); returns its parent's address."""
+        """A node comes (again, if its process started again); returns its parent's address."""
         assert name != ROOT, "the root has no parent"
         self.leave(name)
         self._num_tickets += 1

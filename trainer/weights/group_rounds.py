@@ -1,9 +1,10 @@
 """Brings each version to the workers by a process group: who takes part, and what becomes of the group.
 
 Owns: the round of the newest version, its gathering, the membership of the group. Refuses: the wire (group_root.py),
-versions that are not the newest and workers that come too late (both take the stream), waiting for anybody for ever.
+versions that are not the newest and workers that come too late (both take the stream), waiting for anybody
+indefinitely.
 
-One round a version. It begins as soon as all workers of the last round that are still heard of have joined, or
+One round a version. It begins as soon as all workers of the last round that are still heard from have joined, or
 `gather_s` after the first did, with those that have; who comes later gets a NoGroup, and is waited for the next time.
 Members that are the same as last time meet no more; any others, and whatever follows a failure, are a new group (a new
 generation of it).
@@ -56,7 +57,7 @@ class _Round:
 
 
 class GroupRounds:
-    """Used on one event loop. `run` for ever beside `offer`; `close` at the end."""
+    """Used on one event loop. `run` indefinitely alongside `offer`; `close` at the end."""
 
     def __init__(self, settings: GroupSettings, *, run_id: str, host: str, device: str, send: Send) -> None:
         """`host`: where members find us. `device`: the trainer's; `send` puts a message into a worker's queue."""
@@ -64,7 +65,7 @@ class GroupRounds:
         self._round: _Round | None = None
         self._begun: _Round | None = None
         self._regulars: set[str] = set()
-        """Who took part in the last round or came too late for it, and is still heard of: these are waited for."""
+        """Who took part in the last round or came too late for it, and is still heard from: these are waited for."""
         self._members: dict[str, int] = {}
         """Who is in the group that is up, and how many places each has; empty where none is."""
         self._root: GroupRoot | None = None
@@ -118,7 +119,7 @@ class GroupRounds:
     # ------------------------------------------------------------ rounds
 
     async def run(self) -> None:
-        """Hold rounds for ever. Stop: cancelled by the sender."""
+        """Hold rounds indefinitely. Stop: cancelled by the sender."""
         while True:
             self._changed.clear()
             round_ = self._round

@@ -59,7 +59,7 @@ MAX_PARCELS = 512
 IDLE_S = 10.0
 """A parcel whose file the store has deleted is closed, and its memory given back, when nobody asked for so long."""
 SILENT_S = 10.0
-"""A worker not heard of for this long leaves the trees."""
+"""A worker not heard from for this long leaves the trees."""
 
 
 @dataclass
@@ -74,7 +74,7 @@ class _Open:
 
 
 class WeightSender:
-    """Answers what rollout workers ask. `start`, then `run` for ever; `close` when the run is over."""
+    """Answers what rollout workers ask. `start`, then `run` indefinitely; `close` when the run is over."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class WeightSender:
         return self._counts | (self._rounds.counters if self._rounds is not None else {})
 
     def publish_location(self, manifest_path: Path, version: int, lineage: str) -> str:
-        """Where a version that was just written is to be had; goes into its announcement. Raises WeightError."""
+        """Where a version that was just written is available; goes into its announcement. Raises WeightError."""
         if self._rounds is not None:
             self._rounds.offer(manifest_path)
         return str(Locator(self.address, version, lineage, by_group=self._rounds is not None))
@@ -123,7 +123,7 @@ class WeightSender:
             del self._parcels[name]
 
     async def run(self) -> None:
-        """Serve for ever. Stop: cancelled by the trainer."""
+        """Serve indefinitely. Stop: cancelled by the trainer."""
         async with asyncio.TaskGroup() as group:
             if self._rounds is not None:
                 group.create_task(self._rounds.run(), name="weights:rounds")
@@ -265,7 +265,7 @@ class WeightSender:
 
 
 def sender_of(spec: ProcessSpec, trainer: TrainerSettings) -> WeightSender | None:
-    """The sender a trainer process needs; None where weights lie in files alone. Raises UserError."""
+    """The sender a trainer process needs; None where weights are stored in files alone. Raises UserError."""
     settings = trainer.weights
     if settings.kind not in ("stream", "distributed"):
         return None

@@ -1,4 +1,4 @@
-"""A measurement beside the reference, in words that do not say more than the spread allows. Pure.
+"""A measurement alongside the reference, in words that do not say more than the spread allows. Pure.
 
 Owns: ratios and their words. Refuses: measuring (measures.py).
 """

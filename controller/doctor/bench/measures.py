@@ -195,7 +195,7 @@ class EngineSpeed:
 
 
 def engine_speed() -> EngineSpeed | None:
-    """None where that result is not at hand. Its machine need not be the reference's: either is made anew alone."""
+    """None where that result is not at hand. Its machine need not be the reference's: either is made again alone."""
     try:
         result = json.loads(ENGINE_RESULT.read_text())
         best = max(float(case["tokens_per_s"]["embedded"]["median"]) for case in result["cases"])

@@ -1,6 +1,6 @@
 """What the reference machine does: one on which figures of benchmarks/results/ were measured.
 
-Owns: the table, with its date and machine. Refuses: measuring. To make it anew, on an idle machine:
+Owns: the table, with its date and machine. Refuses: measuring. To make it again, on an idle machine:
 `areal-like doctor --bench --json`, and take median, low and high of each finding of the topic Benchmark.
 """
 

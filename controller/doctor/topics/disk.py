@@ -1,7 +1,7 @@
 """The folder runs go to, the temporary folder, and the cache of models.
 
 Owns: the checks: room, kind of file system, locks, SQLite's write-ahead log, the time of a forced write. Refuses:
-leaving anything behind (all files lie in a temporary folder within the folder in question).
+leaving anything behind (all files are stored in a temporary folder within the folder in question).
 """
 
 from __future__ import annotations

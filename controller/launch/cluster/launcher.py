@@ -70,7 +70,7 @@ class RayLauncher(Launcher):
         """Connect, look at every node, set the places aside. Raises UserError saying what is missing where."""
         await asyncio.to_thread(self._cluster.open, f"areal_like-{self._run_id}")
         _take_signals_back()
-        os.chdir(self.user_path)  # Ray may have unpacked a job's working directory anew, in place of ours
+        os.chdir(self.user_path)  # Ray may have unpacked a job's working directory again, in place of ours
         nodes = await asyncio.to_thread(self._cluster.nodes)
         plan = seat(self._pools, nodes)
         if plan.shortages:
@@ -196,7 +196,7 @@ class RayLauncher(Launcher):
     # ------------------------------------------------------------ what a process is told
 
     def _meeting_of(self, name: str) -> Meeting | None:
-        """Where a rank asks before it starts; the first one makes it anew for those that follow."""
+        """Where a rank asks before it starts; the first one makes it again for those that follow."""
         ranks = next((pool.members for pool in self._pools if pool.name == "trainer"), ())
         if name not in ranks:
             return None

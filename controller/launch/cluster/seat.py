@@ -182,7 +182,7 @@ class Seat:
         """Spawn the child and wait for its end."""
         from controller.launch.local import child_environment
 
-        # A submitted job's working directory has the same path on every node, and may be unpacked anew at any time.
+        # A submitted job's working directory has the same path on every node, and may be unpacked again at any time.
         user_path = Path(order.user_path)
         environment = child_environment(order.num_threads, user_path=user_path)
         environment |= _interfaces(self._address, environment)

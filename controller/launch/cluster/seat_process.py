@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 NEWS_S = 1.0
 """A seat with nothing to tell answers after this long."""
 ANSWER_S = 30.0
-"""A seat that answers nothing for so much longer is asked anew."""
+"""A seat that answers nothing for so much longer is asked again."""
 RETRY_S = 0.5
 """Between questions to a seat that Ray cannot reach at the moment."""
 FORCE_S = 2.0

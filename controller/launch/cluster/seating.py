@@ -114,7 +114,7 @@ def _choose(pool: Pool, rooms: list[_Room]) -> Iterator[_Room]:
 
 
 def _waste(room: _Room, each: Mapping[str, float]) -> float:
-    """1 where a place that wants no GPU would sit beside one that is free."""
+    """1 where a place that wants no GPU would sit alongside one that is free."""
     return float("GPU" not in each and room.free.get("GPU", 0.0) > TINY)
 
 

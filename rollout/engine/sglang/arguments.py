@@ -89,7 +89,7 @@ class Launch:
         }
         flags = ["skip-tokenizer-init", "incremental-streaming-output", "skip-server-warmup", *self._option_flags()]
         if sglang.quantization != "none":
-            # This loader alone quantises anew at every update, and it must have seen real weights first.
+            # This loader alone quantises again at every update, and it must have seen real weights first.
             words |= {"quantization": sglang.quantization, "load-format": "flash_rl"}
         if sglang.kv_cache_dtype != "auto":
             words["kv-cache-dtype"] = sglang.kv_cache_dtype

@@ -15,7 +15,7 @@ not end, or that keeps its keys and values (`keep_kv`), is told that weights cha
 until its end (answer.py).
 
 Prefix
-caches are told apart by `extra_key`, which changes with every swap: with `keep_kv` nothing is flushed, and keys and
+caches are distinguished by `extra_key`, which changes with every swap: with `keep_kv` nothing is flushed, and keys and
 values of old weights stay with the requests that made them. An attempt whose first token carries another version than
 the gate showed was overtaken by the swap; with `keep_kv` it may have used an old prefix, and is thrown away and made
 again. With `recompute` and `drain` the whole cache is flushed inside the pause.

@@ -61,7 +61,7 @@ class SGLangClient:
 
     async def close(self) -> None:
         """Drop all connections; streams under way end with ServerGone."""
-        for content in self._streams:  # closing the session forgets them, and their readers would wait for ever
+        for content in self._streams:  # closing the session forgets them, and their readers would wait indefinitely
             content.set_exception(aiohttp.ClientConnectionError("the connection was given up"))
         await self._session.close()
 
@@ -124,7 +124,7 @@ class SGLangClient:
 
     async def _rest(self) -> None:
         """Return once the scheduler has nothing left to do. An answer's last token is here before it has put the batch
-        away, and until then it dies of being told to release its memory; a flush it merely refuses.
+        away, and until then it dies of being asked to release its memory; a flush it merely refuses.
         """
         deadline_s = time.monotonic() + self._control_timeout_s
         while True:

@@ -1,7 +1,7 @@
 """The environment SGLang runs in: which interpreter, which version, which arguments its launcher knows.
 
-Owns: asking that interpreter, in a process of its own under a deadline, and remembering the answer beside it. Refuses:
-importing anything of it here, starting servers. Torch-free: `validate` and `doctor` use it too.
+Owns: asking that interpreter, in a process of its own under a deadline, and remembering the answer alongside it.
+Refuses: importing anything of it here, starting servers. Torch-free: `validate` and `doctor` use it too.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def argument_table(python: Path, *, is_cpu: bool, version: str = KNOWN_VERSION) 
             table = msgspec.json.decode(data, type=dict[str, Argument])
         except (OSError, msgspec.MsgspecError) as error:
             raise UserError(f"{python} did not list SGLang's arguments ({error})", where=_WHERE, remedy=_HOW) from error
-        with contextlib.suppress(OSError):  # an environment nobody may write to is asked anew each time
+        with contextlib.suppress(OSError):  # an environment nobody may write to is asked again each time
             temporary = cached.with_name(f"{cached.name}.{os.getpid()}")
             temporary.write_bytes(data)
             os.replace(temporary, cached)
@@ -131,7 +131,7 @@ def argument_table(python: Path, *, is_cpu: bool, version: str = KNOWN_VERSION) 
 
 
 def _cache_path(python: Path, version: str) -> Path:
-    """Beside the environment's own files; a reinstalled environment is a new folder and is asked again."""
+    """In addition to the environment's own files; a reinstalled environment is a new folder and is asked again."""
     name = hashlib.sha256(version.encode()).hexdigest()[:12]
     return python.parent.parent / f".areal_like-arguments-{name}.json"
 

@@ -121,7 +121,7 @@ class ServerKeeper:
     # ------------------------------------------------------------ life
 
     async def start(self) -> RunningServer:
-        """The first server, and the watch over it. Raises UserError for what a restart would not mend."""
+        """The first server, and the watch over it. Raises UserError for what a restart would not fix."""
         if self._launch is not None:
             self._scratch = make_scratch()
         try:

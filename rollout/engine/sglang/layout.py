@@ -58,7 +58,7 @@ def check_experts(config: PreTrainedConfig) -> None:
 
 
 def check_family(config: PreTrainedConfig, where: str) -> None:
-    """Raises UserError, naming the setting, for a model whose tensors lie in a way not known here."""
+    """Raises UserError, naming the setting, for a model whose tensors are stored in a way not known here."""
     if config.model_type not in FAMILIES:
         raise UserError(
             f"how SGLang lays out the tensors of a {config.model_type} is not known here",

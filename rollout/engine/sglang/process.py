@@ -176,7 +176,7 @@ def make_scratch() -> Path:
 
 
 _CAUSES: tuple[tuple[str, str, str], ...] = (
-    # words in the log; what they mean ({0} is what was found); how to mend it
+    # words in the log; what they mean ({0} is what was found); how to fix it
     (r"error: (unrecognized arguments: .+|argument .+)", "SGLang refuses its command line: {0}",
      "mend rollout.engine.sglang.arguments"),
     (r"(Model architectures? .+ (?:are|is) not supported[^.\n]*"

@@ -1,4 +1,4 @@
-"""From a published version to a folder SGLang can load, beside the store, while generation goes on.
+"""From a published version to a folder SGLang can load, alongside the store, while generation goes on.
 
 Owns: verification, that folder (weights in one safetensors file, everything else linked from the model's folder), its
 removal. Refuses: the swap (engine.py), transport (whatever brought the manifest here).

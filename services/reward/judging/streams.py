@@ -74,7 +74,7 @@ class Output:
             self.errors = (self.errors + chunk)[-ERROR_TAIL_BYTES:]
 
     def take_rest(self) -> None:
-        """What lies in the pipes when nobody can write any more. Raises Stopped."""
+        """What is stored in the pipes when nobody can write any more. Raises Stopped."""
         while self._open:
             ready = dict(_poll(self._open))
             if not ready:

@@ -61,7 +61,7 @@ def _exactly(stream: socket.socket, num_bytes: int) -> bytes | None:
 
 
 def protect_process() -> None:
-    """Die with the parent; nobody of our user reads our memory (tests and expected results lie in it)."""
+    """Die with the parent; nobody of our user reads our memory (tests and expected results are stored in it)."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         parent = os.getppid()

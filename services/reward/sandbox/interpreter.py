@@ -18,7 +18,7 @@ from functools import lru_cache
 from areal_like.guard import tied
 
 FLAGS = ("-s", "-S", "-B", "-X", "utf8")
-"""No user site, no site at all (packages are put on the path inside), nothing written beside modules."""
+"""No user site, no site at all (packages are put on the path inside), nothing written alongside modules."""
 ASK_TIMEOUT_S = 30.0
 _SYSTEM = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo")
 _TOO_MUCH = ("/", "/usr", "/usr/local", "/opt", "/home", "/root")
@@ -89,7 +89,7 @@ def _shown(told: dict[str, list[str] | str], executable: str, packages: tuple[st
     for prefix in (str(told["prefix"]), str(told["exec_prefix"])):
         wanted += [os.path.join(prefix, "lib")] if prefix not in _TOO_MUCH else []
     wanted += [*told["stdlib"], *packages, real, executable]
-    if executable != real:  # an environment of its own: the file beside bin/ says so, links lead to the real one
+    if executable != real:  # an environment of its own: the file alongside bin/ says so, links lead to the real one
         wanted += [os.path.join(os.path.dirname(os.path.dirname(executable)), "pyvenv.cfg"), *_links_of(executable)]
     wanted += [path for path in told["mapped"] if path.startswith("/") and not _is_under(path, wanted)]
     kept: list[str] = []

@@ -189,7 +189,7 @@ def _are_exactly_equivalent(gold: str, answer: str, float_digits: int) -> bool:
 
 
 def is_explosive(text: str) -> bool:
-    """True for what may take for ever or all memory when evaluated: towers of powers, huge factorials, integrals.
+    """True for what may take indefinitely or all memory when evaluated: towers of powers, huge factorials, integrals.
 
     Only saves work and keeps a joke like 9^9^9 from costing a process; what slips through is ended by its deadline.
     """
@@ -230,7 +230,7 @@ def _parsed(text: str) -> tuple[Any, ...]:
 
 
 def are_equivalent(gold: str, answer: str, float_digits: int) -> bool:
-    """math-verify's judgement of two LaTeX or plain expressions. May take for ever; never raises for odd input."""
+    """math-verify's judgement of two LaTeX or plain expressions. May take indefinitely; never raises for odd input."""
     from math_verify import verify
 
     parsed_gold, parsed_answer = _parsed(gold), _parsed(answer)

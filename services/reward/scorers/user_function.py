@@ -129,7 +129,7 @@ def find_function(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def _version_of(function: Callable[..., Any]) -> str:
-    """A digest of the source file, so that verdicts of two versions of it are told apart; `user` without a file."""
+    """A digest of the source file, so that verdicts of two versions of it are distinguished; `user` without a file."""
     try:
         content = Path(inspect.getsourcefile(inspect.unwrap(function)) or "").read_bytes()
     except (OSError, TypeError, ValueError):
