@@ -39,7 +39,7 @@ COUNTERS: dict[State, str] = {
 
 
 class WorkerActivity:
-    """Told of every change; used from the worker's event loop."""
+    """Notified of every change; used from the worker's event loop."""
 
     def __init__(self, clock: Clock, tracer: Tracer) -> None:
         self._clock, self._tracer = clock, tracer

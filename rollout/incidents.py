@@ -1,4 +1,4 @@
-"""What broke inside this process and was recovered here, until the controller has been told.
+"""What broke inside this process and was recovered here, until it has been reported to the controller.
 
 Owns: a bounded list between the component that recovers (an engine's keeper) and the worker, which sends it. Refuses:
 deciding what follows.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 MAX_HELD = 100
-"""Not told yet, e.g. while nobody is connected; of more only the newest are told."""
+"""Not reported yet, e.g. while nobody is connected; of more only the newest are reported."""
 
 
 class Incidents:
@@ -26,7 +26,7 @@ class Incidents:
         self.count += 1
 
     def take(self) -> list[str]:
-        """What has not been told yet."""
+        """What has not been reported yet."""
         held = list(self._held)
         self._held.clear()
         return held

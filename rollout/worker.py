@@ -18,7 +18,7 @@ Loops, all tasks of one TaskGroup on one asyncio loop; any of them failing ends 
     watch       `heartbeat_s` to pass              the clock                    the end, when the controller is silent
     (body)      Shutdown, SIGTERM                  receive, the process         leaving: hand back, flush, Goodbye
 
-No token of a lease is told twice or left out: reports carry absolute answer positions, and composing a report and
+No token of a lease is reported twice or left out: reports carry absolute answer positions, and composing a report and
 sending it happens under one lock, so that a lease handed back starts where its last report ended.
 """
 
@@ -374,7 +374,7 @@ async def _close(closings: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
 
 
 async def _first_of(*events: asyncio.Event) -> None:
-    """Return when any of the events is set. No deadline: serving until told is what a worker is for."""
+    """Return when any of the events is set. No deadline: serving until asked is what a worker is for."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

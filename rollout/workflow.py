@@ -24,7 +24,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """One complete answer: all its tokens, those of earlier leases included, and why it ended.
 
     routed_experts: with `rollout.engine.sglang.routed_experts`, int32 [prompt + answer - 1, layers, experts per token];
-    None otherwise, for an answer that came complete from another worker, and where a server died before it told.
+    None otherwise, for an answer that came complete from another worker, and where a server died before it reported
+    them.
     """
 
     segment: Segment

@@ -78,7 +78,7 @@ class Activity:
         return spent
 
     def heartbeat(self, counters: dict[str, float]) -> Heartbeat:
-        """What the hub is told."""
+        """What is reported to the hub."""
         own = {
             "micro_batches": float(self.num_micro_batches),
             "refused_batches": float(self.num_refused),

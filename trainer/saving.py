@@ -5,8 +5,8 @@ checkpoint.py).
 
 One write at a time. What comes due, or is asked for, while one is being written is put off until that is done, and is
 then one checkpoint of the newest version: training never waits for a disk. Only the last one of all is waited for.
-Where the disk refuses one, that is told and counted and training goes on: the one before is as it was, and the next one
-that is due tries again. The last one must succeed; otherwise the trainer ends with one sentence.
+Where the disk refuses one, that is reported and counted and training goes on: the one before is as it was, and the
+next one that is due tries again. The last one must succeed; otherwise the trainer ends with one sentence.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Saving:
         self._activity.num_checkpoints += 1
         log.info("checkpoint of version %d (%s): %s", version, reason, saved.folder)
         if announced is not None:
-            await asyncio.wait([announced])  # versions and checkpoints are told in their order
+            await asyncio.wait([announced])  # versions and checkpoints are reported in order
         self._told = CheckpointSaved(
             version=version, path=str(saved.folder), stall_s=stall_s, write_s=saved.write_s, num_bytes=saved.num_bytes
         )

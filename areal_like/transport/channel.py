@@ -1,7 +1,8 @@
 """How processes of a run talk: one Hub (ROUTER), any number of Peers (DEALER).
 
 Owns: names, registration, liveness, bounds, deadlines. Refuses: leases, credits and resending (their owners'), encoding
-(encoding.py). Delivery is at most once: what must arrive is acknowledged and resent by its owner, who is told when to.
+(encoding.py). Delivery is at most once: what must arrive is acknowledged and resent by its owner, who is notified when
+to.
 
 Registration. A Peer says Hello, with the token of its name (credentials.py); the Hub answers Welcome, whose
 `incarnation` names this registration and is secret: each message of the Peer carries it, so that the registration goes

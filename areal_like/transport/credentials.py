@@ -6,7 +6,7 @@ check. Refuses: the transport's use of keys (curve.py), registration (hub.py).
 There are two audiences, each with a join secret of its own: the controller's hub, whose secret never leaves the
 controller, and all other hubs of a run (reward services, weight streams), whose secret the processes of the run hold,
 because each of them may have to check another. A token is a keyed hash (HMAC-SHA256) of role and name, so it cannot be
-used for another name, and no hub has to be told about a process that is started later.
+used for another name, and no hub has to be notified about a process that is started later.
 
 A process gets a folder of its own (0700, files 0600) with what it needs and no more. Tokens travel only inside
 encrypted messages; they never stand in argv, environments, specs or names.

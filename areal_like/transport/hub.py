@@ -71,7 +71,7 @@ class PeerInfo:
     position: int = 0
     """Bytes the peer had sent with the newest message that was read."""
     reported_position: int = 0
-    """The same as the peer was told last."""
+    """The same as was last sent to the peer."""
 
 
 class Hub:

@@ -69,7 +69,9 @@ def check_document(document: Document, overrides: Sequence[str] = ()) -> LoadedC
 
 
 def build(data: Mapping[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
-    """A RunConfig, or None, with all problems: of single keys and, as far as can be told, of their combination."""
+    """A RunConfig, or None, with all problems: of single keys and, as far as can be determined, of their
+    combination.
+    """
     data = _without_empty_sections(RunConfig, data)
     try:
         config = RunConfig.model_validate(data)

@@ -1,4 +1,4 @@
-"""RunConfig: everything one job can be told, composed from each wing's own settings.
+"""RunConfig: all settings of a job, composed from each package's own.
 
 Owns: the top-level keys, the sections only the controller reads, and the numbers that follow from the keys (properties,
 each with its formula). Refuses: reading files (loading.py), judging combinations (run.py), torch.

@@ -3,7 +3,7 @@
 Owns: the order in which an event is taken in and its consequences settled. Refuses: I/O, clocks, randomness, payloads.
 
 What each part decides:
-  worker_lifecycle.py  who is there, which version it is told, quarantine
+  worker_lifecycle.py  who is there, which version it is notified of, quarantine
   sample_intake.py     tokens and finished samples
   group_outcome.py     ready, filtered or dropped
   batch_selection.py   what a step ships
@@ -85,7 +85,7 @@ from controller.coordinator.snapshot import BatchGroup, Counts, GroupRecord, Led
 
 QUIET_EVENTS = (SampleReported, ProgressReported, LeaseReturned, WorkerSpeed, BatchRequested,
                 WorkerVersionLoaded)  # fmt: skip
-"""After these no worker is told anything about versions, but where a turn is passed on (`swap: rolling`) or an
+"""After these no worker is notified of anything about versions, but where a turn is passed on (`swap: rolling`) or an
 evaluation ends."""
 
 

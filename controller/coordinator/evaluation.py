@@ -1,6 +1,6 @@
 """Evaluations at one pinned version, while training rollouts go on.
 
-Owns: `EvalJob`, which workers are pinned to it (they are told no newer version until it is done), its results.
+Owns: `EvalJob`, which workers are pinned to it (they are notified of no newer version until it is done), its results.
 Refuses: rows, text, averages (the shell's). An evaluation never keeps a run from ending: where its version cannot be
 loaded any more it is pinned again to the newest version or dropped with a reason, and it has a wall-clock deadline.
 

@@ -110,7 +110,7 @@ class RunState:
         self.leases: dict[int, Lease] = {}
         self.lengths = LengthStatistics(settings.max_new_tokens)
         self.is_roster_news = True
-        """Something happened after which workers may have to be told of a version, or judged."""
+        """Something happened after which workers may have to be notified of a version, or judged."""
         self.roster_due_s = 0.0
         """When one of them is late, or may be tried again."""
         self.turn = -1

@@ -60,13 +60,13 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_sample_losses: int = 8
     """A sample lost with its worker this often drops its group with reason `lost_too_often`."""
     load_retry_s: float = 5.0
-    """A quarantined worker is told the newest version again after this long ..."""
+    """A quarantined worker is notified of the newest version again after this long ..."""
     max_load_attempts: int = 4
     """... at most this often per version."""
     swap: Literal["together", "rolling"] = "together"
     """`rolling`: one worker after another swaps in what it has staged."""
     load_deadline_s: float = 120.0
-    """To stage an announced version, and to swap it in once told: past it the worker is quarantined until it has."""
+    """To stage an announced version, and to swap it in once asked: past it the worker is quarantined until it has."""
     drain_s: float = 0.0
     """Part of it in which a worker first finishes the answers it runs (`interruption: drain`)."""
 

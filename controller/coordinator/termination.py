@@ -1,6 +1,6 @@
 """When and how a run ends: done, out of data, stopped, or hopeless; every end has a reason.
 
-Owns: the reasons to end, the advice, the last steps (trainer told, checkpoint, final evaluation, EndRun).
+Owns: the reasons to end, the advice, the last steps (trainer notified, checkpoint, final evaluation, EndRun).
 Refuses: ending processes (the shell's).
 """
 

@@ -92,7 +92,7 @@ def version_failed(state: RunState, event: WorkerVersionFailed) -> None:
 
 
 def quarantine(state: RunState, worker: Worker, reason: str) -> None:
-    """It gets no new leases until it has loaded the version it was told of."""
+    """It gets no new leases until it has loaded the version it was notified of."""
     worker.quarantine = reason
     worker.retry_at_s = state.now_s + state.settings.load_retry_s
     state.note("quarantined", f"{worker.name} cannot load version {worker.announced}: {reason}")

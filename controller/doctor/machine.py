@@ -160,7 +160,7 @@ class Machine:
         return psutil.swap_memory()
 
     def num_cores(self) -> tuple[int, int | None]:
-        """Logical cores of the machine, and those this process may use (None where that cannot be told)."""
+        """Logical cores of the machine, and those this process may use (None where that cannot be determined)."""
         affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         return os.cpu_count() or 1, affinity
 

@@ -8,7 +8,7 @@ name, so that no row of a mirror points at missing bytes. A mirror is as old as 
 lost with the controller's machine, and the run goes on from the newest checkpoint that the mirror covers. A checkpoint
 is followed by a copy at once.
 
-`ledger.home` in the run folder names the local folder that last wrote the run: another one, left by an earlier stretch
+`ledger.home` in the run folder names the local folder that last wrote the run: another one, left by an earlier session
 on another machine, is thrown away and made again from the mirror.
 """
 
@@ -148,7 +148,7 @@ class LedgerHome:
     def _refuse_to_forget(self) -> None:
         """Raise UserError where the folder here holds more than the mirror and nothing says that it is void."""
         if (self.run_dir / HOME_FILE).exists():
-            return  # another machine, or a later stretch here, went on from the mirror
+            return  # another machine, or a later session here, went on from the mirror
         here, mirrored = _num_facts(self.folder / LEDGER_FILE), _num_facts(self.run_dir / LEDGER_FILE)
         if here > mirrored:
             raise UserError(

@@ -108,7 +108,7 @@ class SampleLengths:
         """Tokens of each sample of a live group so far, and whether it is finished."""
 
     def restore(self, ended: Iterable[LengthFact], live: Iterable[GroupRecord]) -> None:
-        """What an earlier stretch of the run left in the ledger."""
+        """What an earlier session of the run left in the ledger."""
         for fact in ended:
             self._ended[fact.cause].add(fact.block, fact.num_tokens, fact.is_finished, fact.count)
         for group in live:

@@ -24,7 +24,7 @@ from controller.launch.local import child_environment
 
 LAST_CHARS = 200
 SLOW_S = 5.0
-"""Whoever waits for longer than this is told what for."""
+"""A wait longer than this is explained."""
 
 
 def problems_of(

@@ -36,7 +36,7 @@ SLOTS_FULL = 0.7
 WORTH_MENTION = 0.1
 """Rollout workers that idle less are not held back by the bound: the rest is swaps and the ends of steps."""
 MANY = 3.0
-"""A gain is told in per cent below this, as a multiple above."""
+"""A gain is given in percent below this, as a multiple above."""
 BEST_SHARE = 0.98
 """The fewest workers that reach this share of what any number would."""
 MODEL = "Model: a step takes as long as its slowest part"

@@ -212,7 +212,7 @@ def of_steps(
 
 
 def elapsed_s(seconds: Sequence[Number]) -> list[Number]:
-    """Times that begin again with every stretch of a resumed run, as one time of work."""
+    """Times that begin again with every session of a resumed run, as one time of work."""
     total: list[Number] = []
     offset = previous = 0.0
     for second in seconds:

@@ -1,6 +1,6 @@
 """How many cores each process of a run had, out of the processor time in the pulses.
 
-Owns: what lies between two pulses, means over a stretch of them. Refuses: thresholds and words (waits.py), drawing
+Owns: what lies between two pulses, means over a period of them. Refuses: thresholds and words (waits.py), drawing
 (flow_charts.py).
 """
 
@@ -18,7 +18,7 @@ Between = tuple[int, float, dict[str, float]]
 
 
 def between(pulses: Sequence[Row]) -> Iterator[Between]:
-    """Each pair of neighbours, without the rest between two stretches of a run. A process that began again in between
+    """Each pair of neighbours, without the rest between two sessions of a run. A process that began again in between
     has what its new life has spent.
     """
     for place, (earlier, later) in enumerate(itertools.pairwise(pulses), start=1):
@@ -59,7 +59,7 @@ def available(data: RunData) -> float:
 
 
 def _life(pulse: Row, name: str) -> object:
-    """Tells two processes of one name apart; None for the controller, which is one throughout a stretch."""
+    """Tells two processes of one name apart; None for the controller, which is one throughout a period."""
     return pulse["processes"].get(name, {}).get("pid")
 
 

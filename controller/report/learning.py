@@ -21,7 +21,7 @@ from controller.report.finding import Finding, Rated, Severity, Weight, capital,
 from controller.report.signs import Sign, early_signs_of, is_naive_ppo, signs_of, window
 
 MIN_TREND_STEPS = 6
-"""Below this an early and a late mean of two steps each overlap almost: only what needs no trend is told before."""
+"""Below this an early and a late mean of two steps each overlap almost: only what needs no trend is reported before."""
 MIN_SIGN_STEPS = 8
 """Signs without a fall of the reward were measured on runs of 40 steps and more; in a run of a few steps the warm-up
 alone gives them."""

@@ -1,6 +1,6 @@
 """What each part of a run spent its time on, as shares, out of the pulses.
 
-Owns: the stretch of time that is judged, growth of counters over restarts, `Shares`. Refuses: thresholds and words.
+Owns: the period that is judged, growth of counters over restarts, `Shares`. Refuses: thresholds and words.
 
 Judged is the steady part: after the first step (before it everybody waits for the start, the first evaluation and the
 first batch) and before the last group was started (after that rollout workers have nothing left to do). Counters begin
@@ -216,7 +216,7 @@ def _part(part: float, whole: float) -> float:
 
 
 def _elapsed(pulses: Sequence[Row]) -> float:
-    """Seconds of wall clock from the first pulse to the last, without the time between two stretches of a run."""
+    """Seconds of wall clock from the first pulse to the last, without the time between two sessions of a run."""
     elapsed_s = 0.0
     for earlier, later in itertools.pairwise(pulses):
         if number(later, "wall_s", 0.0) >= number(earlier, "wall_s", 0.0):

@@ -50,7 +50,8 @@ anywhere (1,199 in a run that ended at 1.000); a few is usual with several mini-
 RATIO_STEPS = 3
 GRAD_GROWTH = 10.0
 """Gradient norm against that of the first steps, medians of GRAD_STEPS: in single steps of sound runs it is 20 times as
-large, and it stays ten times as large for a while in some that end at 1.000: told alone where the reward does not rise.
+large, and it stays ten times as large for a while in some that end at 1.000: reported alone where the reward does not
+rise.
 """
 GRAD_STEPS = 3
 GRAD_SPIKE = 100.0
@@ -84,7 +85,7 @@ class Sign:
     cause: str
     """`lr`, `stale`, `ratio`, `entropy`, `length`: what to turn."""
     is_usual: bool = False
-    """Sound runs have it too: told where the reward does not rise, or alongside a sign that they do not have."""
+    """Sound runs have it too: reported where the reward does not rise, or alongside a sign that they do not have."""
 
 
 def trend(data: RunData, key: str) -> Trend:

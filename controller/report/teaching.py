@@ -28,8 +28,8 @@ SOLVED = 0.5
 
 
 def find(data: RunData, *, is_collapsed: bool) -> list[Rated]:
-    """What keeps the samples from teaching. is_collapsed: that is told already, and equal or cut answers follow from
-    it."""
+    """What keeps the samples from teaching. is_collapsed: that is reported already, and equal or cut answers follow
+    from it."""
     if len(data.steps) < MIN_TREND_STEPS or is_collapsed:
         return []
     return [*_signal(data), *_filtered(data), *_cut(data)]

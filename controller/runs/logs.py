@@ -152,7 +152,7 @@ def logs(
 
 
 def names(folder: RunFolder) -> list[str]:
-    """Processes that have a log, or were at least told what to do."""
+    """Processes that have a log, or were at least given something to do."""
     try:
         found = [*folder.logs.glob("*.log"), *folder.processes.glob("*.json")]
         return sorted({path.stem for path in found})

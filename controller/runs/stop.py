@@ -87,7 +87,7 @@ def _wait(
     sleep: Callable[[float], None],
     clock: Callable[[], float],
 ) -> int:
-    """Until the process is gone; what it waits for is told when it changes."""
+    """Until the process is gone; what it waits for is printed when it changes."""
     assert before.pid is not None
     told = ""
     while is_same_process(before.pid, float(before.state["controller_started_s"])):

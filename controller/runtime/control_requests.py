@@ -38,7 +38,7 @@ class Request:
 
 
 class Requests:
-    """The controller's side. `folder` is made when somebody asks; what an earlier stretch left there is void."""
+    """The controller's side. `folder` is made when somebody asks; what an earlier session left there is void."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

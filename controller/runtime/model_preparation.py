@@ -90,13 +90,13 @@ async def prepare(
 def _specify(
     config: RunConfig, folder: RunFolder, demonstrations: Table | None, target: Path, publish_to: Path | None
 ) -> PrepareSpec:
-    """What the process is told; the demonstrations are written alongside it."""
+    """What is passed to the process; the demonstrations are written alongside it."""
     rows_path = None
     if demonstrations is not None:
         rows_path = folder.processes / "demonstrations.jsonl"
         _write_rows(demonstrations, rows_path)
     status_path = folder.logs / "prepare.status.jsonl"
-    status_path.unlink(missing_ok=True)  # an earlier stretch of the run may have been stopped in its preparation
+    status_path.unlink(missing_ok=True)  # an earlier session of the run may have been stopped in its preparation
     return prepare_spec(config, out_dir=target, sft_rows=rows_path, status_path=status_path, publish_to=publish_to)
 
 

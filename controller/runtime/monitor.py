@@ -3,7 +3,7 @@
 Owns: the one view of the moment, pulses and process events. Refuses: deciding anything; layout (display.py), files
 (status.py, journal.py), totals (summary.py).
 
-After a resume step and accuracy are the whole run's; elapsed and remaining time are this stretch's.
+After a resume step and accuracy are the whole run's; elapsed and remaining time are this session's.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Monitor:
             self._journal.measure("process", name=name, event="restarted", reason="")
 
     def checkpoint_saved(self, message: CheckpointSaved) -> None:
-        """A checkpoint is on disk; told a second time it is no news."""
+        """A checkpoint is on disk; reported a second time it is no news."""
         if message.num_bytes:
             self._journal.measure(
                 "checkpoint", version=message.version, path=message.path, stall_s=message.stall_s,

@@ -162,7 +162,7 @@ class Server:
         failed.
         """
         self._last_step: int | None = None
-        """Told to the trainer with NoMoreBatches."""
+        """Passed to the trainer with NoMoreBatches."""
         self._saved_version = -1
         self._restart: asyncio.Task[None] | None = None
         """Of the trainer: under way, or over."""

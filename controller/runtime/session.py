@@ -1,6 +1,6 @@
-"""One stretch of a run in this process: from the lock on its folder to summary and exit status.
+"""One session of a run in this process: from the lock on its folder to summary and exit status.
 
-Owns: the order of things (lock, model, hub, processes, coordinator, farewell, end). Refuses: which stretch it is
+Owns: the order of things (lock, model, hub, processes, coordinator, farewell, end). Refuses: which session it is
 (jobs.py), what happens while samples flow (server, coordinator), how processes are spawned (launch/), words on screen
 (display.py).
 
@@ -98,7 +98,7 @@ RUN_STATUS: Mapping[str, Status] = {
 
 @dataclass
 class RunSession:
-    """One stretch of a run. `run` once."""
+    """One session of a run. `run` once."""
 
     config: RunConfig
     folder: RunFolder
@@ -362,7 +362,7 @@ class RunSession:
         return name
 
     def _remember(self, ledger: Ledger, state: LedgerState) -> None:
-        """After a resume: what the surviving steps of earlier stretches consumed and scored is part of the run."""
+        """After a resume: what the surviving steps of earlier sessions consumed and scored is part of the run."""
         for batch in state.batches:
             if batch.step <= self._base:
                 self.tally.add_history([batch.step - 1 - group.first_version for group in batch.groups])

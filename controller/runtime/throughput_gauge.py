@@ -17,7 +17,7 @@ BUSY_S = 1.0
 FADE = 0.9
 """Weight of what was known, where a reading is lower."""
 NEWS = 0.05
-"""A change by less than this share is not told."""
+"""A change by less than this share is not reported."""
 
 
 @dataclass

@@ -30,9 +30,10 @@ BORROWED = "shared_prefill_tokens"
 """Of prompts that another answer of the group had computed. Simulated engines compute each prompt, so the cost of a
 prefilled token is that of one of either kind."""
 SPREAD = 2.0
-"""Of batches' tokens the highest tenth over the lowest, from which on a step's fixed part can be told from its tokens'
-part; one odd batch does not count. Where they are more alike, a line through them ends anywhere: from nine runs of
-5,000 tokens a step it foretold steps of a quarter of them 97 % too long on average, a line through 0 17 % too short."""
+"""Of batches' tokens the highest tenth over the lowest, from which on a step's fixed part can be distinguished from
+its tokens' part; one odd batch does not count. Where they are more alike, a line through them ends anywhere: from nine
+runs of 5,000 tokens a step it foretold steps of a quarter of them 97 % too long on average, a line through 0 17 % too
+short."""
 TENTHS = 11
 """Steps from which on one of them is less than a tenth."""
 FIRST_STEP = 2

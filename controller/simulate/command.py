@@ -145,7 +145,7 @@ def setup_of(arguments: argparse.Namespace, config: RunConfig, run: MeasuredRun 
 
 
 def _lengths(told: str, config: RunConfig) -> Lengths:
-    """Those told, else those that the config forces, else a guess from the longest answer."""
+    """Those given, else those that the config forces, else a guess from the longest answer."""
     cap = config.sampling.max_new_tokens
     if told:
         return parse_lengths(told, cap)

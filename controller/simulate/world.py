@@ -4,8 +4,8 @@ Owns: the queue of events, and what each effect of the coordinator does to the m
 and answers are (areal_like/emulation), the figures of the outcome (record.py), sweeping (plan.py).
 
 The trainer asks one batch ahead, as the real one does. Rewards take `reward_s` each, in parallel. Messages take no
-time. A lease is one sample, or in large jobs one group (docs/decisions/0025-simulator.md). Workers that are told of a
-version at the same moment load it at the same moment, and the coordinator learns of it at once.
+time. A lease is one sample, or in large jobs one group (docs/decisions/0025-simulator.md). Workers that are notified
+of a version at the same moment load it at the same moment, and the coordinator learns of it at once.
 """
 
 from __future__ import annotations

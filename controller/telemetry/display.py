@@ -37,7 +37,7 @@ class StepRow:
     rollout_tokens_per_s: float
     trainer_tokens_per_s: float
     wait_share: float
-    """Share of the last stretch that the trainer waited."""
+    """Share of the last interval that the trainer waited."""
     is_replay: bool = False
 
     def line(self) -> str:

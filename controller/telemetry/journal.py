@@ -30,7 +30,7 @@ class Journal:
         self._log, self._wall_clock = JsonlLog(path), wall_clock
         self._listeners: list[Listener] = []
         self.last_step = newest_row(path, "step")
-        """The newest step row, also of an earlier stretch of the run; None before the first."""
+        """The newest step row, also of an earlier session of the run; None before the first."""
 
     def listen(self, listener: Listener) -> None:
         """Hand every further row to `listener` as well."""

@@ -1,6 +1,6 @@
 """Opens the sinks that a config asks for.
 
-Owns: from settings to sinks, with everything that is a user's mistake told at once. Refuses: what they do then
+Owns: from settings to sinks, with everything that is a user's mistake reported at once. Refuses: what they do then
 (sinks.py, *_sink.py).
 """
 
@@ -17,7 +17,7 @@ from controller.telemetry.sinks import Sink, Sinks
 
 
 def open_sinks(config: RunConfig, folder: RunFolder, run_id: str, note: Callable[[str], None]) -> Sinks:
-    """The run's sinks, listening and writable. Raises UserError; `note` is told where things are to be found."""
+    """The run's sinks, listening and writable. Raises UserError; `note` receives where things can be found."""
     settings, remedies = config.metrics, {kind.name: kind.remedy for kind in KINDS}
     opened: list[Sink] = []
     sinks: Sinks | None = None

@@ -1,7 +1,7 @@
 """An endpoint that Prometheus scrapes: http://host:port/metrics, the newest view of the run at every moment.
 
 Owns: the listening socket, names, types and labels by Prometheus's conventions. Refuses: history (Prometheus keeps it),
-counting what other sinks lose (it is told).
+counting what other sinks lose (it is reported).
 
 Names: areal_like_<what>, seconds and bytes as units, `_total` for what only grows. Counters of a process's heartbeat
 carry the labels process and role, those of one scorer also scorer; a restarted process begins at zero, as Prometheus

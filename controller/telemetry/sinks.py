@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 QUEUE_ROWS = 256
 """Rows that wait for a slow sink: minutes of a run, and some 10 MB at the very most."""
 RECOVERED_S = 10.0
-"""A sink that lost nothing for so long is up again; bounds how often its ups and downs are told."""
+"""A sink that lost nothing for so long is up again; bounds how often its ups and downs are reported."""
 
 
 class Sink(Protocol):

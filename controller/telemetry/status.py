@@ -34,7 +34,7 @@ class StatusFile:
     """One run's status.json."""
 
     def __init__(self, path: Path, *, run: str, num_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """What an earlier stretch of the run left there stands until this one knows better."""
+        """What an earlier session of the run left there stands until this one knows better."""
         self._path, self._clock = path, clock
         self._started_s, self._written_s = clock(), -EVERY_S
         self._is_broken = False
@@ -90,7 +90,7 @@ class StatusFile:
 
 
 def _kept(path: Path) -> dict[str, Any]:
-    """How far an earlier stretch of the run came, by its last status.json."""
+    """How far an earlier session of the run came, by its last status.json."""
     try:
         found = json.loads(path.read_text())
         return {key: found[key] for key in ("step", "version", "counts", "last_step", "accuracy") if key in found}

@@ -66,7 +66,7 @@ class StepReporter:
         return 0.0 if self._first_s is None else self._clock() - self._first_s
 
     def eta_s(self) -> float | None:
-        """Seconds to the last step at the pace of the newest ones; None before this stretch has made one."""
+        """Seconds to the last step at the pace of the newest ones; None before this session has made one."""
         if len(self._ends_s) < 2:
             return None
         pace_s = (self._ends_s[-1] - self._ends_s[0]) / (len(self._ends_s) - 1)

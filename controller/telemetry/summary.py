@@ -3,7 +3,7 @@
 Owns: the sums and the keys of the summary. Refuses: display while running, judging invariants (audit.py).
 
 After a resume steps, staleness, accuracies, fates and lengths are the whole run's; times, rates and shares
-(OF_LAST_STRETCH) are those of the last stretch, and are labelled so where they are shown (`lives` says how many there
+(OF_LAST_STRETCH) are those of the last session, and are labelled so where they are shown (`lives` says how many there
 were, `trainer_restarts` how often the trainer alone began again). Shares are of a process's own time:
 trainer_wait_share of waiting and working, rollout_idle_share of idle, busy and paused, each summed over processes.
 """
@@ -65,7 +65,7 @@ class Tally:
         self.staleness.update(staleness)
 
     def add_history(self, staleness: Sequence[int]) -> None:
-        """A batch that an earlier stretch of the run consumed."""
+        """A batch that an earlier session of the run consumed."""
         self.steps += 1
         self.staleness.update(staleness)
 

@@ -3,7 +3,7 @@ torch.
 
 Owns: the file and its format. Refuses: waiting and counting (sinks.py), names of curves (scalars.py).
 
-Each stretch of a run makes a file of its own in the run's folder; TensorBoard shows them as one run. Every row is
+Each session of a run makes a file of its own in the run's folder; TensorBoard shows them as one run. Every row is
 flushed, so that a reader, and a crash, find what was measured.
 """
 

@@ -87,7 +87,7 @@ def trainer_names(config: RunConfig) -> list[str]:
 
 
 def threads_for(config: RunConfig, role: Role) -> int:
-    """Compute threads of a process: as told, else one; all cores for engine and trainer (its ranks share them) in
+    """Compute threads of a process: as configured, else one; all cores for engine and trainer (its ranks share them) in
     `mode: sync`."""
     told = {"rollout": config.rollout.threads, "trainer": config.trainer.threads, "reward": 1}[role]
     if isinstance(told, int):

@@ -91,7 +91,7 @@ class WeightedSum:
             part.scorer.warm_up()
 
     def score(self, job: Job, began: Callable[[str], None]) -> Outcome:
-        """Score one answer; never raises for what a scorer does. `began` is told each scorer before it runs."""
+        """Score one answer; never raises for what a scorer does. `began` is called with each scorer before it runs."""
         if job.scorer and job.scorer not in self._parts:
             reason = f"unknown scorer {job.scorer!r}; this service has {', '.join(self._parts)}"
             return Outcome(job_id=job.job_id, kind="invalid", reason=reason[:MAX_REASON_CHARS])

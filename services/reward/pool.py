@@ -37,7 +37,7 @@ MEMORY_EVERY = 3
 """Memory is looked at every so many rounds of the watch."""
 START_TIMEOUT_S = 120.0
 SLOW_START_S = 5.0
-"""Whoever waits for longer than this is told what for."""
+"""A wait longer than this is explained."""
 MAX_FAILED_STARTS = 8
 """So many starts in a row without one success end the service."""
 IDLE_WAIT_S = START_TIMEOUT_S * 2

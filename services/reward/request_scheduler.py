@@ -64,7 +64,7 @@ class RequestScheduler:
         reply: Callable[[str, ScoreReply | ScoreRefused], bool],
         on_busy: Callable[[bool], None] = lambda is_busy: None,
     ) -> None:
-        """`on_busy` is told when the first lane begins to work and when the last has nothing left."""
+        """`on_busy` is called when the first lane begins to work and when the last has nothing left."""
         self._pool, self._settings, self._reply, self._on_busy = pool, settings, reply, on_busy
         self._queue: asyncio.Queue[Entry] = asyncio.Queue(maxsize=settings.max_queue)
         self._open: dict[Key, Entry] = {}
@@ -159,7 +159,9 @@ class RequestScheduler:
         self._reply(peer, ScoreRefused(request_id=request_id, reason=reason))
 
     async def work(self, on_scored: Callable[[Entry, Verdict, float], None]) -> None:
-        """One lane: score one request after the other until cancelled. `on_scored` is told the moment it began."""
+        """One lane: score one request after the other until cancelled. `on_scored` is called with the moment it
+        began.
+        """
         while True:
             entry = await self._queue.get()  # nothing is owed while there is no request
             self._num_working += 1

@@ -73,7 +73,7 @@ class Standing:
 
 
 def score_file(order: Order, show: Callable[[Standing], None]) -> Standing:
-    """Score all rows that have no verdict yet. `show` is told after each verdict.
+    """Score all rows that have no verdict yet. `show` is called after each verdict.
 
     Raises UserError for files and scorers that cannot be used, OperationError when the pool cannot be kept up, OSError.
     """

@@ -73,7 +73,7 @@ def load(setup: Setup) -> WeightedSum | Refusal:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         return Refusal(sentence=str(error))
-    except (Exception, SystemExit) as error:  # a scorer's warm-up may raise anything; told, then the process ends
+    except (Exception, SystemExit) as error:  # a scorer's warm-up may raise anything; reported, then the process ends
         traceback.print_exc()
         return Refusal(sentence=f"the scorers cannot be loaded ({type(error).__name__}: {error})")
     return weighted_sum

@@ -90,7 +90,7 @@ class RewardServer:
     def __init__(
         self, spec: ServiceSpec, settings: RewardSettings, on_address: Callable[[str], None] = lambda address: None
     ) -> None:
-        """`on_address` is told where it listens (port 0 resolved), once it does."""
+        """`on_address` is called with the address it listens at (port 0 resolved), once it does."""
         self._spec, self._settings, self._on_address = spec, settings, on_address
         self._state, self._drain_s, self._began_s = "start", settings.drain_s, time.monotonic()
         self._pool = Pool(settings)

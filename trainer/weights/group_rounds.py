@@ -184,7 +184,7 @@ class GroupRounds:
         )  # fmt: skip
 
     def _backend(self, round_: _Round) -> GroupBackend:
-        """As told, or nccl where every end is a GPU."""
+        """As configured, or nccl where every end is a GPU."""
         if self._settings.backend != "auto":
             return self._settings.backend
         on_gpus = all(request.device == "cuda" for request in round_.joined.values())

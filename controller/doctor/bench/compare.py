@@ -39,7 +39,7 @@ class Ratio:
 
     @property
     def words(self) -> str:
-        """`1.3x the reference`, or that no difference can be told."""
+        """`1.3x the reference`, or that no difference can be determined."""
         text = f"{self.median:.2f}x" if self.median < 1 else f"{self.median:.1f}x"
         return (
             f"about the reference ({text}, within the spread)"

@@ -45,7 +45,7 @@ def nearest_folder(path: Path) -> Path:
 
 
 def mount_of(machine: Machine, folder: Path) -> Mount:
-    """The file system a folder lies on; of kind "" where it cannot be told."""
+    """The file system a folder lies on; of kind "" where it cannot be determined."""
     real = folder.resolve()
     over = [mount for mount in machine.mounts() if real.is_relative_to(mount.point)]
     return max(reversed(over), key=lambda mount: len(Path(mount.point).parts), default=Mount("/", ""))

@@ -193,7 +193,7 @@ class RayLauncher(Launcher):
         self._added.clear()
         self._cluster.close()
 
-    # ------------------------------------------------------------ what a process is told
+    # ------------------------------------------------------------ what is passed to a process
 
     def _meeting_of(self, name: str) -> Meeting | None:
         """Where a rank asks before it starts; the first one makes it again for those that follow."""

@@ -239,8 +239,8 @@ class Attempts:
             running.routed_experts = len(running.answer), event.meta_info.routed_experts
 
     def _experts_of(self, running: _Running) -> np.ndarray | None:
-        """int32 [positions, layers, experts per token]; None where a server died before it told. Raises EngineError for
-        what is not of that shape.
+        """int32 [positions, layers, experts per token]; None where a server died before it reported them. Raises
+        EngineError for what is not of that shape.
         """
         told_at, told = running.routed_experts or (-1, "")
         if self._experts_shape is None or told_at != len(running.answer):

@@ -123,8 +123,8 @@ class ServerInGroup:
 
 
 def announced(bucket: Bucket) -> dict[str, Tensor]:
-    """The bucket's tensors, without content, under the names and in the order that the server must be told: its bytes
-    are theirs one after another. Raises WeightError.
+    """The bucket's tensors, without content, under the names and in the order that the server must receive them: its
+    bytes are theirs one after another. Raises WeightError.
     """
     unknown = {entry.dtype for entry in bucket.entries} - DTYPES.keys()
     if unknown:

@@ -78,7 +78,7 @@ class SGLangEngine:
         starts_empty: bool = False,
     ) -> None:
         """`interruption` is the one loads will come with: the scheduler depends on it. `attach`: a server's address.
-        `report`: is told, in a sentence each, what broke and was recovered here. `starts_empty`: the device is shared
+        `report`: receives, in a sentence each, what broke and was recovered here. `starts_empty`: the device is shared
         in turns; the server comes up with the first version.
         """
         self._starts_empty = starts_empty

@@ -89,7 +89,7 @@ class ServerKeeper:
         """Either `launch` or the `url` of a running server, with the `key` that it wants. `stalled_s()`: for how
         long work has made no progress.
 
-        `port`: of every server launched; None: any free one. `start_timeout_s`: of each start. `report`: is told why a
+        `port`: of every server launched; None: any free one. `start_timeout_s`: of each start. `report`: receives why a
         server was replaced.
         """
         assert (launch is None) != (url is None)

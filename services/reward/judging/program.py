@@ -109,7 +109,7 @@ class Program:
             self._end(BROKE_PROTOCOL)
         try:
             return f"('return',{self._write(self._callbacks[number](*args, **kwargs))})"
-        except Exception as error:  # a test's function may raise anything; the program is told
+        except Exception as error:  # a test's function may raise anything; the program receives it
             return f"('raise',({type(error).__name__!r},{str(error)[:200]!r}))"
 
     def _exception(self, told: Any) -> BaseException:

@@ -107,7 +107,7 @@ class Setup:
         return seccomp.make_filter(seccomp.machine(), in_namespaces=True)
 
     def settings(self, limits: Limits) -> dict[str, Any]:
-        """What the first process is told."""
+        """What is passed to the first process."""
         rlimits = {
             "RLIMIT_CPU": math.ceil(limits.time_s) + 1,
             "RLIMIT_AS": limits.memory_bytes + STACK_ROOM_BYTES,
