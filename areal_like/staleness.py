@@ -37,12 +37,14 @@ def is_overdue(step: int, first_version: int, bound: int | None) -> bool:
 
 
 def may_admit(started: int, version: int, groups_per_step: int, bound: int | None) -> bool:
-    """Law 1 (eq. 3): may a group start on a worker that loaded `version`, `started` including it?"""
+    """`bounded-admission` (eq. 3): may a group start on a worker that loaded `version`, `started` including it?"""
     return bound is None or (started - 1) // groups_per_step <= version + bound
 
 
 def may_ship(step: int, left_by_deadline: Mapping[int, int], groups_per_step: int) -> bool:
-    """Law 2, `wait`: may step `step` ship, leaving these numbers of unshipped groups by (earliest possible) deadline?
+    """`bounded-staleness`, `wait`: may step `step` ship, leaving these numbers of unshipped groups by deadline?
+
+    A deadline is the earliest possible one of its group.
 
     For every m >= step at most (m - step) * groups_per_step of them may have a deadline <= m.
     """
@@ -55,7 +57,10 @@ def may_ship(step: int, left_by_deadline: Mapping[int, int], groups_per_step: in
 
 
 def earliest_first(ready: Mapping[int, Iterable[int]], count: int) -> list[int]:
-    """Law 3: `count` group ids out of `ready` (first version -> group ids), earliest deadline first, then oldest."""
+    """`deadline-order`: `count` group ids out of `ready` (first version -> group ids).
+
+    The earliest deadline comes first, then the oldest group.
+    """
     chosen: list[int] = []
     for first_version in sorted(ready):
         chosen.extend(heapq.nsmallest(count - len(chosen), ready[first_version]))

@@ -1,4 +1,4 @@
-"""Law 7 for the whole run: it gets on, or it ends with words that say who waits for whom.
+"""`owned-waits` for the whole run: it gets on, or it ends with words that say who waits for whom.
 
 Owns: two deadlines, of any progress and of an end that was asked for. Refuses: knowing what progress is (it compares),
 ending anything.

@@ -1,4 +1,4 @@
-"""Laws 1 to 3 as arithmetic."""
+"""`bounded-admission`, `bounded-staleness` and `deadline-order` as arithmetic."""
 
 from __future__ import annotations
 
