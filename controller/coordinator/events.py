@@ -10,6 +10,7 @@ import msgspec
 
 from areal_like.trajectory import NO_VERSION
 from areal_like.verdict import VerdictKind
+from areal_like.wire.messages import ReturnReason
 from controller.coordinator.snapshot import (
     BatchRecord,
 )
@@ -167,7 +168,9 @@ class LeaseReturned(Event, frozen=True):
 
     worker: str
     part: PartialReport
-    reason: str
+    reason: ReturnReason
+    detail: str = ""
+    """Why it can never run, where reason is "rejected"."""
 
 
 class WorkerReleased(Event, frozen=True):

@@ -252,10 +252,10 @@ class Server:
 
     def _mistake(self, message: m.Message) -> UserError | None:
         """A prompt that can never run, where the user wants to hear of it at once."""
-        if not isinstance(message, m.SampleReturned) or not message.reason.startswith("rejected"):
+        if not isinstance(message, m.SampleReturned) or message.reason != "rejected":
             return None
         where = "data.eval" if self._out.is_eval(message.lease_id) else "data.train"
-        return UserError(message.reason, where=where, remedy="shorten it, or data.on_long_prompt=drop")
+        return UserError(f"rejected: {message.detail}", where=where, remedy="shorten it, or data.on_long_prompt=drop")
 
     def _event(self, peer: str, message: m.Message) -> InboundEvent | None:
         """What the message means to the coordinator, if anything; bookkeeping on the way."""

@@ -347,7 +347,7 @@ def test_prompt_that_is_too_long_stops_or_drops_as_configured(tmp_path, stops):
             if task.group_id == 1:
                 await self.peer.send(
                     m.SampleReturned(
-                        lease_id=task.lease_id, start=0, segment=segment(0, 0), reason="rejected: 9 tokens"
+                        lease_id=task.lease_id, start=0, segment=segment(0, 0), reason="rejected", detail="9 tokens"
                     )
                 )
             else:
