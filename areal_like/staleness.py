@@ -19,6 +19,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
+from typing import Literal
+
+Mode = Literal["async", "one_step_off", "sync"]
+OnStale = Literal["wait", "drop", "keep"]
+"""What is done about groups past their deadline (areal_like/config.py describes each)."""
+MODE_STALENESS: Mapping[str, int] = {"sync": 0, "one_step_off": 1}
+"""The bound that a mode fixes; async takes any."""
+
+
+def bound_of(mode: Mode, max_staleness: int | None) -> int | None:
+    """Largest allowed staleness: the one that the mode fixes, else `max_staleness`; None: unbounded."""
+    return MODE_STALENESS.get(mode, max_staleness)
 
 
 def staleness(step: int, first_version: int) -> int:

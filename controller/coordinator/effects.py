@@ -18,9 +18,10 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from areal_like.staleness import OnStale
 from areal_like.verdict import VerdictKind
 from areal_like.wire.messages import Purpose
-from controller.coordinator.events import EvalKind, OnStale, Policy
+from controller.coordinator.events import EvalKind, Policy
 from controller.coordinator.notes import NoteKind
 from controller.coordinator.snapshot import (
     BatchGroup,

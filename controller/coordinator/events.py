@@ -17,14 +17,10 @@ from controller.coordinator.snapshot import (
 
 EvalKind = Literal["baseline", "periodic", "final"]
 
-OnStale = Literal["wait", "drop", "keep"]
-
 OnFailure = Literal["drop_sample", "drop_group"] | float
 
 Policy = Literal["", "drop_sample", "drop_group", "value"]
 """What was done about a non-score; empty where there is a score."""
-
-Mode = Literal["async", "one_step_off", "sync"]
 
 RoutingPolicy = Literal["least_tokens", "round_robin"]
 

@@ -13,12 +13,13 @@ import pytest
 from small_run import Trainer, Worker, assert_whole, beside, bounded, segment, small_run, until
 
 from areal_like.errors import DeadlineExceeded, LedgerError, OperationError, PolicyDiverged, ProcessDied, UserError
+from areal_like.process import DIVERGED
 from areal_like.wire import messages as m
 from controller.coordinator.effects import StoreFinished
 from controller.ledger.audit import audit
 from controller.runtime import trainer_restart
 from controller.runtime.outcome import StoppedAtOnce
-from controller.runtime.supervisor import DIVERGED, Loss
+from controller.runtime.supervisor import Loss
 from controller.runtime.trainer_restart import Found
 
 
