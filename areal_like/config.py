@@ -17,8 +17,8 @@ from areal_like import limits
 from areal_like.emulation.settings import EmulationSettings
 from areal_like.errors import UserError
 from areal_like.settings import Settings
+from areal_like.staleness import Mode, OnStale
 
-Mode = Literal["async", "one_step_off", "sync"]
 DType = Literal["float32", "bfloat16"]
 AddBos = Literal["auto", "always", "never"]
 Threads = Annotated[int, Field(gt=0, le=limits.THREADS)] | Literal["auto"]
@@ -74,7 +74,7 @@ class StalenessSettings(Settings):
 
     max_staleness: Annotated[int, Field(ge=0, le=limits.STEPS)] | Literal["unbounded"] = 4
     """Largest allowed (step - 1) - first version of a group; 0 is synchronous, `unbounded` switches the bound off."""
-    on_stale: Literal["wait", "drop", "keep"] = "wait"
+    on_stale: OnStale = "wait"
     """`wait`: strict and lossless; `drop`: strict, over-age groups go; `keep`: admission only, as AReaL does. `drop`
     loses the groups that take longest, so training sees shorter answers than the policy gives (docs/staleness.md)."""
     group_timeout_s: float = Field(1800.0, gt=0, le=limits.SECONDS)

@@ -35,6 +35,7 @@ from areal_like.plain_text import LineFormatter, printable
 log = logging.getLogger(__name__)
 
 ORDERLY, FAILED, USER_MISTAKE, DIVERGED = 0, 1, 2, 4
+"""Exit statuses. USER_MISTAKE: the user must change something. DIVERGED: the policy's numbers have overflowed."""
 PRIVATE_UMASK = 0o077
 EXIT_GRACE_S = 20.0
 """Leftover threads may delay the end for this long; then the process goes without them."""

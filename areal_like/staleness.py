@@ -19,6 +19,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
+from typing import Literal
+
+Mode = Literal["async", "one_step_off", "sync"]
+OnStale = Literal["wait", "drop", "keep"]
+"""What is done about groups past their deadline (areal_like/config.py describes each)."""
+MODE_STALENESS: Mapping[str, int] = {"sync": 0, "one_step_off": 1}
+"""The bound that a mode fixes; async takes any."""
+
+
+def bound_of(mode: Mode, max_staleness: int | None) -> int | None:
+    """Largest allowed staleness: the one that the mode fixes, else `max_staleness`; None: unbounded."""
+    return MODE_STALENESS.get(mode, max_staleness)
 
 
 def staleness(step: int, first_version: int) -> int:
@@ -37,12 +49,14 @@ def is_overdue(step: int, first_version: int, bound: int | None) -> bool:
 
 
 def may_admit(started: int, version: int, groups_per_step: int, bound: int | None) -> bool:
-    """Law 1 (eq. 3): may a group start on a worker that loaded `version`, `started` including it?"""
+    """`bounded-admission` (eq. 3): may a group start on a worker that loaded `version`, `started` including it?"""
     return bound is None or (started - 1) // groups_per_step <= version + bound
 
 
 def may_ship(step: int, left_by_deadline: Mapping[int, int], groups_per_step: int) -> bool:
-    """Law 2, `wait`: may step `step` ship, leaving these numbers of unshipped groups by (earliest possible) deadline?
+    """`bounded-staleness`, `wait`: may step `step` ship, leaving these numbers of unshipped groups by deadline?
+
+    A deadline is the earliest possible one of its group.
 
     For every m >= step at most (m - step) * groups_per_step of them may have a deadline <= m.
     """
@@ -55,7 +69,10 @@ def may_ship(step: int, left_by_deadline: Mapping[int, int], groups_per_step: in
 
 
 def earliest_first(ready: Mapping[int, Iterable[int]], count: int) -> list[int]:
-    """Law 3: `count` group ids out of `ready` (first version -> group ids), earliest deadline first, then oldest."""
+    """`deadline-order`: `count` group ids out of `ready` (first version -> group ids).
+
+    The earliest deadline comes first, then the oldest group.
+    """
     chosen: list[int] = []
     for first_version in sorted(ready):
         chosen.extend(heapq.nsmallest(count - len(chosen), ready[first_version]))

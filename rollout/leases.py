@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from areal_like.trajectory import Segment
-from areal_like.wire.messages import SampleFinished, SampleProgress, SampleReturned
+from areal_like.wire.messages import ReturnReason, SampleFinished, SampleProgress, SampleReturned
 from rollout.sample import SampleRun
 
 Admission = Literal["new", "running", "finished", "full"]
@@ -73,10 +73,14 @@ class LeaseBook:
             if run is not None:
                 run.reported = max(run.reported, item.start + len(item.segment) - run.base)
 
-    def returned(self, run: SampleRun, live: Mapping[int, Segment], reason: str) -> SampleReturned:
+    def returned(
+        self, run: SampleRun, live: Mapping[int, Segment], reason: ReturnReason, detail: str = ""
+    ) -> SampleReturned:
         """The message that hands a lease back, with the tokens not reported yet."""
         rest = run.all_new(live).tail(run.reported)
-        return SampleReturned(lease_id=run.task.lease_id, start=run.base + run.reported, segment=rest, reason=reason)
+        return SampleReturned(
+            lease_id=run.task.lease_id, start=run.base + run.reported, segment=rest, reason=reason, detail=detail
+        )
 
     def movable(self, lease_ids: Iterable[int]) -> list[SampleRun]:
         """Those of the leases that may be handed back without losing tokens: not while only their verdict is due."""

@@ -15,7 +15,7 @@ import msgspec
 from areal_like.errors import DeadlineExceeded, UserError
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
-from areal_like.wire.messages import Message, SampleFinished, SampleReturned, SampleTask
+from areal_like.wire.messages import Message, ReturnReason, SampleFinished, SampleReturned, SampleTask
 from rollout.leases import LeaseBook
 from rollout.sample import SampleContext, SampleRun, printable
 from rollout.workflow import Sample, SampleCut, Workflow
@@ -132,18 +132,18 @@ class SamplePool:
             if run.cut_reason is None:
                 self._finish(run, sample)
         except SampleCut:
-            run.cut_reason = run.cut_reason or "cancelled"
+            run.cut("cancelled")
         except UserError as error:
-            run.cut_reason = run.cut_reason or f"rejected: {error}"
+            run.cut("rejected", str(error))
         except DeadlineExceeded as error:
             log.warning("lease %d returned: %s", lease_id, error)
-            run.cut_reason = run.cut_reason or "drain"
+            run.cut("drain")
         except Exception as error:  # the user's own code may raise anything; an engine failure is raised again below
             self._crashed(run, error)
         if run.engine_error is not None:
             raise run.engine_error
         if run.cut_reason is not None:
-            await self._hand_back(run, run.cut_reason)
+            await self._hand_back(run, run.cut_reason, run.cut_detail)
 
     def _crashed(self, run: SampleRun, error: Exception) -> None:
         """The workflow raised: a `crashed` verdict where an answer exists, else the lease is rejected."""
@@ -153,7 +153,7 @@ class SamplePool:
         what = printable(f"the workflow raised {type(error).__name__}: {error}")
         log.warning("lease %d: %s", run.task.lease_id, what, exc_info=error)
         if not run.is_resumable or run.answer is None or run.prompt_P is None:
-            run.cut_reason = f"rejected: {what}"
+            run.cut("rejected", what)
             return
         answer = run.answer
         trajectory = Trajectory.from_prompt(run.prompt_P, answer.segment, answer.finish_reason, answer.routed_experts)
@@ -179,15 +179,15 @@ class SamplePool:
         )
         self._on_finished()
 
-    async def _hand_back(self, run: SampleRun, reason: str) -> None:
+    async def _hand_back(self, run: SampleRun, reason: ReturnReason, detail: str = "") -> None:
         async with self.report_lock:
             if self._book.running.get(run.task.lease_id) is not run:
                 return
-            returned = self._book.returned(run, self._bench.engine.progress(), reason)
+            returned = self._book.returned(run, self._bench.engine.progress(), reason, detail)
             self._post(returned)
             run.draw_departure(run.reported + len(returned.segment))
             del self._book.running[run.task.lease_id]
-        self._count("returned_" + reason.partition(":")[0])
+        self._count(f"returned_{reason}")
 
     def _count(self, name: str, amount: float = 1.0) -> None:
         self._counters[name] = self._counters.get(name, 0.0) + amount

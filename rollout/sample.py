@@ -22,7 +22,7 @@ from areal_like.errors import EngineError, UserError
 from areal_like.trace import Tracer, arrow_name, move_name
 from areal_like.trajectory import FinishReason, Segment
 from areal_like.verdict import Verdict
-from areal_like.wire.messages import SampleTask, Sampling
+from areal_like.wire.messages import ReturnReason, SampleTask, Sampling
 from rollout.activity import Phase, WorkerActivity
 from rollout.engine.port import Engine, GenerationOutcome, GenerationRequest
 from rollout.tokens import PromptTokens
@@ -95,8 +95,10 @@ class SampleRun:
         self.answer: Answer | None = None
         """The last complete answer."""
         self.prompt_P: np.ndarray | None = None
-        self.cut_reason: str | None = None
+        self.cut_reason: ReturnReason | None = None
         """Why the lease is handed back, once it is."""
+        self.cut_detail = ""
+        """Why it can never run, where cut_reason is "rejected"."""
         self.engine_error: EngineError | None = None
         self.request_id = 0
         self.timings = {"queue_s": 0.0, "generate_s": 0.0, "paused_s": 0.0, "score_s": 0.0, "version_wait_s": 0.0}
@@ -110,6 +112,11 @@ class SampleRun:
         """Its first slice of generation is where the arrow from its last worker ends."""
         self._arrow_s: float | None = None
         """A moment inside the slice that the sample's arrow leaves: its last generation, else its scoring."""
+
+    def cut(self, reason: ReturnReason, detail: str = "") -> None:
+        """Have the lease handed back for this reason; the first reason counts."""
+        if self.cut_reason is None:
+            self.cut_reason, self.cut_detail = reason, detail
 
     @property
     def phase(self) -> Phase:
@@ -153,7 +160,7 @@ class SampleRun:
             if outcome is None:  # parked: its tokens are in new_tokens, the version has to come again
                 continue
             self._take(outcome)
-            if outcome.end_reason in ("segment", "cancelled"):
+            if outcome.end_reason == "segment" or outcome.end_reason == "cancelled":
                 self.cut_reason = outcome.end_reason
                 raise SampleCut(outcome.end_reason)
             answer, experts = prefix.joined(self.new_tokens), outcome.routed_experts

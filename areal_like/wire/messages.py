@@ -33,6 +33,9 @@ MAX_RESPONSE_CHARS = 16 << 20
 
 Role = Literal["controller", "rollout", "trainer", "reward"]
 Purpose = Literal["train", "eval"]
+ReturnReason = Literal["segment", "drain", "migrated", "cancelled", "rejected"]
+"""Why a lease comes back unfinished: its token budget is used, its worker leaves, it was recalled, it was cancelled, or
+it can never run (e.g. the prompt is longer than the context)."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -173,16 +176,14 @@ class SampleFinished(Message, frozen=True, kw_only=True):
 
 
 class SampleReturned(Message, frozen=True, kw_only=True):
-    """A lease given back unfinished. `segment` holds the answer tokens from position `start` not reported yet.
-
-    reason: "segment" (token budget), "drain" (worker leaves), "migrated" (recalled), "cancelled", or "rejected: ..."
-    (cannot ever run, e.g. the prompt is longer than the context).
-    """
+    """A lease given back unfinished. `segment` holds the answer tokens from position `start` not reported yet."""
 
     lease_id: int
     start: int
     segment: Segment
-    reason: str
+    reason: ReturnReason
+    detail: str = ""
+    """Why it can never run, where reason is "rejected"."""
 
 
 class SampleAck(Message, frozen=True, kw_only=True):

@@ -22,8 +22,9 @@ import pydantic
 from areal_like.errors import UserError
 from areal_like.regular_file import check_regular
 from areal_like.settings import Settings
+from areal_like.staleness import MODE_STALENESS
 from controller.config.problems import ConfigError, Problem, booleans_for_numbers, nearest, translate
-from controller.config.run_config import MODE_STALENESS, RunConfig
+from controller.config.run_config import RunConfig
 from controller.config.schema import allows_null, is_list, section_of
 from controller.config.validation.run import cross_check
 from controller.config.yaml_document import Document, parse_document, parse_value

@@ -13,9 +13,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from areal_like import limits
-from areal_like.config import Mode, ModelSettings, SamplingSettings, StalenessSettings, number_as_text
+from areal_like.config import ModelSettings, SamplingSettings, StalenessSettings, number_as_text
 from areal_like.emulation.settings import EmulationSettings
 from areal_like.settings import Settings
+from areal_like.staleness import MODE_STALENESS, Mode
 from areal_like.wire.messages import Sampling
 from controller.config.cluster_settings import RaySettings
 from rollout.config import RolloutSettings
@@ -27,8 +28,6 @@ from services.reward.config import silent_endpoints as silent_endpoints
 from services.reward.config import soft_zones as soft_zones
 from trainer.config import SftSettings, TrainerSettings
 
-MODE_STALENESS: Mapping[str, int] = {"sync": 0, "one_step_off": 1}
-"""The bound that belongs to a mode; async takes any."""
 BUILT_IN_GENERATORS = ("running_sum", "reasoning_gym")
 """Generators of rows alongside `module:function`."""
 

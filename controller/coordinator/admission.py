@@ -1,4 +1,4 @@
-"""May one more group start? Law 1, the order of `one_step_off`, and what the run still needs.
+"""May one more group start? `bounded-admission`, the order of `one_step_off`, and what the run still needs.
 
 Owns: the gate. Refuses: choosing a worker (leasing), undoing a start.
 """

@@ -1,4 +1,4 @@
-"""Which groups a step ships, and which can no longer be used. Laws 2 and 3.
+"""Which groups a step ships, and which can no longer be used (`bounded-staleness`, `deadline-order`).
 
 Owns: the choice and the reasons to wait. Refuses: recording it (the coordinator's).
 """

@@ -18,9 +18,11 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from areal_like.staleness import OnStale
 from areal_like.verdict import VerdictKind
 from areal_like.wire.messages import Purpose
-from controller.coordinator.events import EvalKind, OnStale, Policy
+from controller.coordinator.events import EvalKind, Policy
+from controller.coordinator.notes import NoteKind
 from controller.coordinator.snapshot import (
     BatchGroup,
 )
@@ -250,7 +252,7 @@ class RecordIncident(Effect, frozen=True):
     """Something went wrong and the run goes on; made by the shell of the notes worth remembering. kind: the note's."""
 
     is_ledger: ClassVar[bool] = True
-    kind: str
+    kind: NoteKind
     text: str
 
 
@@ -281,9 +283,9 @@ class PurgePayloads(Effect, frozen=True):
 
 
 class Note(Effect, frozen=True):
-    """Something worth a line in the log and a count. kind: a short stable key, e.g. "duplicate", "quarantined"."""
+    """Something worth a line in the log and a count; notes.py says what else is done with each kind."""
 
-    kind: str
+    kind: NoteKind
     text: str
 
 

@@ -13,7 +13,7 @@ import heapq
 
 from controller.coordinator.effects import EvalDone, EvalDropped, RecordEval, StoreFinished
 from controller.coordinator.eval_job import EvalJob
-from controller.coordinator.events import EvalKind, Published, SampleReported
+from controller.coordinator.events import EvalKind, LeaseReturned, Published, SampleReported
 from controller.coordinator.run_state import Phase, RunState
 from controller.coordinator.worker import Lease, Worker
 
@@ -215,13 +215,13 @@ def take_result(state: RunState, lease: Lease, event: SampleReported) -> None:
     _finish_if_done(state, job)
 
 
-def take_back(state: RunState, lease: Lease, reason: str) -> None:
+def take_back(state: RunState, lease: Lease, event: LeaseReturned) -> None:
     """An eval lease came back unfinished: rejected rows have no value, others start from scratch."""
     job = _job_of(state, lease)
-    if reason.startswith("rejected"):
+    if event.reason == "rejected":
         _release(state, job, lease)
         job.values[lease.group_id] = None
-        state.note("eval_rejected", f"eval row {lease.group_id}: {reason}")
+        state.note("eval_rejected", f"eval row {lease.group_id}: rejected: {event.detail}")
     else:
         _requeue(state, job, lease)
     _finish_if_done(state, job)

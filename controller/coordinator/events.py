@@ -10,20 +10,17 @@ import msgspec
 
 from areal_like.trajectory import NO_VERSION
 from areal_like.verdict import VerdictKind
+from areal_like.wire.messages import ReturnReason
 from controller.coordinator.snapshot import (
     BatchRecord,
 )
 
 EvalKind = Literal["baseline", "periodic", "final"]
 
-OnStale = Literal["wait", "drop", "keep"]
-
 OnFailure = Literal["drop_sample", "drop_group"] | float
 
 Policy = Literal["", "drop_sample", "drop_group", "value"]
 """What was done about a non-score; empty where there is a score."""
-
-Mode = Literal["async", "one_step_off", "sync"]
 
 RoutingPolicy = Literal["least_tokens", "round_robin"]
 
@@ -167,7 +164,9 @@ class LeaseReturned(Event, frozen=True):
 
     worker: str
     part: PartialReport
-    reason: str
+    reason: ReturnReason
+    detail: str = ""
+    """Why it can never run, where reason is "rejected"."""
 
 
 class WorkerReleased(Event, frozen=True):

@@ -17,6 +17,7 @@ from controller.coordinator.effects import Effect, EndStatus, Note, SendBatch, S
 from controller.coordinator.groups import Group, GroupTable
 from controller.coordinator.handover import Turn
 from controller.coordinator.length_estimator import LengthStatistics
+from controller.coordinator.notes import NoteKind
 from controller.coordinator.settings import CoordinatorSettings
 from controller.coordinator.snapshot import BatchGroup
 from controller.coordinator.worker import Lease, Worker, Workers
@@ -136,7 +137,7 @@ class RunState:
         """Add an effect of the running event."""
         self._effects.append(effect)
 
-    def note(self, kind: str, text: str) -> None:
+    def note(self, kind: NoteKind, text: str) -> None:
         """Something for the log."""
         self.emit(Note(kind=kind, text=text))
 

@@ -108,15 +108,15 @@ def take_returned(state: RunState, event: LeaseReturned) -> None:
     if lease is None or lease.is_void:
         return
     if lease.purpose == "eval":
-        evaluation.take_back(state, lease, event.reason)
+        evaluation.take_back(state, lease, event)
         return
     group = state.table.live[lease.group_id]
     sample = group.samples[lease.sample_index]
     _store_part(state, lease, event.part)
     state.release(lease)
-    if event.reason.startswith("rejected"):
-        state.last_rejection = event.reason.removeprefix("rejected").lstrip(": ")
-        drop_group(state, group, "rejected", state.last_rejection)
+    if event.reason == "rejected":
+        state.last_rejection = event.detail
+        drop_group(state, group, "rejected", event.detail)
         return
     is_moved = event.reason in ("drain", "migrated")
     sample.moved_from = event.worker if is_moved else ""

@@ -9,7 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from controller.coordinator.events import EvalKind, Mode, OnFailure, OnStale, RoutingPolicy
+from areal_like.staleness import Mode, OnStale, bound_of
+from controller.coordinator.events import EvalKind, OnFailure, RoutingPolicy
 
 
 class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +21,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     mode: Mode = "async"
     max_staleness: int | None = 4
-    """None: unbounded. Forced to 0 by mode sync and to 1 by one_step_off (`bound`)."""
+    """None: unbounded. The mode may fix another one (`bound`)."""
     on_stale: OnStale = "wait"
     group_timeout_s: float = 1800.0
     """From a group's first lease (of this process life) to its last verdict; then dropped with reason `timeout`."""
@@ -85,8 +86,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bound(self) -> int | None:
-        """Largest allowed staleness: 0 in mode sync, 1 in one_step_off, else max_staleness; None: unbounded."""
-        return self.max_staleness if self.mode == "async" else int(self.mode == "one_step_off")
+        """Largest allowed staleness; None: unbounded."""
+        return bound_of(self.mode, self.max_staleness)
 
     def slots_of(self, capacity: int) -> int:
         """Answers that a worker of this capacity generates at once: rollout/worker.py adds the queue to them."""

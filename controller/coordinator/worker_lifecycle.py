@@ -57,8 +57,10 @@ def lose(state: RunState, event: WorkerLost) -> None:
     if not event.may_live and event.incarnation in (None, worker.incarnation):
         colocation.ended(state, worker)
     back = f"; {num_held} samples return to the queue" if num_held or not worker.is_draining else ""
-    kind, verb = ("worker_left", "left") if worker.is_draining else ("worker_lost", "is lost")
-    state.note(kind, f"{worker.name} {verb} ({event.reason}){back}")
+    if worker.is_draining:
+        state.note("worker_left", f"{worker.name} left ({event.reason}){back}")
+    else:
+        state.note("worker_lost", f"{worker.name} is lost ({event.reason}){back}")
 
 
 def end(state: RunState, event: WorkerEnded) -> None:

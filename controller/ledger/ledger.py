@@ -36,8 +36,9 @@ from controller.coordinator.effects import (
     StoreFinished,
 )
 from controller.coordinator.snapshot import BatchGroup, BatchRecord, LedgerState
+from controller.ledger.migrations import SCHEMA_VERSION, bring_up_to_date, newer_schema
 from controller.ledger.sample_lengths import LengthFact
-from controller.ledger.schema import SCHEMA, SCHEMA_VERSION, read_batches, read_length_facts, read_state
+from controller.ledger.schema import read_batches, read_length_facts, read_state
 from controller.ledger.segment_store import (
     Location,
     SegmentStore,
@@ -382,11 +383,8 @@ def _open(path: Path, run_id: str, fsync: bool) -> sqlite3.Connection:
         (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
-        db.executescript(SCHEMA)
-        facts = [("schema", str(SCHEMA_VERSION)), ("run_id", run_id), ("seq", "0")]
-        db.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", facts)
-        (schema,) = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-    except sqlite3.Error as error:
+        schema = bring_up_to_date(db, run_id)
+    except (sqlite3.Error, ValueError) as error:
         if db is not None:
             db.close()
         if "readonly" in str(error) or "unable to open" in str(error):
@@ -394,7 +392,9 @@ def _open(path: Path, run_id: str, fsync: bool) -> sqlite3.Connection:
                 f"cannot write the ledger ({error})", where=str(path), remedy="check permissions"
             ) from error
         raise LedgerError(f"{path} is damaged ({error}); {REMEDY}") from error
-    if schema != str(SCHEMA_VERSION):
+    if schema > SCHEMA_VERSION:
         db.close()
-        raise UserError(f"the ledger has schema {schema}", where=str(path), remedy="use the version that wrote it")
+        raise newer_schema(path, schema)
+    if 0 < schema < SCHEMA_VERSION:
+        log.info("%s: migrated from schema %d to %d", path, schema, SCHEMA_VERSION)
     return db

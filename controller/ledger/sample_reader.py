@@ -22,7 +22,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from controller.ledger.schema import SCHEMA_VERSION
+from controller.ledger.migrations import SCHEMA_VERSION, is_readable, schema_version
 
 LOCK_WAIT_S = 2.0
 READ_S = 30.0
@@ -103,9 +103,8 @@ def read_samples(path: Path, *, max_samples: int) -> SampleStats | None:
         raise Unreadable("there is none")
     try:
         with _opened(path) as db:
-            (schema,) = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-            if str(schema) != str(SCHEMA_VERSION):
-                raise Unreadable(f"its schema is {str(schema)[:20]}, ours is {SCHEMA_VERSION}")
+            if not is_readable(schema := schema_version(db)):
+                raise Unreadable(f"its schema is {schema}; this version of areal_like reads up to {SCHEMA_VERSION}")
             return _read(db, max_samples)
     except (sqlite3.Error, ValueError, TypeError, OverflowError, OSError) as error:
         words = "reading it takes too long" if "interrupted" in str(error) else f"cannot be read ({str(error)[:120]})"

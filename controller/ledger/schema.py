@@ -24,8 +24,6 @@ from controller.coordinator.snapshot import (
 )
 from controller.ledger.sample_lengths import NUM_BLOCKS, LengthFact, cause_of
 
-SCHEMA_VERSION = 1
-
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS lineages (

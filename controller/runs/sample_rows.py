@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from areal_like.errors import LedgerError, UserError
 from controller.ledger.ledger import SEGMENT_FOLDER
-from controller.ledger.schema import SCHEMA_VERSION
+from controller.ledger.migrations import SCHEMA_VERSION, is_readable, schema_version
 from controller.ledger.segment_store import Location, SegmentStore, unpack_trajectory
 from controller.run_folder.run_folder import RunFolder
 from controller.runs.tokens import TokenText
@@ -216,10 +216,10 @@ def _connected(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def _check_schema(db: sqlite3.Connection, folder: RunFolder) -> None:
-    row = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-    if row is None or str(row[0]) != str(SCHEMA_VERSION):
+    schema = schema_version(db)
+    if not is_readable(schema):
         raise UserError(
-            f"was written by another version (schema {row[0] if row else '?'}, ours is {SCHEMA_VERSION})",
+            f"was written by another version (schema {schema}; this one reads up to {SCHEMA_VERSION})",
             where=str(folder.ledger),
             remedy="use the version of areal_like that wrote it",
         )

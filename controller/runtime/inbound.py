@@ -81,7 +81,7 @@ def translate(peer: str, message: m.Message, *, is_eval: Callable[[int], bool]) 
             return _finished(peer, message, is_eval=is_eval(message.lease_id))
         case m.SampleReturned():
             part = _report(message.lease_id, message.start, message.segment)
-            returned = LeaseReturned(worker=peer, part=part, reason=message.reason)
+            returned = LeaseReturned(worker=peer, part=part, reason=message.reason, detail=message.detail)
             return InboundEvent(returned, segments={message.lease_id: message.segment}, worker=peer)
         case m.VersionStaged():
             return InboundEvent(WorkerVersionStaged(worker=peer, version=message.version, lineage=message.lineage))

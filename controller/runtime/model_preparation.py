@@ -24,14 +24,13 @@ from typing import Any
 from areal_like import __version__
 from areal_like.errors import DeadlineExceeded, ProcessDied, UserError
 from areal_like.metrics import read_jsonl
-from areal_like.process import last_error
+from areal_like.process import USER_MISTAKE, last_error
 from controller.config.run_config import RunConfig
 from controller.config.stall_limit import stall_limit_s
 from controller.data.table import Table, load_demonstrations
 from controller.launch.launcher import Launcher, tail_of
 from controller.launch.local import child_environment
 from controller.run_folder.run_folder import RunFolder
-from controller.runtime.supervisor import USER_MISTAKE
 from controller.telemetry.display import Display
 from controller.telemetry.pulse import ProcessNow
 from controller.wiring.process_specs import PREPARATION, PrepareSpec, pinned_facts, prepare_spec

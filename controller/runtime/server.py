@@ -53,6 +53,7 @@ from controller.coordinator.effects import (
     SendVersion,
 )
 from controller.coordinator.events import Event, StopRequested, Tick, TrainerLost, WorkerEnded, WorkerJoined, WorkerLost
+from controller.coordinator.notes import HANDLING
 from controller.ledger.ledger import Ledger, LedgerEntry
 from controller.runtime.inbound import SPEAKERS, InboundEvent, entry_of, translate
 from controller.runtime.monitor import Monitor
@@ -75,29 +76,6 @@ RECEIVE_S = 0.2
 TICK_S = 0.2
 BURST = 256
 """Messages handled before their ledger transaction is committed: bounds the delay of an acknowledgement."""
-LOUD_NOTES = frozenset(
-    {
-        "quarantined",
-        "dropped",
-        "rejected",
-        "worker_lost",
-        "draining",
-        "advice",
-        "eval_repinned",
-        "trainer_restarted",
-        "rewrite",
-        "rewrite_failed",
-    }
-)
-"""Notes of the coordinator that are shown, not only logged."""
-TRACED_NOTES = frozenset({"migrated", "draining", "worker_lost", "worker_left", "trainer_restarted"})
-"""Notes that are moments on the timeline."""
-
-
-RECOVERED_INCIDENT = "incident"
-"""The note of what broke in a worker and was recovered there: shown, and a moment on the timeline."""
-RECORDED_NOTES = frozenset({"quarantined", "worker_lost", "worker_left", RECOVERED_INCIDENT, "draining", "rewrite"})
-"""Notes that are facts of the ledger as well: why workers stood still, in the order of everything else."""
 
 
 @dataclass(frozen=True)
@@ -276,10 +254,10 @@ class Server:
 
     def _mistake(self, message: m.Message) -> UserError | None:
         """A prompt that can never run, where the user wants to hear of it at once."""
-        if not isinstance(message, m.SampleReturned) or not message.reason.startswith("rejected"):
+        if not isinstance(message, m.SampleReturned) or message.reason != "rejected":
             return None
         where = "data.eval" if self._out.is_eval(message.lease_id) else "data.train"
-        return UserError(message.reason, where=where, remedy="shorten it, or data.on_long_prompt=drop")
+        return UserError(f"rejected: {message.detail}", where=where, remedy="shorten it, or data.on_long_prompt=drop")
 
     def _event(self, peer: str, message: m.Message) -> InboundEvent | None:
         """What the message means to the coordinator, if anything; bookkeeping on the way."""
@@ -344,7 +322,7 @@ class Server:
                     entries.append(entry_of(effect, told))
                 else:
                     others.append(effect)
-                if isinstance(effect, Note) and effect.kind in RECORDED_NOTES:
+                if isinstance(effect, Note) and HANDLING[effect.kind].is_recorded:
                     entries.append(LedgerEntry(effect=RecordIncident(kind=effect.kind, text=effect.text)))
             if told.metrics and self._coordinator.version != before:  # a repeated announcement is no second step
                 steps.append((self._coordinator.version, told))
@@ -401,11 +379,9 @@ class Server:
             case Note():
                 self._journal.measure("note", note=effect.kind, text=effect.text)
                 log.info("%s: %s", effect.kind, effect.text)
-                if effect.kind in TRACED_NOTES or effect.kind == RECOVERED_INCIDENT:
+                if HANDLING[effect.kind].is_traced:
                     self._tracer.instant(effect.kind, text=effect.text)
-                if (
-                    effect.kind in LOUD_NOTES or effect.kind == RECOVERED_INCIDENT
-                ) and self._outcome is None:  # leaving at the end is no news
+                if HANDLING[effect.kind].is_shown and self._outcome is None:  # leaving at the end is no news
                     self._display.note(effect.text, "warning")
             case EndRun():
                 # With no worker left the last one's own words say more than that none is left.

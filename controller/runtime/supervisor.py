@@ -26,7 +26,7 @@ from pathlib import Path
 
 from areal_like.config import ProcessSpec
 from areal_like.errors import OperationError, ProcessDied, UserError
-from areal_like.process import describe_status, last_error
+from areal_like.process import DIVERGED, USER_MISTAKE, describe_status, last_error
 from areal_like.transport.channel import Hub
 from controller.launch.launcher import Exit, Launcher, tail_of
 from controller.launch.local import child_environment
@@ -42,12 +42,8 @@ LAST_WORDS_S = 0.3
 """From the exit of a process to its judgement: its last messages are on their way."""
 LEAVE_S = 30.0
 """From the announcement of a process that it leaves to its end; then it is killed."""
-USER_MISTAKE = 2
-"""Exit status that says: the user must change something."""
 SECONDARY_FAILURE = "RankLost"
 """Begins the last words of a rank that ended because another one did."""
-DIVERGED = 4
-"""Exit status that says: the policy's numbers have overflowed."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from areal_like.emulation.lengths import Lengths
-from controller.coordinator.events import Mode, OnStale, RoutingPolicy
+from areal_like.staleness import Mode, OnStale
+from controller.coordinator.events import RoutingPolicy
 
 MAX_LEASES = 1_000_000
 """Samples above which a lease is a whole group."""

@@ -133,7 +133,7 @@ class GenerationCore:
         self._plan = None
 
     def _is_ahead(self, answer: Answer) -> bool:
-        """Law 5: an answer whose prefix is newer than these weights must not go on under them."""
+        """`stamped-versions`: an answer whose prefix is newer than these weights must not go on under them."""
         newest = answer.request.prefix.last_version
         if newest > self.version:
             error = EngineError(f"the prefix was sampled by version {newest}, the engine has {self.version}")

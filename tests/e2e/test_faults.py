@@ -48,7 +48,7 @@ def test_killed_controller_leaves_no_process_and_resume_finishes(areal, quicksta
 
 
 def test_replayed_steps_repeat_the_first_time_bit_by_bit(areal, quickstart, short):
-    """Law 4: recorded batches after the checkpoint are trained again, in order, from the checkpoint's exact state."""
+    """`exactly-once`: recorded batches after the checkpoint are trained again, in order, from its exact state."""
     run = areal("train", quickstart, *short, *LONGER, "mode=sync", "trainer.mini_batches=2")
     run.wait_for_step(7)
     kill(run.process.pid)

@@ -119,7 +119,9 @@ def test_exception_before_the_answer_rejects_that_sample_alone(rig, fake):
         await r.ready()
         r.lease(fake.task(1), fake.task(2, index=1))
         await r.until(lambda: r.got(m.SampleReturned) and r.got(m.SampleFinished), "both ends")
-        assert r.got(m.SampleReturned)[0].reason.startswith("rejected: the workflow raised KeyError")
+        [back] = r.got(m.SampleReturned)
+        assert back.reason == "rejected"
+        assert back.detail.startswith("the workflow raised KeyError")
         assert r.got(m.SampleFinished)[0].lease_id == 2
 
     rig(scenario, workflow=RaisesBeforeTheAnswer())
@@ -160,7 +162,7 @@ def test_resumable_workflow_may_generate_only_once(rig, fake):
         await r.ready()
         r.lease(fake.task(1))
         await r.until(lambda: r.got(m.SampleReturned), "returned")
-        assert "is_resumable" in r.got(m.SampleReturned)[0].reason
+        assert "is_resumable" in r.got(m.SampleReturned)[0].detail
 
     rig(scenario, workflow=GeneratesTwice())
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from areal_like import limits, templates
 from areal_like.config import BUILT_IN_TOKENIZERS
 from areal_like.context_limit import context_limit
+from areal_like.staleness import MODE_STALENESS
 from controller.config.problems import Problem, nearest, show
 from controller.config.run_config import (
     BUILT_IN_GENERATORS,
     BUILT_IN_SCORERS,
-    MODE_STALENESS,
     DataSource,
     RunConfig,
     contradictions,

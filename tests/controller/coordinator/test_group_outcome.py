@@ -96,7 +96,7 @@ def test_a_run_whose_first_prompts_are_all_rejected_ends_with_the_reason() -> No
     desk = Desk(groups_per_step=2, max_staleness=0)
     desk.start()
     for _ in range(2):
-        desk.give_back(next(iter(desk.held)), 0, [], "rejected: prompt has 900 tokens, the context holds 128")
+        desk.give_back(next(iter(desk.held)), 0, [], "rejected", "prompt has 900 tokens, the context holds 128")
     assert "prompt has 900 tokens" in only(desk.effects, EndRun).reason
     assert desk.coordinator.counts().dropped == {"rejected": 2}
 

@@ -350,7 +350,7 @@ def test_a_migration_that_forgets_the_prefix_is_caught(monkeypatch: pytest.Monke
 
 
 def test_a_migration_to_an_older_version_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law 5: along an answer versions never decrease, whoever goes on with it."""
+    """`stamped-versions`: along an answer versions never decrease, whoever goes on with it."""
     honest = Group.min_version
 
     def any_version(group: Group, sample: Any) -> int:

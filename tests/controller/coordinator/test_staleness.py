@@ -1,8 +1,9 @@
-"""Laws 1 to 3 as arithmetic."""
+"""`bounded-admission`, `bounded-staleness` and `deadline-order` as arithmetic."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -100,3 +101,13 @@ def test_admission_and_shipping_together_never_leave_a_group_behind(
         all_ready = len(ready) == len(unshipped) >= groups_per_step
         assert not all_ready or len(chosen) == groups_per_step
         assert all(version + bound + 1 >= step for version in unshipped.values())
+
+
+@pytest.mark.parametrize(
+    ("mode", "max_staleness", "bound"),
+    [("sync", 4, 0), ("one_step_off", None, 1), ("async", 4, 4), ("async", 0, 0), ("async", None, None)],
+)
+def test_the_mode_fixes_the_bound_or_leaves_it_as_given(
+    mode: Any, max_staleness: int | None, bound: int | None
+) -> None:
+    assert staleness.bound_of(mode, max_staleness) == bound

@@ -13,12 +13,13 @@ import pytest
 from small_run import Trainer, Worker, assert_whole, beside, bounded, segment, small_run, until
 
 from areal_like.errors import DeadlineExceeded, LedgerError, OperationError, PolicyDiverged, ProcessDied, UserError
+from areal_like.process import DIVERGED
 from areal_like.wire import messages as m
 from controller.coordinator.effects import StoreFinished
 from controller.ledger.audit import audit
 from controller.runtime import trainer_restart
 from controller.runtime.outcome import StoppedAtOnce
-from controller.runtime.supervisor import DIVERGED, Loss
+from controller.runtime.supervisor import Loss
 from controller.runtime.trainer_restart import Found
 
 
@@ -347,7 +348,7 @@ def test_prompt_that_is_too_long_stops_or_drops_as_configured(tmp_path, stops):
             if task.group_id == 1:
                 await self.peer.send(
                     m.SampleReturned(
-                        lease_id=task.lease_id, start=0, segment=segment(0, 0), reason="rejected: 9 tokens"
+                        lease_id=task.lease_id, start=0, segment=segment(0, 0), reason="rejected", detail="9 tokens"
                     )
                 )
             else:

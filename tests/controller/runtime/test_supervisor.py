@@ -12,9 +12,9 @@ import pytest
 from small_run import bounded, until
 
 from areal_like.errors import ProcessDied, UserError
-from areal_like.process import last_error
+from areal_like.process import DIVERGED, last_error
 from controller.launch.local import LocalLauncher
-from controller.runtime.supervisor import DIVERGED, LAST_WORDS_S, LEAVE_S, Loss, Supervisor
+from controller.runtime.supervisor import LAST_WORDS_S, LEAVE_S, Loss, Supervisor
 from controller.telemetry.pulse import ProcessNow
 
 SLEEP = "import time; time.sleep(60)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from areal_like.wire.messages import ReturnReason
 from controller.coordinator.coordinator import Coordinator
 from controller.coordinator.effects import Effect, LeaseOrder, SendAck, SendCancel, SendLeases
 from controller.coordinator.events import (
@@ -145,9 +146,11 @@ class Desk:
     def progress(self, lease_id: int, start: int, versions: list[int], worker: str = "w0") -> list[Effect]:
         return self.do(ProgressReported(worker=worker, items=(part(lease_id, start, versions),)))
 
-    def give_back(self, lease_id: int, start: int, versions: list[int], reason: str) -> list[Effect]:
+    def give_back(
+        self, lease_id: int, start: int, versions: list[int], reason: ReturnReason, detail: str = ""
+    ) -> list[Effect]:
         worker, _ = self.held.pop(lease_id)
-        return self.do(LeaseReturned(worker=worker, part=part(lease_id, start, versions), reason=reason))
+        return self.do(LeaseReturned(worker=worker, part=part(lease_id, start, versions), reason=reason, detail=detail))
 
 
 def part(lease_id: int, start: int, versions: list[int]) -> PartialReport:

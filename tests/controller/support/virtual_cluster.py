@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ledger_model import LedgerModel
 
+from areal_like.wire.messages import ReturnReason
 from controller.coordinator import rewriting
 from controller.coordinator.coordinator import Coordinator
 from controller.coordinator.effects import (
@@ -451,10 +452,14 @@ class VirtualCluster:
                 worker.name, ProgressReported(worker=worker.name, items=items), {i: f for i, (_, f) in parts.items()}
             )
 
-    def _give_back(self, worker: VirtualWorker, lease_id: int, task: Task, reason: str) -> None:
+    def _give_back(
+        self, worker: VirtualWorker, lease_id: int, task: Task, reason: ReturnReason, detail: str = ""
+    ) -> None:
         part, fresh = self._part(lease_id, task)
         del worker.tasks[lease_id]
-        self.post(worker.name, LeaseReturned(worker=worker.name, part=part, reason=reason), {lease_id: fresh})
+        self.post(
+            worker.name, LeaseReturned(worker=worker.name, part=part, reason=reason, detail=detail), {lease_id: fresh}
+        )
 
     def answer_recalls(self) -> None:
         if (worker := self._alive()) is not None:
@@ -511,7 +516,7 @@ class VirtualCluster:
         worker = self._alive()
         if worker is not None and worker.tasks:
             lease_id = self.rng.choice(list(worker.tasks))
-            self._give_back(worker, lease_id, worker.tasks[lease_id], "rejected: too long")
+            self._give_back(worker, lease_id, worker.tasks[lease_id], "rejected", "too long")
 
     def load_version(self) -> None:
         if (worker := self._alive()) is not None:

@@ -1,0 +1,71 @@
+"""Kinds of notes that the coordinator emits, and what the shell does with each beyond logging it.
+
+Owns: `NoteKind` and one table over it. Refuses: showing, tracing or storing (runtime/server.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+NoteKind = Literal[
+    "draining",
+    "duplicate",
+    "eval_dropped",
+    "eval_rejected",
+    "eval_repinned",
+    "eval_unpinned",
+    "gap",
+    "ignored",
+    "incident",
+    "migrated",
+    "quarantined",
+    "refused",
+    "released",
+    "returned",
+    "rewrite",
+    "rewrite_failed",
+    "trainer_restarted",
+    "worker_left",
+    "worker_lost",
+]
+"""Stable keys: they are written to metrics and the ledger, and the report looks for them."""
+
+
+class NoteHandling(msgspec.Struct, frozen=True, kw_only=True):
+    """What is done with a note of one kind, besides the log and the metrics."""
+
+    is_shown: bool = False
+    """Displayed to the user as a warning."""
+    is_traced: bool = False
+    """An instant on the timeline."""
+    is_recorded: bool = False
+    """A fact of the ledger (RecordIncident): why workers were idle, in the order of everything else."""
+
+
+LOGGED = NoteHandling()
+
+HANDLING: Mapping[NoteKind, NoteHandling] = {
+    "draining": NoteHandling(is_shown=True, is_traced=True, is_recorded=True),
+    "duplicate": LOGGED,
+    "eval_dropped": LOGGED,  # shown when the server handles EvalDropped
+    "eval_rejected": LOGGED,
+    "eval_repinned": NoteHandling(is_shown=True),
+    "eval_unpinned": LOGGED,
+    "gap": LOGGED,
+    "ignored": LOGGED,
+    "incident": NoteHandling(is_shown=True, is_traced=True, is_recorded=True),
+    "migrated": NoteHandling(is_traced=True),
+    "quarantined": NoteHandling(is_shown=True, is_recorded=True),
+    "refused": LOGGED,
+    "released": LOGGED,
+    "returned": LOGGED,
+    "rewrite": NoteHandling(is_shown=True, is_recorded=True),
+    "rewrite_failed": NoteHandling(is_shown=True),
+    "trainer_restarted": NoteHandling(is_shown=True, is_traced=True),
+    "worker_left": NoteHandling(is_traced=True, is_recorded=True),
+    "worker_lost": NoteHandling(is_shown=True, is_traced=True, is_recorded=True),
+}
+"""Every kind, so that a new one cannot be added without deciding."""

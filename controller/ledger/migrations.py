@@ -1,0 +1,85 @@
+"""Schema versions of the ledger: creating it, bringing an older one up to date, refusing a newer one.
+
+Owns: the schema version and the migration from each older one. Refuses: the current tables (schema.py).
+
+Only the controller migrates, on opening the ledger for writing. Commands that read (`report`, `samples`) never write
+into a run folder, so they accept every schema from `OLDEST_READABLE` on as it is.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+
+from areal_like.errors import UserError
+from controller.ledger.schema import SCHEMA
+
+SCHEMA_VERSION = 2
+"""Raised by one, with an entry in `MIGRATIONS`, whenever `SCHEMA` changes."""
+OLDEST_READABLE = 1
+"""Readers use only tables and columns that exist since this schema; raise it where a query needs a newer one."""
+
+MIGRATIONS: Mapping[int, tuple[str, ...]] = {
+    # Schema 1 was written with and without these three tables: they were added without a new number.
+    1: (
+        """CREATE TABLE IF NOT EXISTS trainer_restarts (
+  seq INTEGER PRIMARY KEY, lineage TEXT NOT NULL UNIQUE, reason TEXT NOT NULL)""",
+        """CREATE TABLE IF NOT EXISTS cut_samples (
+  group_id INTEGER NOT NULL, sample_index INTEGER NOT NULL, num_tokens INTEGER NOT NULL,
+  PRIMARY KEY (group_id, sample_index)) WITHOUT ROWID""",
+        "CREATE TABLE IF NOT EXISTS incidents (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, text TEXT NOT NULL)",
+    ),
+}
+"""Statements that turn schema N into N + 1. History: never edited once released, unlike `SCHEMA`."""
+
+
+def schema_version(db: sqlite3.Connection) -> int:
+    """Schema of the ledger, 0 where none is recorded yet. Raises ValueError where it is not a positive number."""
+    if db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'meta'").fetchone() is None:
+        return 0
+    row = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+    if row is None:
+        return 0
+    text = str(row[0])[:20]
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"its schema is {text!r}, not a number")
+    return int(text)
+
+
+def is_readable(schema: int) -> bool:
+    """True where this version of areal_like can read a ledger of that schema without migrating it."""
+    return OLDEST_READABLE <= schema <= SCHEMA_VERSION
+
+
+def newer_schema(path: Path, schema: int) -> UserError:
+    """The error for a ledger that a newer version of areal_like wrote."""
+    return UserError(
+        f"the ledger has schema {schema}, written by a newer version; this one supports up to {SCHEMA_VERSION}",
+        where=str(path),
+        remedy="use the version of areal_like that wrote it, or a newer one",
+    )
+
+
+def bring_up_to_date(db: sqlite3.Connection, run_id: str) -> int:
+    """Create the tables of a new ledger, or migrate an older one in one transaction.
+
+    Returns the schema that was found (0: new). A ledger of a newer schema is left untouched: the caller refuses it.
+    Raises sqlite3.Error or ValueError where the ledger is damaged.
+    """
+    found = schema_version(db)
+    if found == 0:
+        # Repeatable: a crash in between leaves tables without a schema number, and the next start comes here again.
+        db.executescript(SCHEMA)
+        facts = [("run_id", run_id), ("seq", "0"), ("schema", str(SCHEMA_VERSION))]
+        db.execute("BEGIN IMMEDIATE")
+        db.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", facts)
+        db.execute("COMMIT")
+    elif found < SCHEMA_VERSION:
+        db.execute("BEGIN IMMEDIATE")
+        for number in range(found, SCHEMA_VERSION):
+            for statement in MIGRATIONS[number]:
+                db.execute(statement)
+        db.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (str(SCHEMA_VERSION),))
+        db.execute("COMMIT")
+    return found
