@@ -49,8 +49,12 @@ class WeightClip(Settings):
 
 
 class LossSettings(Settings):
-    """Decoupled PPO."""
+    """Decoupled PPO, or a loss of your own with its weights, averaging, KL and entropy terms."""
 
+    kind: str = "decoupled_ppo"
+    """`decoupled_ppo`, or `module:function`: a loss of your own in place of the clipped term (docs/extending.md)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of a loss of your own."""
     proximal: Literal["recompute", "interpolate", "behaviour"] = "recompute"
     """Where p comes from: recomputed at the start of the step; log-linear interpolation (A-3PO, arXiv 2512.06547);
     or the behaviour log-prob itself (ordinary PPO)."""

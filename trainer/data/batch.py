@@ -86,7 +86,9 @@ def prepare_batch(
         settings.loss,
         num_updates=len(shares),
     )
-    is_silent_B = (advantages_B == 0) & (settings.loss.kl_coef == 0 and settings.loss.entropy_coef == 0)
+    is_silent_B = (advantages_B == 0) & (
+        settings.loss.kind == "decoupled_ppo" and settings.loss.kl_coef == 0 and settings.loss.entropy_coef == 0
+    )
     parts = [
         deal_apart([lengths[i] for i in members], is_silent_B[members].tolist(), num_ranks, settings.micro_batch_tokens)
         for members in shares

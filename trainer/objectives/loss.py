@@ -26,12 +26,13 @@ Shapes: N sampled tokens of one micro-batch, B sequences of the step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from trainer.config import LossSettings, WeightClip
+from trainer.objectives.user_loss import load_loss, token_loss
 from trainer.ranks import Ranks
 
 LOG_RATIO_CLAMP = 20.0
@@ -141,7 +142,12 @@ def policy_loss(
     clipped_N = ratio_N.clamp(1.0 - settings.eps_low, 1.0 + settings.eps_high) * inputs.advantage_N
     surrogate_N = torch.minimum(free_N, clipped_N)
     is_cut_N = None
-    if settings.dual_clip is not None:
+    is_clipped_N = clipped_N < free_N
+    if settings.kind != "decoupled_ppo":
+        tokens = replace(inputs, proximal_N=proximal_N)
+        own_N = token_loss(load_loss(settings.kind), settings.kind, current_N, tokens, settings.options)
+        surrogate_N, is_clipped_N = -own_N, torch.zeros_like(is_clipped_N)
+    elif settings.dual_clip is not None:
         is_cut_N = (inputs.advantage_N < 0) & (ratio_N > settings.dual_clip)
         surrogate_N = torch.where(is_cut_N, settings.dual_clip * inputs.advantage_N, surrogate_N)
     token_loss_N = -weight_N * surrogate_N
@@ -157,7 +163,7 @@ def policy_loss(
         sums = LossSums.of(
             loss=loss,
             entropy_N=entropy_N,
-            is_clipped_N=clipped_N < free_N,
+            is_clipped_N=is_clipped_N,
             is_cut_N=is_cut_N,
             ratio_N=ratio_N,
             log_ratio_N=log_ratio_N,

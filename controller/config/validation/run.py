@@ -269,6 +269,12 @@ def _context(config: RunConfig) -> Iterator[Problem]:
 
 def _loss(config: RunConfig) -> Iterator[Problem]:
     loss = config.trainer.loss
+    if loss.kind != "decoupled_ppo" and not _is_function(loss.kind):
+        yield Problem(("trainer.loss.kind",), f"no loss `{loss.kind}`", "decoupled_ppo, or module:function")
+    if loss.kind == "decoupled_ppo" and loss.options:
+        yield Problem(("trainer.loss.options",), "decoupled_ppo has no options", "remove them")
+    if loss.kind != "decoupled_ppo" and loss.dual_clip is not None:
+        yield Problem(("trainer.loss.dual_clip",), "applies to kind: decoupled_ppo only", "null")
     keys = ("trainer.loss.weight.mode", "trainer.loss.proximal")
     if loss.proximal == "behaviour" and loss.weight.mode != "off":
         yield Problem(

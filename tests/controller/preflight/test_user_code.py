@@ -94,6 +94,14 @@ def test_import_that_hangs_is_killed_with_what_it_started_in_a_session_of_its_ow
     assert not living([int(pid) for pid in Path("pids").read_text().split()])
 
 
+def test_preflight_tries_a_loss_of_the_users() -> None:
+    os.environ.pop("AREAL_LIKE_USER_PATH", None)
+    Path("mine.py").write_text("def loss(logprobs_N, tokens): return logprobs_N.mean()")
+    config = load_config("quickstart", ["trainer.loss.kind=mine:loss"]).config
+    (problem,) = [one for one in preflight.look(config, "train").problems if "trainer.loss.kind" in one.keys]
+    assert "returned [] for 4 tokens" in problem.what
+
+
 def test_preflight_looks_at_the_functions_that_the_run_itself_will_call() -> None:
     os.environ.pop("AREAL_LIKE_USER_PATH", None)
     Path("mine.py").write_text("def score(row): ...")

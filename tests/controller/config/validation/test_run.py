@@ -84,6 +84,7 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
         ({"mode": "one_step_off", "staleness.max_staleness": "unbounded"}, "staleness.max_staleness", "of 1"),
         ({"mode": "one_step_off", "rollout.interruption": "recompute"}, "rollout.interruption", "drain"),
         ({"trainer.loss.weight.mode": "off"}, "trainer.loss.weight.mode", "in name only"),
+        ({"trainer.loss.kind": "gspo"}, "trainer.loss.kind", "module:function"),
         ({"trainer.loss.proximal": "behaviour"}, "trainer.loss.weight.mode", "weight.mode: off"),
         (
             {"trainer.loss.weight.mode": "mask", "trainer.loss.weight.low": 6.0},
