@@ -20,8 +20,9 @@ from controller.coordinator.effects import (
     SendVersion,
     StoreFinished,
 )
-from controller.coordinator.events import EvalKind, WorkerDraining
-from controller.coordinator.run_state import RunState
+from controller.coordinator.eval_job import EvalJob
+from controller.coordinator.events import EvalKind, Published, WorkerDraining
+from controller.coordinator.run_state import Phase, RunState
 from controller.coordinator.settings import CoordinatorSettings
 from controller.coordinator.worker import Worker
 
@@ -238,3 +239,113 @@ def test_of_more_than_two_waiting_periodic_evaluations_the_oldest_is_dropped() -
         dropped.append([effect.version for effect in state.take_effects() if isinstance(effect, EvalDropped)])
     assert dropped == [[], [], [], [], [2], [3]]
     assert [job.version for job in state.eval_jobs] == [0, 1, 4, 5]
+
+
+# ---------------------------------------------------------------- single decisions
+
+
+def state_at(version: int, **changes: Any) -> RunState:
+    """A run at this version, with a worker that has loaded it."""
+    settings: dict[str, Any] = {"groups_per_step": 1, "group_size": 1, "num_steps": 9, "num_eval_rows": 2, **changes}
+    state = RunState(CoordinatorSettings(**settings))
+    state.phase, state.version, state.manifest_path, state.version_lineage = Phase.RUNNING, version, "newest", "l1"
+    state.workers["w0"] = Worker("w0", is_present=True, capacity=4, version=version, announced=version)
+    return state
+
+
+def job_at(state: RunState, version: int, kind: EvalKind = "periodic") -> EvalJob:
+    job = EvalJob(version, version, f"v{version}", "l0", kind, 2, [0, 1])
+    state.eval_jobs.append(job)
+    return job
+
+
+def test_a_final_evaluation_reuses_values_of_every_row_and_no_fewer() -> None:
+    state = state_at(5)
+    state.evals_done[5] = (1.0, 0.0)
+    evaluation.request_final(state)
+    done = only(state.take_effects(), EvalDone)
+    assert (done.version, done.requested_version, done.kind, done.values) == (5, 5, "final", (1.0, 0.0))
+    assert state.eval_jobs == []
+    for known in ((1.0,), ()):
+        state = state_at(5)
+        state.evals_done[5] = known
+        evaluation.request_final(state)
+        assert state.take_effects() == []
+        (job,) = state.eval_jobs
+        assert (job.kind, job.version, job.num_rows, job.pending) == ("final", 5, 2, [0, 1])
+
+
+def test_a_periodic_evaluation_of_the_last_version_becomes_the_final_one_with_the_rows_it_lacked() -> None:
+    state = state_at(5, num_eval_rows=4, num_periodic_eval_rows=2)
+    other, job = job_at(state, 4), job_at(state, 5)
+    job.pending.clear()
+    evaluation.request_final(state)
+    assert (job.kind, job.num_rows, job.pending) == ("final", 4, [2, 3])
+    assert (other.kind, other.num_rows, state.eval_jobs) == ("periodic", 2, [other, job])
+
+
+@pytest.mark.parametrize("changes", [{"num_eval_rows": 0}, {"eval_at_end": False}])
+def test_no_final_evaluation_where_none_is_configured(changes: dict[str, Any]) -> None:
+    state = state_at(5, **changes)
+    evaluation.request_final(state)
+    assert (state.eval_jobs, state.take_effects()) == ([], [])
+
+
+def test_a_version_made_again_is_fetched_from_its_new_place_by_its_own_evaluation_only() -> None:
+    state = state_at(5)
+    mine, other = job_at(state, 5), job_at(state, 4)
+    evaluation.published_again(state, Published(version=5, lineage="l1", manifest_path="again"))
+    assert (mine.manifest_path, mine.lineage) == ("again", "l1")
+    assert (other.manifest_path, other.lineage) == ("v4", "l0")
+
+
+def test_an_evaluation_no_worker_can_go_back_to_takes_the_newest_version_and_starts_from_scratch() -> None:
+    state = state_at(5)
+    job = job_at(state, 3)
+    job.values[0], job.pending = 1.0, [1]
+    evaluation.advance(state)
+    assert (job.version, job.requested_version, job.manifest_path, job.lineage) == (5, 3, "newest", "l1")
+    assert (job.values, job.pending, job.workers) == ({}, [0, 1], {"w0"})
+    assert state.workers["w0"].pin is job
+    assert notes(state.take_effects(), "eval_repinned") == ["evaluation of version 3 goes to version 5"]
+
+
+@pytest.mark.parametrize("why", ["baseline", "requested", "done"])
+def test_an_evaluation_no_worker_can_go_back_to_is_dropped_where_the_newest_is_no_substitute(why: str) -> None:
+    state = state_at(5)
+    job = job_at(state, 3, "baseline" if why == "baseline" else "periodic")
+    if why == "requested":
+        job_at(state, 5)
+    if why == "done":
+        state.evals_done[5] = (1.0, 1.0)
+    evaluation.advance(state)
+    dropped = only(state.take_effects(), EvalDropped)
+    assert (dropped.version, dropped.reason) == (3, "no worker can load version 3 any more")
+    assert job not in state.eval_jobs
+
+
+def test_an_evaluation_waits_while_no_worker_is_usable_or_all_are_pinned() -> None:
+    state = state_at(5)
+    state.workers["w0"].is_present = False
+    job = job_at(state, 3)
+    evaluation.advance(state)
+    assert (job.version, job.workers, state.take_effects()) == (3, set(), [])
+
+
+def test_a_row_given_back_is_not_held_any_more() -> None:
+    state = state_at(5)
+    job = job_at(state, 5)
+    evaluation.advance(state)
+    first = evaluation.lease_row(state, state.workers["w0"])
+    second = evaluation.lease_row(state, state.workers["w0"])
+    assert first is not None
+    assert second is not None
+    assert evaluation.lease_row(state, state.workers["w0"]) is None
+    assert (job.held["w0"], job.lease_ids) == (2, {first.lease_id, second.lease_id})
+    evaluation.take_back(state, first, "drain")
+    assert (job.held["w0"], job.lease_ids, job.pending) == (1, {second.lease_id}, [0])
+
+
+def test_an_evaluation_whose_last_row_goes_with_its_worker_once_too_often_is_done() -> None:
+    desk = evaluating(num_eval_rows=1, max_sample_losses=0)
+    assert only(desk.lose("w0"), EvalDone).values == (None,)
