@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from desk import Desk, has, leased, only
+from desk import Desk, has, leased, only, part
 
 from controller.coordinator import evaluation
 from controller.coordinator.effects import (
@@ -21,7 +21,7 @@ from controller.coordinator.effects import (
     StoreFinished,
 )
 from controller.coordinator.eval_job import EvalJob
-from controller.coordinator.events import EvalKind, Published, WorkerDraining
+from controller.coordinator.events import EvalKind, LeaseReturned, Published, WorkerDraining
 from controller.coordinator.run_state import Phase, RunState
 from controller.coordinator.settings import CoordinatorSettings
 from controller.coordinator.worker import Worker
@@ -100,10 +100,10 @@ def test_a_rejected_row_has_no_value_and_another_reason_leases_it_again() -> Non
     desk = evaluating(num_eval_rows=2)
     desk.give_back(desk.lease_of(0, purpose="eval"), 0, [], "drain")
     assert rows(desk) == [0, 1]
-    effects = desk.give_back(desk.lease_of(0, purpose="eval"), 0, [], "rejected: too long")
+    effects = desk.give_back(desk.lease_of(0, purpose="eval"), 0, [], "rejected", "too long")
     assert notes(effects, "eval_rejected") == ["eval row 0: rejected: too long"]
     assert rows(desk) == [1]
-    effects = desk.give_back(desk.lease_of(1, purpose="eval"), 0, [], "rejected: too long")
+    effects = desk.give_back(desk.lease_of(1, purpose="eval"), 0, [], "rejected", "too long")
     assert only(effects, EvalDone).values == (None, None)
 
 
@@ -342,7 +342,7 @@ def test_a_row_given_back_is_not_held_any_more() -> None:
     assert second is not None
     assert evaluation.lease_row(state, state.workers["w0"]) is None
     assert (job.held["w0"], job.lease_ids) == (2, {first.lease_id, second.lease_id})
-    evaluation.take_back(state, first, "drain")
+    evaluation.take_back(state, first, LeaseReturned(worker="w0", part=part(first.lease_id, 0, []), reason="drain"))
     assert (job.held["w0"], job.lease_ids, job.pending) == (1, {second.lease_id}, [0])
 
 

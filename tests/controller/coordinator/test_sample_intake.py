@@ -107,12 +107,12 @@ def test_an_answer_that_names_another_sample_than_its_lease_is_not_used(group_id
 
 def test_a_sample_may_be_lost_as_often_as_the_limit_says() -> None:
     desk = running(max_sample_losses=1)
-    effects = desk.give_back(desk.lease_of(0), 0, [], "timeout")
+    effects = desk.give_back(desk.lease_of(0), 0, [], "cancelled")
     note = only(effects, Note)
     assert note.kind == "returned"
-    assert note.text.endswith("gave back group 0 sample 0: timeout")
+    assert note.text.endswith("gave back group 0 sample 0: cancelled")
     assert desk.coordinator.counts().dropped == {}
-    desk.give_back(desk.lease_of(0), 0, [], "timeout")
+    desk.give_back(desk.lease_of(0), 0, [], "cancelled")
     assert desk.coordinator.counts().dropped == {"lost_too_often": 1}
 
 
