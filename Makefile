@@ -15,12 +15,12 @@ VENV := .venv
 SGLANG_VENV := .venv-sglang
 BIN := $(VENV)/bin
 
-.PHONY: quickstart sglang-cpu sglang-cpu-if-possible environments test mutation check lint types contracts format reference docs clean
+.PHONY: quickstart sglang-cpu sglang-cpu-if-possible environments test test-fast mutation check lint types contracts format reference docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/areal-like train configs/quickstart.yaml $(ARGS)
 
-# SGLang on a CPU, in an environment of its own; made anew when its pins change.
+# SGLang on a CPU, in an environment of its own, rebuilt when its pins change.
 sglang-cpu:
 	@$(PYTHON) tests/fixtures/sglang_cpu/build.py $(SGLANG_VENV) --torch-version $(TORCH_VERSION) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
@@ -34,6 +34,10 @@ environments:
 # Three streams of tests, a file at a time, in the order of tests/conftest.py: two leave a seventh of two cores idle.
 test: environments
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+# What a change is tried with first: tests that start no process. The other tests carry the marks `e2e` and `processes`.
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --no-processes $(PYTEST_ARGS)
 
 # How strong the unit tests are: random changes of core modules that some test must notice.
 mutation: $(VENV)/.installed-dev

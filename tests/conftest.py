@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,11 +23,57 @@ settings.register_profile("areal_like", deadline=None)
 settings.load_profile("areal_like")
 
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-processes", action="store_true", help="leave out tests that start a process")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--no-processes"):
+        sys.addaudithook(_refuse_processes)
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """End-to-end runs first: streams that take a file each (`pytest -n 3 --dist loadfile`) then end together."""
+    if config.getoption("--no-processes"):
+        left_out = [item for item in items if _starts_processes(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not _starts_processes(item)]
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_turn)  # stable: within a file the order stays
+
+
+def _starts_processes(item: pytest.Item) -> bool:
+    return item.get_closest_marker("e2e") is not None or item.get_closest_marker("processes") is not None
+
+
+_STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system")
+_running: list[str] = []
+_unmarked: list[str] = []
+
+
+def _refuse_processes(event: str, _arguments: object) -> None:
+    if event in _STARTS and _running:
+        _unmarked.append(_running[-1])
+        raise RuntimeError("this test starts a process: mark it with @pytest.mark.processes")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    _running.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _running.pop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """Fails a test whose code caught the refusal."""
+    yield
+    if item.nodeid in _unmarked:
+        pytest.fail("starts a process: mark it with @pytest.mark.processes", pytrace=False)
 
 
 def _turn(item: pytest.Item) -> tuple[bool, int]:

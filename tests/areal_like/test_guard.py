@@ -55,6 +55,7 @@ def assert_gone(pids: list[int]) -> None:
     assert psutil.wait_procs(processes, timeout=PATIENCE_S)[1] == []
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("mode", "command"), [("tied", HANGS), ("guarded", HANGS), ("guarded", HANGS_WITH_A_FAMILY)])
 def test_a_command_dies_with_a_starter_that_is_killed_outright(tmp_path: Path, mode: str, command: str) -> None:
     source = STARTER.format(home=HOME, mode=mode, command=command)
@@ -65,6 +66,7 @@ def test_a_command_dies_with_a_starter_that_is_killed_outright(tmp_path: Path, m
     assert_gone(pids)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("make", [tied, guarded])
 @pytest.mark.parametrize(("code", "status"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 6)", -6)])
 def test_a_command_ends_as_it_would_by_itself(make: object, code: str, status: int) -> None:
@@ -72,6 +74,7 @@ def test_a_command_ends_as_it_would_by_itself(make: object, code: str, status: i
     assert subprocess.run(make([sys.executable, "-c", code]), check=False).returncode == status
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("mode", ["tied", "guarded"])
 def test_a_command_whose_starter_is_gone_is_not_run(tmp_path: Path, mode: str) -> None:
     command = (tied if mode == "tied" else guarded)([sys.executable, "-c", HANGS])
@@ -81,6 +84,7 @@ def test_a_command_whose_starter_is_gone_is_not_run(tmp_path: Path, mode: str) -
     assert not (tmp_path / "pids").exists()
 
 
+@pytest.mark.processes
 def test_standard_streams_are_those_of_the_command() -> None:
     code = "import sys; sys.stdout.write(sys.stdin.read()[::-1])"
     done = subprocess.run(

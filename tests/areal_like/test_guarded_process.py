@@ -44,6 +44,7 @@ def assert_gone(pids: list[int]) -> None:
     assert psutil.wait_procs(processes, timeout=PATIENCE_S)[1] == []
 
 
+@pytest.mark.processes
 def test_end_guarded_ends_what_runs_in_a_session_of_its_own(tmp_path: Path) -> None:
     process = subprocess.Popen(guarded([sys.executable, "-c", HANGS_WITH_A_FAMILY]), cwd=tmp_path)
     pids = pids_in(tmp_path)
@@ -53,6 +54,7 @@ def test_end_guarded_ends_what_runs_in_a_session_of_its_own(tmp_path: Path) -> N
     end_guarded(process)  # safe to call again
 
 
+@pytest.mark.processes
 def test_run_past_its_time_limit_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pids: list[int] = []
 
@@ -67,6 +69,7 @@ def test_run_past_its_time_limit_leaves_nothing_behind(tmp_path: Path, monkeypat
     assert_gone(pids)
 
 
+@pytest.mark.processes
 def test_run_returns_status_and_text() -> None:
     code = "import sys; print(sys.stdin.read() + 'out'); print('err', file=sys.stderr); sys.exit(3)"
     done = run_guarded([sys.executable, "-c", code], timeout_s=60.0)

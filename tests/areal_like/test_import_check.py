@@ -41,6 +41,7 @@ def write(folder: Path, package: str, text: str, *, as_folder: bool = False) -> 
     return file
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("as_folder", [False, True])
 def test_files_of_the_users_under_all_our_names_do_not_disturb_a_command(tmp_path: Path, as_folder: bool) -> None:
     for package in PACKAGES:
@@ -49,6 +50,7 @@ def test_files_of_the_users_under_all_our_names_do_not_disturb_a_command(tmp_pat
     assert (status, "is valid" in said) == (0, True), said
 
 
+@pytest.mark.processes
 def test_python_dash_m_works_alongside_files_under_the_names_it_has_yet_to_import(tmp_path: Path) -> None:
     for package in ("services", "trainer", "rollout"):
         write(tmp_path, package, "raise SystemExit('mine')\n")
@@ -59,6 +61,7 @@ def test_python_dash_m_works_alongside_files_under_the_names_it_has_yet_to_impor
 SCORER = "def score(row, response, **info):\n    return 1.0\n"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_scorer_under_one_of_our_names_is_refused_in_one_sentence(tmp_path: Path, package: str) -> None:
     theirs = write(tmp_path, package, SCORER)
@@ -69,6 +72,7 @@ def test_a_scorer_under_one_of_our_names_is_refused_in_one_sentence(tmp_path: Pa
     assert "Traceback" not in said
 
 
+@pytest.mark.processes
 def test_a_scorer_under_a_name_of_its_own_works_alongside_files_under_ours(tmp_path: Path) -> None:
     write(tmp_path, "trainer", "raise SystemExit('mine')\n")
     write(tmp_path, "my_scores", SCORER)
@@ -104,6 +108,7 @@ def test_our_own_folder_is_fine() -> None:
     check_not_shadowed()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("safe_path", [False, True])
 def test_foreign_module_that_is_imported_already_is_named(tmp_path: Path, safe_path: bool) -> None:
     (tmp_path / "trainer.py").write_text("print('mine')\n")
@@ -119,6 +124,7 @@ def test_foreign_module_that_is_imported_already_is_named(tmp_path: Path, safe_p
     assert done.stdout.split() == ["mine", str(tmp_path / "trainer.py")]
 
 
+@pytest.mark.processes
 def test_python_dash_m_really_would_run_the_users_file(tmp_path: Path) -> None:
     """What the check protects against: the reason it must run before children start."""
     (tmp_path / "trainer.py").write_text("print('mine')\n")

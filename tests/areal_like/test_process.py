@@ -15,6 +15,8 @@ import pytest
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from areal_like.process import first_cause, is_same_process, limit_threads
 
+pytestmark = pytest.mark.processes
+
 HOME = Path(__file__).resolve().parents[2]
 WAIT_S = 30.0
 

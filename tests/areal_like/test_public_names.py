@@ -39,11 +39,13 @@ def loaded_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.processes
 def test_import_loads_no_module_of_ours_and_no_library():
     loaded = {name.partition(".")[0] for name in loaded_after("import areal_like") - loaded_after("import importlib")}
     assert not loaded & {"torch", "numpy", "pydantic", "yaml", "zmq", "msgspec", "controller", "rollout", "services"}
 
 
+@pytest.mark.processes
 def test_public_names_load_no_torch():
     loaded = loaded_after("import areal_like\nfor name in areal_like.__all__: getattr(areal_like, name)")
     assert "controller.python_api.jobs" in loaded

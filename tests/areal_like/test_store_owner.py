@@ -74,6 +74,7 @@ def test_folder_without_a_record_goes_only_when_empty_and_old(tmp_path: Path) ->
     assert new.exists()
 
 
+@pytest.mark.processes
 def test_process_has_one_identity_as_long_as_it_lives() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     first = process_identity(child.pid)
@@ -86,6 +87,7 @@ def test_process_has_one_identity_as_long_as_it_lives() -> None:
     assert process_identity(child.pid) == ""
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not store_owner.SHARED_MEMORY.is_dir(), reason="no shared memory here")
 def test_weights_of_a_killed_controller_are_gone_within_seconds() -> None:
     folder = store_owner.SHARED_MEMORY / f"areal_like-test-{os.getpid()}"

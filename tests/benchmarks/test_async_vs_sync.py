@@ -68,6 +68,7 @@ def test_a_window_of_few_pulses_takes_those_around_it() -> None:
     assert steady.pulses_of(pulses[:1], 3.2, 3.4) == pulses[:1], "as many as there are"
 
 
+@pytest.mark.processes
 def test_all_contenders_count_the_same_steps(tmp_path, monkeypatch):
     """Those of the one that runs furthest ahead, whatever its own number of steps is."""
     asked = []
@@ -169,6 +170,7 @@ def tuned(monkeypatch, tmp_path, *fails, late_share=0.0, place=OWN):
     return name, runner.tried
 
 
+@pytest.mark.processes
 def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(monkeypatch, tmp_path, capsys):
     name, tried = tuned(monkeypatch, tmp_path, "whole")
     assert name == "spread"
@@ -176,16 +178,19 @@ def test_a_baseline_that_cannot_run_is_left_out_with_its_reason(monkeypatch, tmp
     assert "tuning whole: failed, left out: CUDA out of memory\n" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_a_candidate_that_fails_where_all_can_run_is_the_end_and_no_slower_baseline(monkeypatch, tmp_path):
     with pytest.raises(JobFailed, match="CUDA out of memory"):
         tuned(monkeypatch, tmp_path, "whole", place=Real(16, 2))
 
 
+@pytest.mark.processes
 def test_no_baseline_that_runs_is_the_end(monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match=r"every candidate of the synchronous baseline failed"):
         tuned(monkeypatch, tmp_path, "whole", "spread")
 
 
+@pytest.mark.processes
 def test_a_distorted_candidate_still_ends_the_benchmark(monkeypatch, tmp_path):
     """Left out, it could leave a slower baseline to compare with."""
     with pytest.raises(SystemExit, match="too busy"):

@@ -118,6 +118,7 @@ def measuring_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(telemetry, "side_by_side", lambda arm, *_, **__: {"bare": costs, arm: costs})
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("measuring_nothing")
 @pytest.mark.parametrize("words", [["my.yaml"], ["--config", "my.yaml"], ["num_steps=5"], []], ids=" ".join)
 @pytest.mark.parametrize("name", ["interruption", "staleness", "routing", "telemetry", "modes", "quickstart"])

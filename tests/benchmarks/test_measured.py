@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks.measured import Measured, add_options
 
+pytestmark = pytest.mark.processes
+
 
 class Machine:
     """Measures 1.0, 2.0, ... and counts."""

@@ -22,6 +22,7 @@ def test_seed_that_never_got_there_is_named_and_has_no_ratio():
     assert result["never"] == [{"side": "trl", "seed": 2}]
 
 
+@pytest.mark.processes
 def test_both_sides_are_tuned_and_what_was_tried_is_kept(tmp_path, monkeypatch):
     def measured(side, seed, settings, num_batches=0):
         if settings.get("is_continuous"):

@@ -43,6 +43,7 @@ def test_a_rate_names_whatever_is_not_as_it_must_be() -> None:
     assert result["others"] == ["b: scored 0.0 why", "c: scored 1.0 why", "d: timed_out None slow"]
 
 
+@pytest.mark.processes
 def test_mutants_differ_and_a_bare_python_tells_them_apart(tmp_path: Path) -> None:
     source = "def f(x):\n    return x + 1"
     mutants = mutants_of(source, 4, seed=1)

@@ -20,6 +20,7 @@ sys.exit(7 if len(told) == 1 else 1)
 """
 
 
+@pytest.mark.processes
 def test_a_run_that_has_shown_enough_is_interrupted_once(monkeypatch):
     monkeypatch.setattr(runs, "LOOK_S", 0.01)
     process = subprocess.Popen([sys.executable, "-c", FINISHES_ITS_STEP], stdout=subprocess.PIPE)
@@ -30,6 +31,7 @@ def test_a_run_that_has_shown_enough_is_interrupted_once(monkeypatch):
     process.stdout.close()
 
 
+@pytest.mark.processes
 def test_a_run_that_never_shows_enough_has_a_deadline(monkeypatch):
     monkeypatch.setattr(runs, "LOOK_S", 0.01)
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])

@@ -142,6 +142,7 @@ def test_the_own_jobs_are_configs_that_load(job: simulated_jobs.Started) -> None
     assert config.num_steps >= 16
 
 
+@pytest.mark.processes
 def test_own_jobs_are_run_and_predicted_group_by_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started, compared = [], []
 

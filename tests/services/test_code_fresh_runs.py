@@ -88,11 +88,13 @@ def test_a_program_cannot_count_its_runs_by(namespaces: CodeBench, channel: str)
     assert_no_count(by_bench(namespaces), channel)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("channel", ["a file in /tmp", "process ids", "process ids since the first"])
 def test_where_namespaces_do_not_nest_each_run_has_a_sandbox_of_its_own(namespaces: CodeBench, channel: str) -> None:
     assert_no_count(without_nested_namespaces, channel)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("channel", [name for name in CHANNELS if "process ids" not in name])
 def test_without_namespaces_each_run_has_a_first_process_of_its_own(channel: str) -> None:
     if not layers_here().parts["landlock"].startswith("works"):
@@ -104,6 +106,7 @@ def test_without_namespaces_each_run_has_a_first_process_of_its_own(channel: str
         bench.close()
 
 
+@pytest.mark.processes
 def test_where_namespaces_do_not_nest_tests_of_rows_have_nothing_to_write_to(namespaces: CodeBench) -> None:
     del namespaces  # this machine has the layer
     writes = (

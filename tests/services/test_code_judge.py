@@ -42,6 +42,7 @@ def seen_by_tests(bench: CodeBench, expression: str) -> str:
     return outcome.reason.partition("KeyError: ")[2]
 
 
+@pytest.mark.processes
 def test_tests_of_a_row_do_not_see_the_environment(confined: CodeBench) -> None:
     assert seen_by_tests(confined, f"os.environ.get({SECRET!r})") == "None"
     known = {"HOME", "LANG", "PATH", "PWD", "PYTHONHASHSEED", "TMPDIR", "LC_CTYPE"}

@@ -13,6 +13,8 @@ import pytest
 from reward_harness import PATIENCE_S
 from standing_harness import Standing, command, connected, task, until
 
+pytestmark = pytest.mark.processes
+
 SETTINGS: dict[str, Any] = {
     "scorers": [{"kind": "scorer_zoo:score"}],
     "num_workers": 2,

@@ -221,6 +221,7 @@ def run_process(file: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.processes
 def test_process_prepares_and_tells_a_mistake_in_its_last_line(tmp_path: Path) -> None:
     file = tmp_path / "spec.json"
     spec(tmp_path / "out", **supervised(tmp_path)).save(file)

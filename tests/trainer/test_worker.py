@@ -706,6 +706,7 @@ def damage(manifest_path: Path) -> None:
         verify(*open_payload(manifest_path))
 
 
+@pytest.mark.processes
 def test_real_process_trains_over_a_real_hub(run_dir: Path, make_samples: MakeSamples) -> None:
     async def scene() -> None:
         hub = Hub(run_id="t", role="controller", bind="tcp://127.0.0.1:0", curve_dir=run_keys(), accept=FROM_TRAINER)

@@ -57,6 +57,7 @@ def test_rows_are_a_function_of_the_seed_and_a_longer_limit_extends_a_shorter_on
     assert first == list(running_sum.demonstrations(7, RECIPE, 90))[:50]
 
 
+@pytest.mark.processes
 def test_rows_are_the_same_in_another_process() -> None:
     code = "from areal_like.tasks.running_sum import rows; print([r['prompt'] for r in rows(3, 'train', limit=20)])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout

@@ -182,6 +182,7 @@ for version in itertools.count():
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_kill_at_any_moment_leaves_only_whole_versions(tmp_path: Path, kind: str) -> None:
     for attempt in range(3):

@@ -220,11 +220,13 @@ class TestInstallation:
         assert main(["reference"]) == 2
         assert error_lines(capsys)[0].startswith("error: areal_like runs on torch 2.11 to 2.15")
 
+    @pytest.mark.processes
     def test_module_and_version(self) -> None:
         command = [sys.executable, "-m", "controller", "--version"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[3])
         assert done.stdout.strip() == f"areal-like {__version__}"
 
+    @pytest.mark.processes
     def test_validate_imports_no_torch(self) -> None:
         code = (
             "import sys; from controller.cli.main import main; status = main(['validate', 'quickstart']); "

@@ -21,6 +21,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "tiny.yaml").write_text(config)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("name", "held_out"), [("code", "code/humaneval.jsonl"), ("code_tiny", "code/mbpp_nontest.jsonl")]
 )
@@ -29,6 +30,7 @@ def test_the_recipes_for_programs_are_valid(name: str, held_out: str, published:
     assert main(["validate", name, *rows]) == 0
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["reasoning_gym", "reasoning_gym_tiny"])
 def test_the_recipes_for_reasoning_gym_are_valid(name: str) -> None:
     pytest.importorskip("reasoning_gym", reason="the extra `reasoning-gym` is not installed")

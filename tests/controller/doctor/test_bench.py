@@ -136,6 +136,7 @@ def test_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Other programs use 80% of the cores" in line.finding.found
 
 
+@pytest.mark.processes
 def test_loopback_and_disk_are_measured_in_their_units(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(measures, "PIECE_S", 0.001)
     monkeypatch.setattr(measures, "WRITE_BYTES", 4096)

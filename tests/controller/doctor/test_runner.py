@@ -81,6 +81,7 @@ def test_whoever_waits_is_told_for_which_checks() -> None:
 # ---------------------------------------------------------------- programs
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("is_own_session", [False, True])
 def test_program_past_its_deadline_is_killed_with_all_it_started(tmp_path: Path, is_own_session: bool) -> None:
     pid_file = tmp_path / "pid"
@@ -114,10 +115,12 @@ def _state(process: Path) -> str:
         return "Z"
 
 
+@pytest.mark.processes
 def test_overdue_program_says_so() -> None:
     assert Machine().run(["sleep", "60"], deadline_s=0.05).fault == "no answer within 0.05 s"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("argv", "fault"),
     [
@@ -131,6 +134,7 @@ def test_bad_ends_are_told_in_words(argv: list[str], fault: str) -> None:
     assert Machine().run(argv, deadline_s=60).fault == fault
 
 
+@pytest.mark.processes
 def test_probe_is_run_once_and_its_answer_found_among_other_output(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -150,6 +154,7 @@ def test_probe_is_run_once_and_its_answer_found_among_other_output(
     assert (tmp_path / "runs").read_text() == "x"
 
 
+@pytest.mark.processes
 def test_probe_that_says_nothing_or_breaks_off_has_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "silent.py").write_text("")
     (tmp_path / "broken.py").write_text("print('areal_like-doctor {\"a\": ')")
@@ -251,6 +256,7 @@ def test_names_of_checks_are_unique_and_deadlines_finite() -> None:
     assert all(0 < check.deadline_s <= 180 for check in ALL)
 
 
+@pytest.mark.processes
 def test_doctor_imports_neither_torch_nor_pydantic_to_begin_with() -> None:
     code = (
         "import sys; import controller.doctor.command;"

@@ -105,6 +105,7 @@ def test_layers_of_linux_are_not_on_other_systems() -> None:
         assert look(mac).found == "not on this system"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["namespaces", "seccomp_filter", "resource_limits"])
 def test_each_trial_ends_with_an_answer_on_this_machine(name: str) -> None:
     answer = Machine().probe(name)

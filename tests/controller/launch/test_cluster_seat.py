@@ -20,6 +20,8 @@ from areal_like.transport.ports import can_listen
 from controller.launch.cluster.seat import SPEC_PLACE, News, Order, Seat, with_host
 from services.reward.process_tree import is_alive
 
+pytestmark = pytest.mark.processes
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 SHOW_SPEC = "import sys, time; print(open(sys.argv[1]).read(), flush=True); time.sleep(60)"
 

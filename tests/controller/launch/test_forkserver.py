@@ -67,6 +67,7 @@ def words_of(launcher: LocalLauncher, name: str) -> dict:
     return json.loads(tail_of(launcher.log_of(name)).splitlines()[0])
 
 
+@pytest.mark.processes
 def test_a_forked_process_is_what_a_started_one_would_be_but_imports_nothing_again(tmp_path, monkeypatch):
     async def test():
         async with forking(tmp_path, monkeypatch) as launcher:
@@ -87,6 +88,7 @@ def test_a_forked_process_is_what_a_started_one_would_be_but_imports_nothing_aga
     bounded(test())
 
 
+@pytest.mark.processes
 def test_a_forked_process_is_known_by_its_name_and_heeds_signals(tmp_path, monkeypatch):
     async def test():
         async with forking(tmp_path, monkeypatch) as launcher:
@@ -106,6 +108,7 @@ def test_a_forked_process_is_known_by_its_name_and_heeds_signals(tmp_path, monke
     bounded(test())
 
 
+@pytest.mark.processes
 def test_children_end_with_the_fork_server_and_later_ones_do_without_it(tmp_path, monkeypatch):
     async def test():
         async with forking(tmp_path, monkeypatch) as launcher:
@@ -129,6 +132,7 @@ def stopped_server(launcher: LocalLauncher, name: str) -> int:
     return server
 
 
+@pytest.mark.processes
 def test_child_of_a_stopped_server_is_seen_to_end_and_started_again_without_it(tmp_path, monkeypatch):
     async def test():
         async with forking(tmp_path, monkeypatch) as launcher:
@@ -151,6 +155,7 @@ def test_child_of_a_stopped_server_is_seen_to_end_and_started_again_without_it(t
     bounded(test())
 
 
+@pytest.mark.processes
 def test_exit_status_of_a_child_is_known_although_the_server_is_stopped(tmp_path, monkeypatch):
     async def test():
         async with forking(tmp_path, monkeypatch) as launcher:
@@ -164,6 +169,7 @@ def test_exit_status_of_a_child_is_known_although_the_server_is_stopped(tmp_path
     bounded(test())
 
 
+@pytest.mark.processes
 def test_request_to_a_stopped_server_is_given_up_and_what_it_forks_later_is_killed(tmp_path, monkeypatch):
     async def test():
         async with forking(tmp_path, monkeypatch) as launcher:
@@ -214,6 +220,7 @@ def played_forker(folder: Path, said: list[str]) -> tuple[forked.Forker, Pipe]:
     return forker, pipe
 
 
+@pytest.mark.processes
 def test_end_of_what_was_forked_for_an_abandoned_request_does_not_discredit_the_server(tmp_path, monkeypatch):
     async def test():
         said: list[str] = []
@@ -233,6 +240,7 @@ def test_end_of_what_was_forked_for_an_abandoned_request_does_not_discredit_the_
     bounded(test())
 
 
+@pytest.mark.processes
 def test_answer_in_the_moment_a_request_is_abandoned_is_not_taken_for_the_next_ones(tmp_path):
     async def test():
         forker, pipe = played_forker(tmp_path, [])
@@ -252,6 +260,7 @@ def test_answer_in_the_moment_a_request_is_abandoned_is_not_taken_for_the_next_o
     bounded(test())
 
 
+@pytest.mark.processes
 def test_stopped_server_does_not_hold_up_the_end(tmp_path, monkeypatch):
     async def test():
         async with forking(tmp_path, monkeypatch) as launcher:
@@ -265,6 +274,7 @@ def test_stopped_server_does_not_hold_up_the_end(tmp_path, monkeypatch):
     bounded(test())
 
 
+@pytest.mark.processes
 def test_where_the_imports_fail_every_process_imports_for_itself(tmp_path, monkeypatch):
     async def test():
         async with forking(tmp_path, monkeypatch, preload=("preloaded", "no_such_module")) as launcher:
@@ -276,6 +286,7 @@ def test_where_the_imports_fail_every_process_imports_for_itself(tmp_path, monke
     bounded(test())
 
 
+@pytest.mark.processes
 def test_nothing_of_it_outlives_a_killed_starter(tmp_path, monkeypatch):
     script = f"""
 import asyncio, sys
@@ -308,6 +319,7 @@ asyncio.run(main())
     bounded(test())
 
 
+@pytest.mark.processes
 def test_runs_may_share_a_server_and_each_ends_alone(tmp_path, monkeypatch):
     async def test():
         async with forking(tmp_path, monkeypatch) as alone:
@@ -351,6 +363,7 @@ def folder_of(tmp_path: Path, at: int) -> Path:
     return folder
 
 
+@pytest.mark.processes
 def test_what_is_preloaded_starts_no_thread_and_touches_no_device():
     code = (
         f"import importlib, os\nfor name in {PRELOAD!r}: importlib.import_module(name)\n"

@@ -14,6 +14,8 @@ import pytest
 
 from controller.launch.cluster.job_guard import JOB_VARIABLE, is_needed
 
+pytestmark = pytest.mark.processes
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 CODE = """
 import os, signal, sys, time

@@ -16,6 +16,8 @@ from areal_like.process import describe_status
 from controller.launch.launcher import tail_of
 from controller.launch.local import LocalLauncher, child_environment
 
+pytestmark = pytest.mark.processes
+
 SLEEP = ["-c", "import time; time.sleep(60)"]
 STUBBORN = [
     "-c",

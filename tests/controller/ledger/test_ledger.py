@@ -74,6 +74,7 @@ def test_a_fall_back_disowns_later_checkpoints_and_the_newest_recording_of_a_ste
     assert state.num_lives == 2
 
 
+@pytest.mark.processes
 def test_kill_9_at_any_moment_leaves_exactly_the_committed_bursts(tmp_path: Path) -> None:
     script = textwrap.dedent(
         f"""

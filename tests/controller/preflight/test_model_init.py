@@ -41,6 +41,7 @@ def test_settings_that_may_be_are_let_pass(init: dict[str, Any]) -> None:
     assert list(problems_of(init)) == []
 
 
+@pytest.mark.processes
 def test_types_are_read_without_importing_transformers() -> None:
     """In a process of its own: other tests import them here."""
     looked = "from controller.preflight.model_init import causal_types; import sys; types = causal_types()"

@@ -17,6 +17,8 @@ from controller.preflight import preflight, user_code
 from controller.wiring.process_specs import SCORER_CHECK
 from services.reward.process_tree import living
 
+pytestmark = pytest.mark.processes
+
 PATIENCE_S = 120.0
 
 

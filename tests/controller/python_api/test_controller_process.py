@@ -11,6 +11,8 @@ from areal_like.errors import RunFailed, UserError
 from controller.python_api import controller_process
 from controller.python_api.controller_process import ControllerProcess
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def command(monkeypatch):

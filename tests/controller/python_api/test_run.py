@@ -48,6 +48,7 @@ def test_run_that_exists_is_opened_by_folder_and_by_name(tmp_path, monkeypatch):
         Run("second")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", ["running", "finished", "stopped", "failed", "crashed", "foreign"])
 def test_status_is_what_the_command_shows(tmp_path, kind):
     status = Run(zoo.make_run(tmp_path, kind).root).status
@@ -119,6 +120,7 @@ def test_wait_and_iteration_raise_what_the_command_printed(tmp_path, failure):
         list(Run._started(FakeProcess(folder, failure=failure)))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("kind", "words"), [("failed", "disk full"), ("crashed", "crashed")])
 def test_waiting_for_an_opened_run_that_failed_raises(tmp_path, kind, words):
     with pytest.raises(RunFailed, match=words):

@@ -29,6 +29,7 @@ child.wait()
 """
 
 
+@pytest.mark.processes
 def test_a_process_is_told_with_what_it_started_dead_or_alive(tmp_path):
     async def test():
         launcher = LocalLauncher(tmp_path)
@@ -43,6 +44,7 @@ def test_a_process_is_told_with_what_it_started_dead_or_alive(tmp_path):
     bounded(test())
 
 
+@pytest.mark.processes
 def test_what_an_ended_process_has_spent_is_not_booked_to_the_one_that_started_it(tmp_path):
     async def test():
         launcher = LocalLauncher(tmp_path)
@@ -69,6 +71,7 @@ def test_a_process_on_another_machine_has_what_its_seat_told(tmp_path):
     assert (launcher.rss_mb_of("far"), launcher.rss_mb_of("new"), launcher.rss_mb_of("nobody")) == (12.0, None, None)
 
 
+@pytest.mark.processes
 def test_a_process_that_is_not_there_is_left_out():
     gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
     gone.wait()

@@ -14,6 +14,7 @@ from areal_like.errors import UserError
 from controller.run_folder.owner_host import refuse_if_elsewhere, status_exit, whereabouts
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", zoo.KINDS)
 def test_every_kind_is_told_apart(tmp_path, kind):
     found = whereabouts(zoo.make_run(tmp_path, kind))
@@ -53,6 +54,7 @@ def test_foreign_host_is_named_with_the_age_of_its_word(tmp_path):
     assert "1 h ago" in whereabouts(folder).words
 
 
+@pytest.mark.processes
 def test_run_of_an_older_version_without_host_is_judged_by_its_process(tmp_path):
     assert whereabouts(zoo.make_run(tmp_path, "running", host=None, boot_id=None)).kind == "running"
     assert whereabouts(zoo.make_run(tmp_path, "crashed", host=None, boot_id=None)).kind == "crashed"
@@ -82,6 +84,7 @@ def test_exit_status_stands_for_the_run():
     assert found == {"running": 0, "finished": 0, "stopped": 0, "failed": 1, "crashed": 1, "foreign": 3}
 
 
+@pytest.mark.processes
 def test_run_that_another_machine_writes_to_now_is_not_resumed_here(tmp_path):
     folder = zoo.make_run(tmp_path, "foreign")
     with pytest.raises(UserError, match="far-away"):
@@ -92,6 +95,7 @@ def test_run_that_another_machine_writes_to_now_is_not_resumed_here(tmp_path):
     refuse_if_elsewhere(zoo.make_run(tmp_path, "crashed"))
 
 
+@pytest.mark.processes
 def test_looking_changes_nothing(tmp_path):
     folder = zoo.make_run(tmp_path, "crashed")
     before = {path: path.stat().st_mtime_ns for path in folder.root.rglob("*")}

@@ -80,6 +80,7 @@ class TestRegistry:
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         assert registry.registry_dir() == tmp_path / "home" / ".local" / "state" / "areal_like" / "runs"
 
+    @pytest.mark.processes
     def test_run_is_found_by_what_its_processes_were_started_with(self, tmp_path):
         folder = zoo.make_run(tmp_path, "running")
         spec = folder.processes / "rollout-0.json"

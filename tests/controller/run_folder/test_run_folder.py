@@ -117,6 +117,7 @@ def test_run_whose_controller_lives_is_not_resumed(tmp_path):
     folder.refuse_if_running()
 
 
+@pytest.mark.processes
 def test_run_whose_controller_was_killed_is_resumed_although_its_state_says_running(tmp_path):
     folder = RunFolder.create(tmp_path, "job")
     folder.write_state("running")

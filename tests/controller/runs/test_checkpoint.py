@@ -83,6 +83,7 @@ def test_run_on_another_machine_is_asked_and_named_where_it_does_not_answer(tmp_
     assert "it runs, or ran, on " in capsys.readouterr().err
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", ["finished", "crashed", "failed"])
 def test_run_that_does_not_go_on_is_a_users_mistake(tmp_path, kind):
     folder = zoo.make_run(tmp_path, kind)

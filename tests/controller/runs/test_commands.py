@@ -33,6 +33,7 @@ def typed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return code, found.out, found.err
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", zoo.KINDS)
 def test_every_command_works_on_every_kind_of_run(tmp_path, capsys, kind):
     zoo.make_sampled_run(tmp_path / "runs", kind, "job")
@@ -148,6 +149,7 @@ def test_help_of_every_command_fits_80_columns(capsys, monkeypatch, command):
     assert len(out.split("\n\n")[1]) >= 10
 
 
+@pytest.mark.processes
 def test_report_compare_and_doctor_are_called_with_what_was_typed(tmp_path, capsys, monkeypatch):
     called: list[object] = []
 
@@ -172,6 +174,7 @@ def test_top_help_names_every_command(capsys):
     assert "exit status" in out
 
 
+@pytest.mark.processes
 def test_looking_at_runs_imports_neither_torch_nor_transformers(tmp_path):
     folder = zoo.make_sampled_run(tmp_path)
     code = (
@@ -195,6 +198,7 @@ def test_looking_works_where_torch_does_not(tmp_path, capsys, monkeypatch):
     assert typed(capsys, "reference")[0] == 2
 
 
+@pytest.mark.processes
 def test_broken_pipe_is_no_traceback(tmp_path):
     folder = zoo.make_sampled_run(tmp_path)
     command = f"{sys.executable} -m controller samples {folder.root} --limit all --full | head -1"

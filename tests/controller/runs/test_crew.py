@@ -88,6 +88,7 @@ def test_controller_that_does_not_answer_is_status_1_and_the_request_is_withdraw
     assert not list(folder.requests.iterdir())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", ["finished", "crashed", "failed"])
 def test_run_that_does_not_go_on_is_a_users_mistake(tmp_path, kind):
     folder = zoo.make_run(tmp_path, kind)

@@ -60,6 +60,7 @@ class TestTail:
         path.write_text("\n".join(lines) + "\n")
         assert [line for _, line in LogFile("x", path).tail(count)] == lines[-count:]
 
+    @pytest.mark.processes
     def test_last_line_without_its_newline_is_shown(self, tmp_path):
         folder = zoo.make_run(tmp_path, "crashed")
         with (folder.logs / "trainer.log").open("a") as file:
@@ -163,6 +164,7 @@ class TestFollow:
         lines = self.follow(folder, lambda: (folder.logs / "trainer.log").write_text("new\n"), tail=0)
         assert lines == ["trainer    | new"]
 
+    @pytest.mark.processes
     def test_run_that_is_over_is_printed_and_left(self, tmp_path):
         assert len(said(zoo.make_run(tmp_path, "crashed"), follow=True, tail=2)) == 2
 

@@ -26,6 +26,7 @@ def said(folder: RunFolder, width: int = 100, **options: Any) -> tuple[int, str]
 
 
 class TestPage:
+    @pytest.mark.processes
     @pytest.mark.parametrize(
         ("kind", "code"),
         [("running", 0), ("finished", 0), ("stopped", 0), ("failed", 1), ("crashed", 1), ("foreign", 3)],
@@ -74,6 +75,7 @@ class TestPage:
         assert "6 steps done" in text
         assert "waits" not in text
 
+    @pytest.mark.processes
     @pytest.mark.parametrize("kind", ["crashed", "stopped", "failed"])
     def test_what_to_do_next_is_told(self, tmp_path, kind):
         assert "areal-like resume" in said(zoo.make_run(tmp_path, kind))[1]
@@ -161,6 +163,7 @@ class TestDamage:
         assert said(folder)[0] == 0
         assert said(folder, as_json=True)[0] == 0
 
+    @pytest.mark.processes
     def test_run_without_any_file_but_its_state_is_shown(self, tmp_path):
         folder = zoo.make_run(tmp_path, "crashed")
         for path in (folder.status, folder.metrics):
@@ -185,6 +188,7 @@ class TestJson:
 
 
 class TestWhy:
+    @pytest.mark.processes
     def test_findings_follow_the_status_and_stand_in_json(self, tmp_path):
         folder = zoo.make_run(tmp_path, "crashed")
         text = said(folder, why=True)[1]
@@ -253,6 +257,7 @@ class TestPs:
         assert self.said(show_all=True) == "no run is known here\n"
         assert json.loads(self.said(as_json=True)) == []
 
+    @pytest.mark.processes
     def test_what_runs_is_shown_and_the_rest_counted(self, tmp_path):
         for kind in zoo.KINDS:
             registry.enlist(zoo.make_run(tmp_path / f"of-{kind}", kind))
@@ -261,6 +266,7 @@ class TestPs:
         assert "finished" not in text.splitlines()[2]
         assert "not shown: 1 foreign, 1 crashed, 1 failed, 1 stopped, 1 finished" in text
 
+    @pytest.mark.processes
     @pytest.mark.parametrize("width", [60, 80, 160])
     def test_all_shows_every_kind_at_every_width(self, tmp_path, width):
         for kind in zoo.KINDS:

@@ -21,6 +21,8 @@ from controller.run_folder.run_folder import RunFolder
 from controller.runs import stop as module
 from controller.runs.stop import stop
 
+pytestmark = pytest.mark.processes
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 CONTROLLER = """
 import json, signal, sys, time

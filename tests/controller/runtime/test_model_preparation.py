@@ -21,6 +21,8 @@ from controller.runtime import model_preparation
 from controller.runtime.model_preparation import prepare
 from controller.telemetry.display import Display
 
+pytestmark = pytest.mark.processes
+
 MAKE = """
 import json, pathlib, sys
 spec = json.loads(pathlib.Path(sys.argv[-1]).read_text())

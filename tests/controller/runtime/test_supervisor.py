@@ -17,6 +17,8 @@ from controller.launch.local import LocalLauncher
 from controller.runtime.supervisor import LAST_WORDS_S, LEAVE_S, Loss, Supervisor
 from controller.telemetry.pulse import ProcessNow
 
+pytestmark = pytest.mark.processes
+
 SLEEP = "import time; time.sleep(60)"
 JUDGED_S = LAST_WORDS_S + 0.01
 

@@ -85,6 +85,7 @@ def test_tensorboard_folder_that_cannot_be_made_is_a_users_mistake(tmp_path):
         TensorboardSink(tmp_path / "file" / "tb", remedy="")
 
 
+@pytest.mark.processes
 def test_no_sink_brings_torch_or_tensorflow_into_the_controller():
     code = (
         "import sys, pathlib, tempfile\n"
@@ -249,6 +250,7 @@ def fake_wandb(folder, body):
     return str(folder)
 
 
+@pytest.mark.processes
 def test_wandb_that_cannot_begin_is_an_error_of_the_row_and_of_the_next(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv(
@@ -262,6 +264,7 @@ def test_wandb_that_cannot_begin_is_an_error_of_the_row_and_of_the_next(tmp_path
     sink.close()
 
 
+@pytest.mark.processes
 def test_wandb_that_hangs_is_given_up_and_killed(tmp_path, monkeypatch):
     from controller.telemetry import wandb_sink
 

@@ -150,6 +150,7 @@ def test_a_payload_that_is_not_what_was_sent_is_a_weight_error_and_the_group_goe
     receiver.leave()
 
 
+@pytest.mark.processes
 def test_a_member_killed_in_mid_transfer_ends_it_for_all_and_a_new_group_serves_the_rest(wire, victim):
     one = wire(num_members=2, num_bytes=32 << 20)
     survivor = member()

@@ -78,6 +78,7 @@ def survivors(family: list[psutil.Process]) -> list[psutil.Process]:
     return psutil.wait_procs(family, timeout=DEADLINE_S)[1]
 
 
+@pytest.mark.processes
 def test_the_whole_family_dies_with_a_worker_killed_outright(tmp_path):
     worker, family, front = start(tmp_path)
     assert len(family) == 3
@@ -87,6 +88,7 @@ def test_the_whole_family_dies_with_a_worker_killed_outright(tmp_path):
     assert survivors(family) == []
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_whole_family_dies_with_its_front_and_the_worker_is_told_how_it_ended(tmp_path, number):
     worker, family, _ = start(tmp_path, kill=int(number))
@@ -97,6 +99,7 @@ def test_the_whole_family_dies_with_its_front_and_the_worker_is_told_how_it_ende
     worker.wait()
 
 
+@pytest.mark.processes
 def test_a_signal_to_the_whole_group_leaves_the_end_to_the_worker(tmp_path):
     worker, family, front = start(tmp_path)
     guard = psutil.Process(front).parent()
@@ -110,6 +113,7 @@ def test_a_signal_to_the_whole_group_leaves_the_end_to_the_worker(tmp_path):
     assert survivors([*family, guard]) == []
 
 
+@pytest.mark.processes
 def test_a_command_that_is_not_there_ends_with_words(tmp_path):
     command = guarded([str(tmp_path / "nothing")], until=STDIN)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ended:
@@ -140,6 +144,7 @@ def shm_names(tag: str) -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir() if tag in path.name}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("victim", ["server", "guard", "worker"])
 def test_files_in_shared_memory_go_with_the_server_that_made_them_and_no_others_do(tmp_path, victim):
     tag = tmp_path.parent.name + tmp_path.name

@@ -17,6 +17,8 @@ from rollout.engine.sglang import by_group
 from rollout.engine.sglang.by_group import RANKS, announced
 from rollout.engine.sglang.layout import as_checkpoint
 
+pytestmark = pytest.mark.processes
+
 
 class PlayedMember:
     """Gets what lies in the store, unless told to fail."""

@@ -79,6 +79,7 @@ async def calls_of(fake_world, engine, *kinds: str) -> list[list[object]]:
     return [call for call in (await fake_world.server_info(engine))["calls"] if call[0] in kinds]
 
 
+@pytest.mark.processes
 def test_an_idle_server_gives_its_memory_back_and_takes_it_again_for_a_request(fake_world):
     async def body():
         async with fake_world.engine(release_idle_s=0.05, release="all") as engine:
@@ -96,6 +97,7 @@ def test_an_idle_server_gives_its_memory_back_and_takes_it_again_for_a_request(f
     fake_world.run(body())
 
 
+@pytest.mark.processes
 def test_a_version_wakes_a_sleeping_server_first_and_a_pause_keeps_it_awake(fake_world):
     async def body():
         async with fake_world.engine(release_idle_s=0.05) as engine:
@@ -113,6 +115,7 @@ def test_a_version_wakes_a_sleeping_server_first_and_a_pause_keeps_it_awake(fake
     fake_world.run(body())
 
 
+@pytest.mark.processes
 def test_a_server_that_cannot_take_its_memory_again_is_replaced_and_no_answer_is_lost(fake_world):
     async def body():
         fake_world.monkeypatch.setenv("FAKE_KEEP_SLEEPING", "1")
@@ -126,6 +129,7 @@ def test_a_server_that_cannot_take_its_memory_again_is_replaced_and_no_answer_is
     fake_world.run(body())
 
 
+@pytest.mark.processes
 def test_a_load_that_is_not_what_was_published_fails_and_costs_a_server_and_no_answer(fake_world):
     async def body():
         fake_world.monkeypatch.setenv("FAKE_TICK_S", "0.01")
@@ -152,6 +156,7 @@ def test_a_seed_is_sent_where_the_server_samples_by_it(fake_world):
     assert not fake_world.make().capabilities.per_request_seed
 
 
+@pytest.mark.processes
 def test_routed_experts_must_be_of_every_position_and_a_model_without_any_is_refused(fake_world):
     async def body():
         with pytest.raises(UserError, match=r"routed_experts: a qwen3 has no experts"):

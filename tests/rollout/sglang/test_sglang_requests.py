@@ -9,6 +9,8 @@ import pytest
 from areal_like.errors import EngineError, UserError
 from areal_like.trajectory import Segment
 
+pytestmark = pytest.mark.processes
+
 
 def test_an_answer_has_every_token_once_with_its_version(fake_world):
     async def body():

@@ -60,6 +60,7 @@ def test_keep_kv_refuses_the_overlapped_scheduler():
         words("keep_kv", disable_overlap_schedule=False)
 
 
+@pytest.mark.processes
 def test_versions_are_asked_where_sglang_lives(fake_world):
     assert check_version(fake_world.python)["sglang"] == "0.5.23"
     with pytest.raises(UserError, match=r"SGLang 0\.4\.1 is installed .* 0\.5\.23 is needed: .*stamp"):
@@ -70,6 +71,7 @@ def test_versions_are_asked_where_sglang_lives(fake_world):
         find_python(str(fake_world.root / "nothing"))
 
 
+@pytest.mark.processes
 def test_the_list_of_arguments_is_that_of_the_environment_and_asked_once(fake_world):
     table = argument_table(fake_world.python, is_cpu=True)
     assert table["schedule-policy"] == Argument(True, False, ("lpm", "fcfs"))
@@ -128,6 +130,7 @@ def test_a_failed_start_is_explained_in_one_sentence(tmp_path, log, kind, said):
         raise error
 
 
+@pytest.mark.processes
 def test_a_server_that_refuses_to_start_leaves_nothing_behind(fake_world):
     async def body():
         fake_world.monkeypatch.setenv("FAKE_DIE_AT_START", "launch_server.py: error: argument --dtype: no")
@@ -150,6 +153,7 @@ def test_a_context_the_rotary_embedding_does_not_cover_is_refused_before_a_serve
     assert fake_world.living_servers() == []
 
 
+@pytest.mark.processes
 def test_a_port_that_is_taken_is_said_before_anything_starts(fake_world):
     async def body():
         with socket.socket() as taken:
@@ -169,6 +173,7 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(fake_world):
     fake_world.run(body())
 
 
+@pytest.mark.processes
 def test_a_server_answers_nobody_without_its_random_key_which_no_command_line_shows(fake_world):
     async def body():
         async with fake_world.engine(load=None) as engine:

@@ -13,6 +13,8 @@ import pytest
 from areal_like.errors import EngineError, WeightError
 from rollout.engine.sglang.client import ServerGone
 
+pytestmark = pytest.mark.processes
+
 SLOW = "0.01"
 
 

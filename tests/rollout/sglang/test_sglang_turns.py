@@ -12,6 +12,8 @@ import pytest
 from areal_like.errors import UserError
 from rollout.engine.sglang.turns import held_bytes
 
+pytestmark = pytest.mark.processes
+
 TAGS = ["kv_cache", "weights"]
 
 

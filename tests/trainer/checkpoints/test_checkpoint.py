@@ -180,6 +180,7 @@ def test_unwritable_place_is_a_user_error(tmp_path: Path) -> None:
         save(tmp_path, 20)
 
 
+@pytest.mark.processes
 def test_interrupted_replacement_is_undone(tmp_path: Path) -> None:
     folder = save(tmp_path, 20)
     dead = subprocess.Popen([sys.executable, "-c", ""])
@@ -238,6 +239,7 @@ def save_and_die(run_dir: Path, version: int, at_call: int) -> int:
         os._exit(3)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("is_replaced", [False, True], ids=["new", "same_version"])
 def test_kill_at_any_touch_of_the_disk_leaves_a_valid_checkpoint(is_replaced: bool, tmp_path: Path) -> None:
     """The one before, until the new one is whole: never neither, never a broken one, and the next save cleans up."""

@@ -97,6 +97,7 @@ def test_workers_with_several_gpus_each_leave_out_the_trainers(tp_size: int, tra
     assert " ".join(config.rollout_devices) == devices
 
 
+@pytest.mark.processes
 def test_validate_says_what_is_wrong_with_the_environment(tmp_path: Path) -> None:
     def absent(**engine: Any) -> str:
         found = preflight.look(make({"kind": "sglang", **engine}), "validate")
@@ -110,6 +111,7 @@ def test_validate_says_what_is_wrong_with_the_environment(tmp_path: Path) -> Non
     assert "0.5.23 is needed" in other
 
 
+@pytest.mark.processes
 def test_an_argument_that_version_does_not_know_is_a_problem_before_the_launch(tmp_path: Path) -> None:
     python = str(environment(tmp_path / "good", "0.5.23"))
     given = {"kind": "sglang", "python": python, "sglang": {"arguments": {"enable-metric": True}}}
@@ -187,6 +189,7 @@ def test_what_says_how_a_server_is_launched_is_nothing_for_one_that_runs() -> No
     )
 
 
+@pytest.mark.processes
 def test_a_port_that_is_taken_is_said_before_the_start(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
