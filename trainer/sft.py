@@ -93,7 +93,7 @@ class ExampleEncoder:
             prompt = self._prompts.encode(row)
             response = encode_text(self._tokenizer, row["response"], what="the response")
         except UserError as error:
-            raise UserError(error.what, where=where, remedy=error.remedy or "mend the row") from error
+            raise UserError(error.what, where=where, remedy=error.remedy or "correct the row") from error
         tokens = [*prompt, *response, self._eos]
         if len(tokens) > self._max_tokens:
             raise UserError(

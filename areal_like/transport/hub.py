@@ -169,7 +169,7 @@ class Hub:
         return self._send_frames(info.route, encode(message))
 
     def silent(self, silence_s: float) -> list[str]:
-        """Peers not heard from during the last `silence_s` seconds of our listening."""
+        """Peers that sent nothing during the last `silence_s` seconds of our listening."""
         listened_s = self._patience.tick()
         return [name for name, info in self.peers.items() if listened_s - info.listened_s > silence_s]
 

@@ -74,7 +74,7 @@ class Peer:
         self._inbox: deque[Message] = deque()
         self._arrived, self._writable = Signal(), Signal()
         self._patience = PatienceClock()
-        self._heard_s = 0.0
+        self._received_s = 0.0
         self._unanswered = 0
         self._num_since_pause = 0
         self._sent_bytes = self._read_bytes = 0
@@ -91,7 +91,7 @@ class Peer:
         self._drain()
         if len(self._inbox) >= QUEUE_MESSAGES:
             return 0.0  # it is we who stopped reading
-        return self._patience.tick() - self._heard_s
+        return self._patience.tick() - self._received_s
 
     async def connect(self, timeout_s: float) -> Welcome:
         """Say Hello until welcomed. Raises ChannelError when refused, DeadlineExceeded, UserError for a bad address."""
@@ -221,7 +221,7 @@ class Peer:
             self._take(frames)
 
     def _take(self, frames: list[Frame]) -> None:
-        self._heard_s = self._patience.tick()
+        self._received_s = self._patience.tick()
         self._unanswered = 0
         try:
             message = decode(join(frames, self._limits), self._accept, self._limits)

@@ -5,7 +5,7 @@ names and shapes only; no torch), telling anybody about a new version, whose fol
 
 A version exists once its manifest does: the payload is written and named first, the manifest comes last by an atomic
 rename. Whatever a kill leaves behind is a file without a manifest, ignored by readers and removed by the next writer.
-A reader maps the payload; a version deleted meanwhile stays readable to whoever has it open.
+A reader maps the payload; a version deleted meanwhile stays readable to a process that has it open.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class WeightStore:
     """The writer's side; one process publishes at a time. Methods block on file I/O: call them from a thread."""
 
     def __init__(self, root: Path, kind: StoreKind, keep: int) -> None:
-        """`keep` newest versions stay. Touches no version: whoever only looks may make one alongside a writer."""
+        """`keep` newest versions stay. Touches no version: a reader may make one alongside a writer."""
         if keep < 1:
             raise ValueError(f"a weight store must keep at least one version, not {keep}")
         self.root, self.kind, self.keep = root, kind, keep

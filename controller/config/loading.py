@@ -144,8 +144,8 @@ def _shipped_text(name: str, path: Path | None = None) -> str:
     text = f"shipped configs: {', '.join(shipped)}" if shipped else "give a YAML file"
     if path is None:
         return text
-    beside = [file.name for pattern in ("*.yaml", "*.yml") for file in path.parent.glob(pattern)]
-    near = [str(path.parent / file) for file in nearest(path.name, beside, count=1)] or nearest(
+    siblings = [file.name for pattern in ("*.yaml", "*.yml") for file in path.parent.glob(pattern)]
+    near = [str(path.parent / file) for file in nearest(path.name, siblings, count=1)] or nearest(
         path.stem, shipped, count=1
     )
     return f"did you mean {near[0]}? {text}" if near else text

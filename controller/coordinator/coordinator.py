@@ -247,7 +247,7 @@ class Coordinator:
             drop_group(state, group, "surplus", "the staleness bound was tightened")
 
     def _restart_trainer(self, event: TrainerRestarted) -> None:
-        """The trainer goes back to a checkpoint; whoever samples goes on with what it has, as far as the
+        """The trainer goes back to a checkpoint; workers go on with what they have, as far as the
         invariants allow.
         """
         state = self._state
@@ -255,7 +255,7 @@ class Coordinator:
             raise AssertionError(f"checkpoint {event.checkpoint_version} of batches up to {state.shipped}")
         self._begin_lineage(event.lineage, event.checkpoint_version, trainer_died=event.reason)
         state.recorded = {batch.step: batch.groups for batch in event.batches}
-        state.requested, state.is_trainer_told, state.manifest_path = None, False, ""
+        state.requested, state.is_trainer_reported, state.manifest_path = None, False, ""
         state.trained, state.rewrite = NO_VERSION, None
         colocation.trainer_died(state)
         if state.phase is Phase.FINISHING:

@@ -357,7 +357,7 @@ def lock_folder(run_dir: Path) -> int:
 
 
 def lock_holder(run_dir: Path) -> int | None:
-    """Process id of whoever holds the run's lock now; None where nobody does."""
+    """Id of the process that holds the run's lock now; None where nobody does."""
     try:
         lock = os.open(run_dir / LOCK_FILE, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

@@ -151,8 +151,8 @@ def _read(db: sqlite3.Connection, max_samples: int) -> SampleStats | None:
     if not fates:
         return None
     failures = db.execute(
-        "SELECT json_extract(told, '$.failed_in'), verdict_kind, json_extract(told, '$.policy'), COUNT(*) FROM "
-        "(SELECT verdict_kind, CASE WHEN json_valid(CAST(facts AS TEXT)) THEN CAST(facts AS TEXT) END AS told "
+        "SELECT json_extract(fact, '$.failed_in'), verdict_kind, json_extract(fact, '$.policy'), COUNT(*) FROM "
+        "(SELECT verdict_kind, CASE WHEN json_valid(CAST(facts AS TEXT)) THEN CAST(facts AS TEXT) END AS fact "
         "FROM samples WHERE verdict_kind != 'scored') GROUP BY 1, 2, 3 ORDER BY 4 DESC"
     )
     failed = {(str(scorer or ""), str(kind), str(policy or "")): int(n) for scorer, kind, policy, n in failures}

@@ -1,6 +1,6 @@
 """`areal-like export` and `areal-like import`: between checkpoints and Hugging Face folders.
 
-Owns: which checkpoint is meant, words. Refuses: the files (the trainer wing, through process_specs.py).
+Owns: which checkpoint is meant, words. Refuses: the files (the trainer package, through process_specs.py).
 """
 
 from __future__ import annotations

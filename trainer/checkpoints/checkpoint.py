@@ -71,7 +71,7 @@ def all_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def mend(run_dir: Path) -> None:
+def repair(run_dir: Path) -> None:
     """Put back a checkpoint whose replacement was cut off, and remove what killed writers left.
 
     Only while no trainer of the run lives. A folder that may not be written stays as it is: `save` will say so.

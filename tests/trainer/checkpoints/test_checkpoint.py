@@ -161,7 +161,7 @@ def test_checkpoint_of_the_same_version_is_replaced(tmp_path: Path) -> None:
     assert [entry.name for entry in folder.parent.iterdir()] == ["step_000020"]
 
 
-def test_full_disk_is_told_and_the_previous_checkpoint_stays(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_the_previous_checkpoint_stays(tmp_path: Path) -> None:
     save(tmp_path, 20)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
@@ -525,7 +525,7 @@ def test_weights_that_are_not_finite_are_not_published(tmp_path: Path, prepared:
         training.publish()
 
 
-def test_wrong_setting_is_told_by_its_key(tmp_path: Path, prepared: Path) -> None:
+def test_wrong_setting_is_reported_by_its_key(tmp_path: Path, prepared: Path) -> None:
     with pytest.raises(UserError, match=r"trainer\.optimizer\.lr"):
         Training(process_spec(tmp_path / "run", prepared, settings={"optimizer": {"lr": -1}}))
 
