@@ -70,11 +70,6 @@ class SampleStats:
     """Share of consumed groups that the arrays hold."""
 
     @property
-    def zero_signal_share(self) -> float:
-        """Share of groups of two or more samples whose rewards are all equal; NaN without such groups."""
-        return self._zero_signal(np.ones(len(self.step), dtype=np.bool_))[0]
-
-    @property
     def zero_signal_late(self) -> tuple[float, float]:
         """In the last fifth of the steps: share of groups with equal rewards, and of those the ones at the best value
         that was ever seen."""

@@ -741,7 +741,8 @@ def test_real_process_trains_over_a_real_hub(run_dir: Path, make_samples: MakeSa
         newest, payload = open_payload(Path(rewritten.manifest_path))
         verify(newest, payload)
         assert [one.version for one in seen if isinstance(one, m.CheckpointSaved)] == [2, 3]
-        assert checkpoint.latest_valid(run_dir) == checkpoint.checkpoint_folder(run_dir, 3)
+        assert checkpoint.latest(run_dir) == checkpoint.checkpoint_folder(run_dir, 3)
+        checkpoint.verify(checkpoint.checkpoint_folder(run_dir, 3))
         final = AutoModelForCausalLM.from_pretrained(run_dir / "final")
         for name, parameter in final.named_parameters():
             assert bytes(payload[name]) == parameter.detach().numpy().tobytes()

@@ -88,18 +88,6 @@ def latest(run_dir: Path) -> Path | None:
     return found[-1][1] if found else None
 
 
-def latest_valid(run_dir: Path) -> Path | None:
-    """The newest checkpoint whose every file has its recorded checksum; damaged ones are logged and passed over."""
-    for version, folder in reversed(all_checkpoints(run_dir)):
-        try:
-            verify(folder)
-        except WeightError as error:
-            log.error("skipping the checkpoint of version %d: %s", version, error)
-        else:
-            return folder
-    return None
-
-
 def verify(folder: Path) -> None:
     """Raises WeightError, naming the file, when `folder` is no checkpoint or a file is missing or has changed."""
     manifest = folder / MANIFEST
