@@ -98,7 +98,7 @@ def load_workflow(name: str) -> Workflow:
         return SingleTurn()
     module_name, colon, class_name = name.partition(":")
     if not (colon and module_name and class_name):
-        raise UserError(f"{name!r}is not a workflow", where=where, remedy="write single_turn, or module:Class")
+        raise UserError(f"{name!r} is not a workflow", where=where, remedy="write single_turn, or module:Class")
     check_own_module(module_name, where)
     try:
         module = importlib.import_module(module_name)

@@ -68,7 +68,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             raise UserError("has no text `prompt`", where=f"{path}:{number}", remedy="rows are {prompt, response}")
         rows.append(row)
     if not rows:
-        raise UserError("holds no rows", where=str(path), remedy="rows are {prompt, response}, one JSON object a line")
+        raise UserError(
+            "contains no rows", where=str(path), remedy="rows are {prompt, response}, one JSON object per line"
+        )
     return rows
 
 

@@ -31,7 +31,7 @@ def import_model(source: str, out: str) -> int:
     """Make a checkpoint of a Hugging Face folder; the exit status. Raises UserError, OperationError."""
     folder, target = Path(source).expanduser(), Path(out).expanduser().resolve()
     if not folder.is_dir():
-        raise UserError("there is no such folder", where=source, remedy="give a model's folder")
+        raise UserError("there is no such folder", where=source, remedy="name the folder of a model")
     if is_checkpoint(folder):
         raise UserError("this is a checkpoint already", where=source, remedy="use it as it is, or export it")
     num_tensors, dtype = import_folder(folder, target)

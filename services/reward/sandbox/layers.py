@@ -160,7 +160,7 @@ def _try_all(python: str) -> SandboxLayers:
         try:
             sandbox = find_sandbox(layer, (layer,), python)
         except LayerMissing as error:
-            parts[layer] = str(error)
+            parts[layer] = str(error).removeprefix(f"{layer}: ")  # the reader of `parts` adds the name
             continue
         sandbox.close()
         parts[layer] = f"works: {sandbox.layers.words}"

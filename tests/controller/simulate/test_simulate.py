@@ -273,7 +273,7 @@ def test_lengths_of_a_file_can_be_scaled_and_are_cut(tmp_path):
     assert found.mean_length() == pytest.approx(92.5, rel=0.03)  # 160 is cut to 130
     for bad in ("[]", "[[0]]", "{}", "[[1.5, null]]", "x"):
         file.write_text(bad)
-        with pytest.raises(UserError, match="no lengths can be read"):
+        with pytest.raises(UserError, match="the lengths cannot be read"):
             parse_lengths(str(file), 100)
 
 
