@@ -53,7 +53,23 @@ class LoadedConfig:
 
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read, override, build and cross-check. Raises UserError; ConfigError carries all problems of the config."""
+    """Read a configuration, apply overrides, build it and check it as a whole.
+
+    Args:
+        name: path of a YAML file, name of a shipped config, or a run's folder.
+        overrides: `key.path=value`, as on the command line.
+
+    Returns:
+        The configuration, with the source of each value.
+
+    Raises:
+        ConfigError: the configuration has problems; it carries all of them.
+        UserError: there is no such file, or it is not YAML.
+
+    Example:
+        >>> load_config("quickstart", ["num_steps=40"]).config.num_steps
+        40
+    """
     path = find_config(name)
     return check_document(parse_document(_read(path), _short(path)), overrides)
 

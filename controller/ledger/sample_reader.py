@@ -93,7 +93,18 @@ class SampleStats:
 
 
 def read_samples(path: Path, *, max_samples: int) -> SampleStats | None:
-    """Statistics of a ledger; None where nothing is in it yet. Raises Unreadable."""
+    """Read statistics of the samples that were trained on, also while the run goes on.
+
+    Args:
+        path: the ledger's file.
+        max_samples: beyond this number whole groups are left out, evenly over the steps.
+
+    Returns:
+        The statistics; None where nothing is in the ledger yet.
+
+    Raises:
+        Unreadable: the file is not a ledger that this version reads.
+    """
     if not path.is_file():
         raise Unreadable("there is none")
     try:
