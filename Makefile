@@ -15,12 +15,12 @@ VENV := .venv
 SGLANG_VENV := .venv-sglang
 BIN := $(VENV)/bin
 
-.PHONY: quickstart sglang-cpu sglang-cpu-if-possible environments test test-fast mutation check lint types contracts format reference docs clean
+.PHONY: quickstart sglang-cpu sglang-cpu-if-possible environments test test-fast mutation check lint words types contracts format reference docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/areal-like train configs/quickstart.yaml $(ARGS)
 
-# SGLang on a CPU, in an environment of its own, rebuilt when its pins change.
+# SGLang on a CPU, in an environment of its own; rebuilt when its pins change.
 sglang-cpu:
 	@$(PYTHON) tests/fixtures/sglang_cpu/build.py $(SGLANG_VENV) --torch-version $(TORCH_VERSION) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
@@ -43,11 +43,15 @@ test-fast: $(VENV)/.installed-dev
 mutation: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.mutation $(MUTATION_ARGS)
 
-check: environments lint types contracts docs test
+check: environments lint words types contracts docs test
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+# Terms that were replaced must not come back: file, line and what to write instead.
+words: $(VENV)/.installed-dev
+	$(BIN)/python tests/word_list.py
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy

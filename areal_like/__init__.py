@@ -1,4 +1,4 @@
-"""Ground floor of areal_like: contracts, wire format, channels, pure rules. Imports no torch, no ray, no sglang.
+"""Bottom layer of areal_like: contracts, wire format, channels, pure rules. Imports no torch, no ray, no sglang.
 
 The names of the public Python API are resolved on first use: some belong to packages of upper layers, which this one
 must not import, and `import areal_like` must stay fast in every process of a run.

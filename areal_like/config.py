@@ -1,4 +1,4 @@
-"""Base of every settings class, and the few settings that more than one wing must know.
+"""Base of every settings class, and the few settings that more than one package must know.
 
 Owns: `Settings`, the shared sections, `StartSpec` and `ProcessSpec` (what a process is started with).
 Refuses: reading YAML, composing sections (controller/config/run_config.py), torch.
@@ -93,7 +93,7 @@ class TraceSettings(Settings):
     max_events: int = 0
     """Events at most; 0: no trace, and no file."""
     every_group: int = 1
-    """Single samples are drawn of every so-manieth group, the same in all processes."""
+    """Single samples are drawn of every N-th group, the same in all processes."""
 
 
 class StartSpec(Settings):
@@ -144,7 +144,7 @@ class ProcessSpec(StartSpec):
     """Folder with this process's credentials (owner-only): keys of the run and tokens (credentials.py)."""
     heartbeat_s: float = 0.5
     silence_s: float = 15.0
-    """A peer not heard from for this long counts as lost."""
+    """A peer that sends nothing for this long counts as lost."""
     startup_timeout_s: float = 180.0
     """Of this process, and of a server that it starts again."""
     mode: Mode = "async"
@@ -178,7 +178,7 @@ class ProcessSpec(StartSpec):
     emulation: EmulationSettings | None = None
     """Take time instead of computing; None: real devices."""
     settings: dict[str, Any]
-    """The wing's own section, to be validated by the wing."""
+    """The package's own section, to be validated by that package."""
 
 
 def dump_yaml(settings: Settings) -> str:

@@ -151,7 +151,7 @@ def share(listener: socket.socket) -> socket.socket:
     with listener:
         while True:
             starter, _ = listener.accept()
-            if peer_uid(starter) != os.getuid():  # whoever connects has code run as this user
+            if peer_uid(starter) != os.getuid():  # a process that connects has code run as this user
                 starter.close()
                 continue
             if os.fork() == 0:

@@ -10,7 +10,7 @@ As a script it uses the standard library only, so that it starts at once and imp
 
 Why a process between, where the command runs somebody else's code. Such code starts processes of its own, which do not
 ask the kernel to die with their parent, or ask only after many seconds of imports. The guard is the family's subreaper,
-so whoever loses its parent becomes the guard's child and is found. The kernel's signal on a parent's death alone would
+so an orphaned process becomes the guard's child and is found. The kernel's signal on a parent's death alone would
 be lost on them; it also comes when merely the *thread* that started a process ends, and is forgotten at the start of a
 program with other privileges.
 

@@ -10,11 +10,25 @@ from collections.abc import Sequence
 
 
 def pack(lengths: Sequence[int], capacity: int, min_bins: int = 1) -> list[list[int]]:
-    """Indices of `lengths` in bins of at most `capacity` tokens (arXiv 2505.24298, Algorithm 1).
+    """Distribute sequences to micro-batches under a token budget (arXiv 2505.24298, Algorithm 1).
 
     Longest first: open a new bin while fewer than `min_bins` exist or none has room, else take the bin with room that
-    holds the fewest sequences (the oldest of those). Every bin is non-empty, its indices ascend.
-    Raises ValueError for a length that is not positive or exceeds `capacity`.
+    holds the fewest sequences (the oldest of those).
+
+    Args:
+        lengths: tokens of each sequence.
+        capacity: most tokens of one bin.
+        min_bins: bins to open at least, where there are as many sequences.
+
+    Returns:
+        Indices of `lengths`, by bin. Every bin is non-empty, its indices ascend.
+
+    Raises:
+        ValueError: a length is not positive or exceeds `capacity`.
+
+    Example:
+        >>> pack([3, 5, 2, 4], capacity=8)
+        [[0, 1], [2, 3]]
     """
     if capacity < 1 or min_bins < 1:
         raise ValueError(f"capacity ({capacity}) and min_bins ({min_bins}) must be at least 1")
@@ -37,10 +51,24 @@ def pack(lengths: Sequence[int], capacity: int, min_bins: int = 1) -> list[list[
 
 
 def partition(lengths: Sequence[int], num_bins: int) -> list[list[int]]:
-    """Indices of `lengths` in exactly `num_bins` shares of nearly equal sums (longest processing time first).
+    """Distribute sequences to shares of nearly equal sums (longest processing time first).
 
-    The heaviest share is at most 4/3 of the best possible one, shares differ by at most the longest length, and none
-    is empty when there are at least `num_bins` sequences. Indices of a share ascend.
+    The heaviest share is at most 4/3 of the best possible one, and shares differ by at most the longest length.
+
+    Args:
+        lengths: tokens of each sequence.
+        num_bins: number of shares, such as the trainer's ranks.
+
+    Returns:
+        Indices of `lengths`, by share; indices of a share ascend. None is empty where there are at least `num_bins`
+        sequences.
+
+    Raises:
+        ValueError: a length is not positive, or `num_bins` is below 1.
+
+    Example:
+        >>> partition([3, 5, 2, 4], num_bins=2)
+        [[1, 2], [0, 3]]
     """
     if num_bins < 1:
         raise ValueError(f"num_bins ({num_bins}) must be at least 1")

@@ -22,7 +22,7 @@ def check_regular(path: Path, *, where: str = "", max_bytes: int | None = None) 
     try:
         status = os.stat(path)
     except OSError:
-        return  # whoever opens it says what is wrong
+        return  # the caller that opens it says what is wrong
     for is_kind, name in _KINDS:
         if is_kind(status.st_mode):
             raise UserError(f"is {name}, not a file", where=where or str(path), remedy="save the contents to a file")

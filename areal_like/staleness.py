@@ -29,36 +29,109 @@ MODE_STALENESS: Mapping[str, int] = {"sync": 0, "one_step_off": 1}
 
 
 def bound_of(mode: Mode, max_staleness: int | None) -> int | None:
-    """Largest allowed staleness: the one that the mode fixes, else `max_staleness`; None: unbounded."""
+    """Largest allowed staleness of a run.
+
+    Args:
+        mode: `sync` and `one_step_off` fix the bound at 0 and 1.
+        max_staleness: the bound of `async`; None for unbounded.
+
+    Returns:
+        The bound in versions, None for unbounded.
+
+    Example:
+        >>> bound_of("sync", 4), bound_of("async", 4)
+        (0, 4)
+    """
     return MODE_STALENESS.get(mode, max_staleness)
 
 
 def staleness(step: int, first_version: int) -> int:
-    """How many versions behind the policy being trained a group is when step `step` uses it."""
+    """How many versions behind the policy being trained a group is.
+
+    Args:
+        step: the step that uses the group; it trains version `step - 1`.
+        first_version: the version that sampled the group's earliest first token.
+
+    Returns:
+        The number of versions; 0 is on-policy.
+
+    Example:
+        >>> staleness(step=3, first_version=1)
+        1
+    """
     return step - 1 - first_version
 
 
 def deadline(first_version: int, bound: int) -> int:
-    """The last step that may use a group of this first version."""
+    """The last step that may use a group.
+
+    Args:
+        first_version: the version that sampled the group's earliest first token.
+        bound: largest allowed staleness, in versions.
+
+    Returns:
+        The step's number.
+
+    Example:
+        >>> deadline(first_version=0, bound=1)
+        2
+    """
     return first_version + bound + 1
 
 
 def is_overdue(step: int, first_version: int, bound: int | None) -> bool:
-    """True where step `step` must not use a group of this first version (`bounded-staleness`)."""
+    """True where a step must not use a group of this first version (`bounded-staleness`).
+
+    Args:
+        step: the step that would use the group.
+        first_version: the version that sampled the group's earliest first token.
+        bound: largest allowed staleness; None for unbounded.
+
+    Returns:
+        True past the group's deadline; always False without a bound.
+
+    Example:
+        >>> is_overdue(2, 0, bound=1), is_overdue(3, 0, bound=1)
+        (False, True)
+    """
     return bound is not None and step > deadline(first_version, bound)
 
 
 def may_admit(started: int, version: int, groups_per_step: int, bound: int | None) -> bool:
-    """`bounded-admission` (eq. 3): may a group start on a worker that loaded `version`, `started` including it?"""
+    """Whether one more group may start (`bounded-admission`, eq. 3).
+
+    Args:
+        started: groups that run, wait or were used, the new one included.
+        version: the version that the worker which takes the group has loaded.
+        groups_per_step: groups of one batch.
+        bound: largest allowed staleness; None for unbounded.
+
+    Returns:
+        True where the group can still be used in time.
+
+    Example:
+        >>> [may_admit(n, version=0, groups_per_step=2, bound=1) for n in (4, 5)]
+        [True, False]
+    """
     return bound is None or (started - 1) // groups_per_step <= version + bound
 
 
 def may_ship(step: int, left_by_deadline: Mapping[int, int], groups_per_step: int) -> bool:
-    """`bounded-staleness`, `wait`: may step `step` ship, leaving these numbers of unshipped groups by deadline?
+    """Whether a step may ship its batch under `wait` without another group missing its deadline (`bounded-staleness`).
 
-    A deadline is the earliest possible one of its group.
+    For every m >= step at most (m - step) * groups_per_step of the groups left may have a deadline <= m.
 
-    For every m >= step at most (m - step) * groups_per_step of them may have a deadline <= m.
+    Args:
+        step: the step whose batch would ship.
+        left_by_deadline: numbers of the groups that would remain, by their earliest possible deadline.
+        groups_per_step: groups of one batch.
+
+    Returns:
+        True where all groups left can still be used in time.
+
+    Example:
+        >>> may_ship(1, {2: 2}, groups_per_step=2), may_ship(1, {2: 3}, groups_per_step=2)
+        (True, False)
     """
     total = 0
     for limit in sorted(left_by_deadline):
@@ -69,9 +142,18 @@ def may_ship(step: int, left_by_deadline: Mapping[int, int], groups_per_step: in
 
 
 def earliest_first(ready: Mapping[int, Iterable[int]], count: int) -> list[int]:
-    """`deadline-order`: `count` group ids out of `ready` (first version -> group ids).
+    """Choose groups in `deadline-order`: the earliest deadline first, then the oldest group.
 
-    The earliest deadline comes first, then the oldest group.
+    Args:
+        ready: ids of the groups that are ready, by first version; ids ascend with age.
+        count: number of groups wanted.
+
+    Returns:
+        At most `count` group ids.
+
+    Example:
+        >>> earliest_first({1: [4, 5], 0: [3]}, count=2)
+        [3, 4]
     """
     chosen: list[int] = []
     for first_version in sorted(ready):
@@ -82,10 +164,19 @@ def earliest_first(ready: Mapping[int, Iterable[int]], count: int) -> list[int]:
 
 
 def surplus(step: int, live: Iterable[tuple[int, int, int]], groups_per_step: int) -> list[int]:
-    """Ids of the groups to give up so that the rest can all meet their deadlines from `step` on (invariant I).
+    """Choose the groups to give up so that the rest can all meet their deadlines (invariant I).
 
-    live: (deadline, worth, group_id); of too many the ones of least worth go. Empty unless the bound was tightened
-    between two lives of a run.
+    Args:
+        step: the next step.
+        live: (deadline, worth, group id) of each unshipped group; of too many the ones of least worth go.
+        groups_per_step: groups of one batch.
+
+    Returns:
+        Ids of the groups to drop; empty unless the bound was tightened between two sessions of a run.
+
+    Example:
+        >>> surplus(1, [(1, 5, 10), (1, 9, 11)], groups_per_step=1)
+        [10]
     """
     kept: list[tuple[int, int]] = []
     gone: list[int] = []

@@ -7,7 +7,7 @@ are written in whole microseconds: fractions of so large a number are rounded by
 overlap there. A process killed by force loses its last second of events.
 
 Bounded: a process writes at most `max_events`, a quarter of them kept for its main lane. A run too long for that is
-drawn whole but thinner: single samples only of every so-manieth group, the same ones in all processes (`draws`), so
+drawn whole but thinner: single samples only of every N-th group, the same ones in all processes (`draws`), so
 that arrows stay whole.
 """
 

@@ -77,7 +77,22 @@ class Segment(msgspec.Struct, frozen=True):
         return Segment(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32))
 
     def joined(self, more: Segment) -> Segment:
-        """This segment followed by `more`. Raises ValueError if versions would decrease across the seam."""
+        """Append the tokens that were sampled next.
+
+        Args:
+            more: the tokens that follow, possibly none.
+
+        Returns:
+            A new segment of both.
+
+        Raises:
+            ValueError: versions would decrease across the seam.
+
+        Example:
+            >>> one = Segment(np.array([5], np.int32), np.array([-0.5], np.float32), np.array([2], np.int32))
+            >>> len(one.joined(one)), one.joined(Segment.empty()) is one
+            (2, True)
+        """
         if not len(self):
             return more
         if not len(more):
@@ -98,7 +113,21 @@ EXPERT_TYPES = (np.uint8, np.uint16)
 
 
 def as_experts(experts: np.ndarray) -> np.ndarray:
-    """Expert numbers of any integer type in the smallest of EXPERT_TYPES. Raises ValueError where one does not fit."""
+    """Convert expert numbers to the smallest of EXPERT_TYPES.
+
+    Args:
+        experts: an array of any integer type and shape.
+
+    Returns:
+        A contiguous array of uint8 or uint16.
+
+    Raises:
+        ValueError: a number does not fit.
+
+    Example:
+        >>> as_experts(np.array([1, 300])).dtype
+        dtype('uint16')
+    """
     if experts.size and (int(experts.min()) < 0 or int(experts.max()) > np.iinfo(np.uint16).max):
         raise ValueError("routed_experts must be numbers of experts: at least 0, at most 65535")
     is_small = not experts.size or int(experts.max()) <= np.iinfo(np.uint8).max
@@ -175,8 +204,26 @@ class Trajectory(msgspec.Struct, frozen=True):
         finish_reason: FinishReason,
         routed_experts: np.ndarray | None = None,
     ) -> Trajectory:
-        """Single-turn sample: `prompt_tokens` [P] int32 followed by `answer`, with the answer's experts of any integer
-        type, if they are known."""
+        """Build the trajectory of a single-turn sample: a prompt followed by one answer.
+
+        Args:
+            prompt_tokens: [P] int32; they are not trained on.
+            answer: the sampled tokens with their log-probs and versions.
+            finish_reason: `stop` or `length`.
+            routed_experts: the answer's experts, of any integer type, where they are known.
+
+        Returns:
+            The trajectory, checked.
+
+        Raises:
+            ValueError: the answer is empty, or the experts do not fit it.
+
+        Example:
+            >>> answer = Segment(np.array([7], np.int32), np.array([-0.5], np.float32), np.array([3], np.int32))
+            >>> trajectory = Trajectory.from_prompt(np.array([1, 2], np.int32), answer, "stop")
+            >>> trajectory.loss_mask_T.tolist(), trajectory.first_version
+            ([False, False, True], 3)
+        """
         num_prompt = len(prompt_tokens)
         return Trajectory(
             tokens_T=np.concatenate([np.asarray(prompt_tokens, np.int32), answer.tokens_R]),

@@ -20,6 +20,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: why there is no score, or a remark. wall_s: seconds spent scoring. scorer: name and version.
     failed_in: name of the scorer that gave no score, empty where it is not known. attempts: how many times it was
     tried; 0 for a score out of the cache of exact duplicates.
+
+    Raises:
+        ValueError: `value` is not finite where it is `scored`, or is given where it is not.
+
+    Example:
+        >>> Verdict(kind="scored", value=1.0).is_scored, Verdict(kind="timed_out").value
+        (True, None)
     """
 
     kind: VerdictKind

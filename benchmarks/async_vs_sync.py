@@ -8,7 +8,7 @@
     python -m benchmarks.async_vs_sync configs/mine.yaml trainer.optimizer.lr=1e-5    your own job on its own devices
 
 *sync*: all devices generate, wait for the longest answer, then all train; its settings are the best of a small search
-(told with the result; of a job of one's own candidates that cannot run are left out).
+(listed with the result; of a job of one's own candidates that cannot run are left out).
 *sync, pools apart*: on emulated devices also as the paper has it, with a pool for each phase.
 *one_step_off*: batch n+1 is generated while batch n trains. *async N*: max_staleness N. Emulated devices take the time
 a roofline gives (docs/decisions/0030-emulated-devices.md), everything else is real; every such figure is of a model of
@@ -17,7 +17,7 @@ thinking@28: the same distribution, scaled to this mean). `bound share` is the r
 what the pool with more work could do if it never waited (benchmarks/steady.py), and `at most` the ratio to sync that
 it could then reach. A config of one's own keeps its batch and its pools: asynchronous modes run on them as they are,
 the baseline on them in turn or on all devices in both phases (on GPUs: colocated), whichever is faster. With --accuracy
-X runs on other than emulated devices evaluate every few steps, and the time to X is told. Results are added to
+X runs on other than emulated devices evaluate every few steps, and the time to X is reported. Results are added to
 benchmarks/results/async_vs_sync.json as they come, a part for each setting of the devices (--floors, --sequences); to
 a file alongside the runs (--runs-dir) go those of a job of one's own (CONFIG or overrides), and those of a published
 part that another command has made (--floors and --sequences apart). --replace publishes them. A run that the machine
@@ -53,7 +53,7 @@ KEPT = (
     "late_share", "time_to_s", "speedup", "steps_counted", "cores_used",
 )  # fmt: skip
 FEWEST_COUNTED = 2
-"""Steps by which a rate is told."""
+"""Steps over which a rate is measured."""
 WHICH = ("--floors", "--sequences")
 """Options that say which parts a command makes."""
 Row = dict[str, Any]
@@ -308,7 +308,7 @@ def plot(source: Path, picture: Path) -> Path:
         kind, _, setting = part.partition(", ") if "real cores" in part else part.rpartition(", ")
         kinds.setdefault(kind, {})[setting] = found["lines"]
     made, panels = pictures.figure(len(kinds))
-    told = []
+    descriptions = []
     for panel, (kind, settings) in zip(panels, kinds.items(), strict=True):
         fullest_first = sorted(settings.values(), key=len, reverse=True)
         names = list(dict.fromkeys(_short(line["name"]) for lines in fullest_first for line in lines))
@@ -316,14 +316,16 @@ def plot(source: Path, picture: Path) -> Path:
             style = pictures.line_style(index) | {"markersize": 5, "linewidth": 1.4}
             places = [names.index(_short(line["name"])) for line in own]
             panel.plot(places, [line["ratio"] for line in own], label=setting, **style)
-            told.append(f"{kind}, {setting}: " + ", ".join(f"{line['name']} {line['ratio']:.2f}" for line in own))
+            descriptions.append(
+                f"{kind}, {setting}: " + ", ".join(f"{line['name']} {line['ratio']:.2f}" for line in own)
+            )
         panel.axhline(1.0, color=pictures.FAINT, linewidth=1)
         panel.set_xticks(range(len(names)), names)
         panel.set_ylim(0, 1.1 * max(line["ratio"] for own in settings.values() for line in own))
         panel.set_title(f"throughput over tuned sync: {kind}")
         panel.legend(loc="best")
     title = "Throughput over the tuned synchronous baseline"
-    return pictures.save(made, picture, title=title, description="; ".join(told), source=source)
+    return pictures.save(made, picture, title=title, description="; ".join(descriptions), source=source)
 
 
 def _short(name: str) -> str:

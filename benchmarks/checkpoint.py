@@ -223,7 +223,7 @@ def idle(spec: ProcessSpec, num_steps: int) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer pairs and steps, nothing written down")
-    told = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     assert SAMPLES * (PROMPT + LENGTH) >= TOKENS
     with tempfile.TemporaryDirectory(prefix="areal-checkpoint-") as name:
@@ -231,15 +231,15 @@ def main(arguments: list[str]) -> int:
         prepared = prepare(folder)
         specs = [process_spec(folder / run, prepared) for run in ("cost", "idle")]
         found = {
-            "cost": cost(specs[0], 4 if told.quick else 30),
-            "idle": idle(specs[1], 10 if told.quick else IDLE_STEPS),
+            "cost": cost(specs[0], 4 if options.quick else 30),
+            "idle": idle(specs[1], 10 if options.quick else IDLE_STEPS),
         }
         for spec in specs:
             for file in Path(spec.weight_dir).iterdir():
                 file.unlink()
             Path(spec.weight_dir).rmdir()
     print(json.dumps(found, indent=1))
-    if not told.quick:
+    if not options.quick:
         write("checkpoint", "python -m benchmarks.checkpoint", {"limit": LIMIT, **found})
     return 0
 

@@ -33,7 +33,7 @@ PLANNED = "planned split"
 FULLER = 4
 """As many batches in one, to measure a worker on its own."""
 ALONE = 4096
-"""Samples by which what a worker costs on its own is told, where a few steps have no more."""
+"""Samples over which the cost of a single worker is measured, where a few steps have no more."""
 TPS = (1, 2, 4)
 """GPUs of a rollout worker; the baseline is tried with all of them in one as well."""
 SLOTS_PER_GPU = 64
@@ -93,8 +93,8 @@ class Emulated:
         ]
         if self.gpus not in TPS:
             whole = f"rollout.engine.num_slots={self.gpus * SLOTS_PER_GPU}"
-            told = (*SYNC, *self.settings(is_sync=True, tp=self.gpus), whole)
-            made.append(Contender(f"sync, tp {self.gpus}", "sync", told))
+            keys = (*SYNC, *self.settings(is_sync=True, tp=self.gpus), whole)
+            made.append(Contender(f"sync, tp {self.gpus}", "sync", keys))
         still = (*SYNC, *self.settings(is_sync=True), "rollout.routing.migration=false")
         return [*made, Contender("sync, tp 1, no migration", "sync", still)]
 
@@ -121,20 +121,20 @@ class Emulated:
 
         It plans for engines that admit by their cache, not for emulated ones (docs/simulate.md).
         """
-        told = load_config(config, [*overrides, "mode=async", "staleness.max_staleness=4"]).config
-        emulation = told.emulation
+        job = load_config(config, [*overrides, "mode=async", "staleness.max_staleness=4"]).config
+        emulation = job.emulation
         assert emulation is not None
         scale = emulation.token_scale
-        cap = told.sampling.max_new_tokens * scale
+        cap = job.sampling.max_new_tokens * scale
         mean = emulation.mean_tokens
         lengths = parse_lengths(THINKING if mean is None else f"{THINKING}@{mean}", cap)
         reached = Efficiencies(
             decode_floor_s=self.floor_ms / 1e3, bandwidth=emulation.bandwidth, train_mfu=emulation.train_mfu,
             prefill_mfu=emulation.prefill_mfu, step_overhead_s=0.0,
         )  # fmt: skip
-        sampling = told.sampling.model_copy(update={"max_new_tokens": cap})
+        sampling = job.sampling.model_copy(update={"max_new_tokens": cap})
         setup = Setup(
-            told.model_copy(update={"sampling": sampling}), lengths, num_steps=24, gpu=gpu_named(self.gpu),
+            job.model_copy(update={"sampling": sampling}), lengths, num_steps=24, gpu=gpu_named(self.gpu),
             model=model_named(self.model), gpus=self.gpus, reached=reached, prompt_tokens=emulation.prompt_tokens,
         )  # fmt: skip
         rates = {}
@@ -149,7 +149,7 @@ class Emulated:
 @dataclass(frozen=True)
 class Real:
     """This machine's cores: so many sequences a core in a step. lengths: forced ones, as sampling.forced_lengths;
-    accuracy: up to which the time is told.
+    accuracy: up to which the time is measured.
     """
 
     sequences: int
@@ -161,7 +161,7 @@ class Real:
     @property
     def label(self) -> str:
         """For tables."""
-        return f"{self.cores} real cores, {self.sequences} sequences a core{_told(self.lengths)}{self._until}"
+        return f"{self.cores} real cores, {self.sequences} sequences a core{_reported(self.lengths)}{self._until}"
 
     @property
     def _until(self) -> str:
@@ -237,7 +237,7 @@ class Own:
     @property
     def label(self) -> str:
         """For tables."""
-        return f"{Path(self.config).stem}, its own devices{_told(self.lengths)}"
+        return f"{Path(self.config).stem}, its own devices{_reported(self.lengths)}"
 
     def baselines(self) -> list[Contender]:
         """The config's own pools in turn; all devices in both phases, as far as the config's backend and engine can."""
@@ -281,5 +281,5 @@ def _forced(lengths: str | None) -> tuple[str, ...]:
     return () if lengths is None else (f"sampling.forced_lengths={lengths}",)
 
 
-def _told(lengths: str | None) -> str:
+def _reported(lengths: str | None) -> str:
     return "" if lengths is None else f"{FORCED}{lengths}"

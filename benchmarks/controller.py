@@ -311,7 +311,7 @@ async def _worker(address: Meeting, name: str, capacity: int, tokens: int) -> No
                 for task in lease.tasks:
                     await peer.send(finished(task, whole))
             case m.Shutdown():
-                await peer.close("told to")
+                await peer.close("stopped")
                 return
 
 
@@ -399,9 +399,9 @@ def main() -> None:
         if not options.quick:
             cases += [("durable", size, PAPER_GROUPS, options.paper_steps) for size in sizes]
         for kind, workers, groups, num_steps in cases:
-            told = {"workers": workers, "steps": num_steps, "tokens": options.tokens, "groups": groups}
+            fields = {"workers": workers, "steps": num_steps, "tokens": options.tokens, "groups": groups}
             with tempfile.TemporaryDirectory(prefix="areal-controller-") as folder:
-                row = asyncio.run(serve(Path(folder), fsync=kind == "fsync", **told))
+                row = asyncio.run(serve(Path(folder), fsync=kind == "fsync", **fields))
             rows.append({"kind": kind if groups == GROUPS else f"{kind}, steps of {groups * GROUP_SIZE:,}", **row})
             _print(rows[-1])
         rows.append({"kind": "bare", "workers": 1, **bare(options.tokens, 1000 if options.quick else 20_000)})

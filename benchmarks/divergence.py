@@ -1,4 +1,4 @@
-"""Is a divergence seen before the accuracy falls? Runs driven too hard, and what a reader would have been told.
+"""Is a divergence seen before the accuracy falls? Runs driven too hard, and what a reader would have seen.
 
     python -m benchmarks.divergence                 2 losses x 5 seeds, driven too hard and sound: half an hour
     python -m benchmarks.divergence --quick         one seed, one loss; writes nothing
@@ -9,7 +9,7 @@ every other step. Each run is read again step by step, as `areal-like report` wo
 its evaluations: `warned` is the first step at which the numbers of the steps alone make it speak of the policy, `fell`
 the first evaluation that lies a fifth, and more than chance, below the best one so far. In addition to each a run at a
 sound learning rate and bound, of which nothing must be said. Rules and thresholds were chosen on seeds 1 to 19; 20 to
-24, the default, were fresh for all of them when they were published. Whoever changes a rule takes later ones.
+24, the default, were fresh for all of them when they were published. To change a rule, take later ones.
 
 Every other version is evaluated, so a fall that an evaluation shows may have come one version earlier. A fall need not
 last: `last` alongside `best` says what became of the run.
@@ -53,8 +53,8 @@ def main() -> None:
     rows = []
     for loss in OWN_LOSSES[-1:] if options.quick else OWN_LOSSES:
         for seed, is_hard in [(seed, is_hard) for is_hard in (True, False) for seed in seeds]:
-            told = overrides(loss, seed, options.lr if is_hard else SOUND, "unbounded" if is_hard else "2")
-            row = measured.row([CONFIG, *told], partial(measure, told, options.runs_dir))
+            settings = overrides(loss, seed, options.lr if is_hard else SOUND, "unbounded" if is_hard else "2")
+            row = measured.row([CONFIG, *settings], partial(measure, settings, options.runs_dir))
             rows.append({"loss": loss, "seed": seed, "is_driven_too_hard": is_hard, **row})
             print(line(rows[-1]), flush=True)
     if not options.quick:
@@ -72,13 +72,13 @@ def overrides(loss: str, seed: int, rate: str, bound: str) -> list[str]:
     ]  # fmt: skip
 
 
-def measure(told: list[str], runs_dir: Path) -> Row:
+def measure(settings: list[str], runs_dir: Path) -> Row:
     """One run, and when what was seen."""
-    folder = Path(train(CONFIG, told, runs_dir)["folder"])
-    return {"folder": folder.name, **told_when(RunData.load(RunFolder(folder), max_samples=1))}
+    folder = Path(train(CONFIG, settings, runs_dir)["folder"])
+    return {"folder": folder.name, **reported_when(RunData.load(RunFolder(folder), max_samples=1))}
 
 
-def told_when(data: RunData) -> Row:
+def reported_when(data: RunData) -> Row:
     """At which step the report first spoke of the policy, with its words, and at which the accuracy had fallen."""
     warned, words = warning_of(data)
     return {

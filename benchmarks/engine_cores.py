@@ -46,13 +46,13 @@ def job_and_model(path: str | None, context: int) -> tuple[RunConfig, PreTrained
     Raises SystemExit where it cannot be read or makes none.
     """
     try:
-        told = load_config(path or "configs/quickstart.yaml").config
+        job = load_config(path or "configs/quickstart.yaml").config
     except UserError as error:
         raise SystemExit(str(error)) from error
-    if not told.model.init:
+    if not job.model.init:
         raise SystemExit(f"{path}: this benchmark makes its model; give it a config with model.init")
-    init = {"vocab_size": VOCABULARY, **told.model.init, "max_position_embeddings": context}
-    return told, AutoConfig.for_model(init.pop("model_type"), **init)
+    init = {"vocab_size": VOCABULARY, **job.model.init, "max_position_embeddings": context}
+    return job, AutoConfig.for_model(init.pop("model_type"), **init)
 
 
 def core_with(waiting: Sequence[Answer], config: PreTrainedConfig, slots: int, context: int) -> GenerationCore:

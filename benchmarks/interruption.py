@@ -60,8 +60,8 @@ def main() -> None:
         rows: list[Row] = []
         more = ["num_steps=8"] if options.quick else []
         for seed in seeds:
-            told = [*overrides, *more, *options.overrides]
-            rows += measure(place, config, seed, told, options.runs_dir, measured)
+            settings = [*overrides, *more, *options.overrides]
+            rows += measure(place, config, seed, settings, options.runs_dir, measured)
         print_table(compare(rows))
         if not options.quick:
             print(f"written to {keep(place, rows, publish_location(place, options))}")
@@ -83,8 +83,8 @@ def places(options: argparse.Namespace) -> list[tuple[str, str, list[str]]]:
     if kind in ("", "emulated"):
         for model, share in itertools.product(models, shares):
             emulated = Emulated(gpu or "h800", model, options.gpus, share, 3.0)
-            told = [*emulated.batch(), *emulated.settings(is_sync=False)]
-            found.append((f"{emulated.label}, {share:.0%} for rollout", "configs/emulated.yaml", told))
+            settings = [*emulated.batch(), *emulated.settings(is_sync=False)]
+            found.append((f"{emulated.label}, {share:.0%} for rollout", "configs/emulated.yaml", settings))
     if kind == "real" or (not kind and not options.quick):
         short = ["data.eval=null", "eval.every_steps=0", "num_steps=40"]
         found.append(("this machine's cores", "configs/quickstart.yaml", short))
@@ -97,15 +97,17 @@ def measure(
     """All ways on one seed, in turn."""
     rows = []
     for way in WAYS:
-        told = [f"seed={seed}", f"rollout.interruption={way}", "staleness.max_staleness=4", "metrics.report=false"]
-        found = measured.row([config, *told, *overrides], partial(_figures, config, [*told, *overrides], runs_dir))
+        settings = [f"seed={seed}", f"rollout.interruption={way}", "staleness.max_staleness=4", "metrics.report=false"]
+        found = measured.row(
+            [config, *settings, *overrides], partial(_figures, config, [*settings, *overrides], runs_dir)
+        )
         rows.append({"place": place, "way": way, "seed": seed, **found})
         print(f"{place}  seed {seed}  {way:10} {rows[-1]['samples_per_s']:.2f} samples/s", flush=True)
     return rows
 
 
-def _figures(config: str, told: Sequence[str], runs_dir: Path) -> Row:
-    folder = Path(train(config, told, runs_dir)["folder"])
+def _figures(config: str, settings: Sequence[str], runs_dir: Path) -> Row:
+    folder = Path(train(config, settings, runs_dir)["folder"])
     found = figures(folder)
     refuse_distorted(found, folder)
     return {key: found.get(key) for key in KEPT}

@@ -54,8 +54,8 @@ def main() -> None:
 def one(num: int, vocabulary: int, chunk: int) -> Row:
     """One case, in a process of its own. Raises SystemExit with its output when it fails."""
     command = [sys.executable, "-m", "benchmarks.logprob_memory", "--case", str(num), str(vocabulary), str(chunk)]
-    told = environment() | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=told, check=False)
+    variables = environment() | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=variables, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     found: Row = json.loads(done.stdout.splitlines()[-1])

@@ -133,9 +133,9 @@ class Measured:
                     file.write(json.dumps(known) + "\n")
         return {**known["row"], "measured": f"{known['date']} {known['commit']}"}
 
-    def job(self, config: str, told: Sequence[str], runs_dir: Path) -> Row:
+    def job(self, config: str, settings: Sequence[str], runs_dir: Path) -> Row:
         """The summary of a job with these overrides."""
-        return self.row([config, *told], partial(train, config, told, runs_dir))
+        return self.row([config, *settings], partial(train, config, settings, runs_dir))
 
     def finish(self) -> None:
         """The result is written: the next call measures these rows again. Those of other calls stay."""

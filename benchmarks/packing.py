@@ -234,12 +234,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("lengths", nargs="*", default=[THINKING], help="thinking, MEAN:CV, a run's folder, a JSON file")
     parser.add_argument("--quick", action="store_true", help="fewer sequences and rounds")
     add_replace(parser)
-    told = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    num, rounds = (64, 2) if told.quick else (256, 5)
+    num, rounds = (64, 2) if options.quick else (256, 5)
     rows = []
     try:
-        sets = {name: drawn(name) for name in told.lengths}
+        sets = {name: drawn(name) for name in options.lengths}
     except UserError as error:
         raise SystemExit(str(error)) from error
     capacity = max(max(known) for known in sets.values())  # one budget, which the longest answer of all must fit
@@ -275,9 +275,9 @@ def main(arguments: list[str]) -> int:
             }
         )  # fmt: skip
         print_row(rows[-1])
-    if not told.quick:
+    if not options.quick:
         result = {"budget": BUDGET, "rounds": rounds, "rows": rows}
-        print(f"written to {write('packing', command_of('packing'), result, result_path('packing', told))}")
+        print(f"written to {write('packing', command_of('packing'), result, result_path('packing', options))}")
     return 0
 
 

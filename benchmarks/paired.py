@@ -22,7 +22,7 @@ from benchmarks.runs import command_of, half_words, mean_interval, write
 MEANS = ("accuracy_after", "samples_per_s", "tokens_per_s")
 KEYS = ("accuracy_before", *MEANS, "train_wall_s", "trainer_wait_share", "rollout_idle_share", "staleness_mean",
         "staleness_max", "steps", "audit")  # fmt: skip
-TOLD = (*KEYS[:5], "staleness_max")
+SHOWN = (*KEYS[:5], "staleness_max")
 """Of each run, as it ends."""
 QUICK = ("num_steps=20", "data.eval.limit=300")
 Row = dict[str, Any]
@@ -57,7 +57,7 @@ class Comparison:
                 given = [f"seed={seed}", f"{self.setting}={value}", *best, *overrides]
                 summary = measured.job(config, given, options.runs_dir)
                 rows.append({"seed": seed, "side": value, **{key: summary[key] for key in (*KEYS, "measured")}})
-                print("  ".join(f"{key} {rows[-1][key]}" for key in ("seed", "side", *TOLD)), flush=True)
+                print("  ".join(f"{key} {rows[-1][key]}" for key in ("seed", "side", *SHOWN)), flush=True)
         result = compare(rows, self.values)
         print_table(result)
         if not options.quick:

@@ -20,20 +20,20 @@ def panels_of(name: str, result: Result) -> list[Panel]:
     return PLOTS[name](result) if name in PLOTS else []
 
 
-def _spread(told: Result, middle: str = "median") -> tuple[float, tuple[float, float]]:
-    return told[middle], (told["low"], told["high"])
+def _spread(interval: Result, middle: str = "median") -> tuple[float, tuple[float, float]]:
+    return interval[middle], (interval["low"], interval["high"])
 
 
-def _from_spreads(name: str, told: Iterable[Result], middle: str = "median") -> Series:
-    pairs = [_spread(one, middle) for one in told]
+def _from_spreads(name: str, results: Iterable[Result], middle: str = "median") -> Series:
+    pairs = [_spread(one, middle) for one in results]
     return Series(name, [value for value, _ in pairs], [spread for _, spread in pairs])
 
 
 def _from_intervals(name: str, pairs: Iterable[Sequence[float]]) -> Series:
     """Means and half widths; an infinite half width (one seed) is not drawn."""
-    told = [(mean, half if half is not None and half < float("inf") else None) for mean, half in pairs]
-    spreads = [None if half is None else (mean - half, mean + half) for mean, half in told]
-    return Series(name, [mean for mean, _ in told], spreads)
+    pairs_with_halves = [(mean, half if half is not None and half < float("inf") else None) for mean, half in pairs]
+    spreads = [None if half is None else (mean - half, mean + half) for mean, half in pairs_with_halves]
+    return Series(name, [mean for mean, _ in pairs_with_halves], spreads)
 
 
 def _quickstart(result: Result) -> list[Panel]:
@@ -47,20 +47,20 @@ def _quickstart(result: Result) -> list[Panel]:
 
 
 def _paired(result: Result) -> list[Panel]:
-    told = result["sides"]
+    sides = result["sides"]
     return [
-        Panel(title, list(told), [_from_intervals(title, (values[key] for values in told.values()))])
+        Panel(title, list(sides), [_from_intervals(title, (values[key] for values in sides.values()))])
         for title, key in (("accuracy, 95 % interval", "accuracy_after"), ("samples/s, 95 % interval", "samples_per_s"))
     ]
 
 
 def _engine(result: Result) -> list[Panel]:
-    told = {
+    ratios = {
         f"{case['workload']}, {case['slots']} slots: {side}": ratio
         for case in result["cases"]
         for side, ratio in case["ratio"].items()
     }
-    return [Panel("embedded engine over others, tokens/s", list(told), [_from_spreads("", told.values())], mark=1)]
+    return [Panel("embedded engine over others, tokens/s", list(ratios), [_from_spreads("", ratios.values())], mark=1)]
 
 
 def _soak(result: Result) -> list[Panel]:
@@ -82,18 +82,18 @@ def _reward(result: Result) -> list[Panel]:
 
 
 def _reward_rates(result: Result) -> list[Panel]:
-    told = {name: one for name, one in result.items() if isinstance(one, dict) and "as_they_must_be" in one}
-    shares = [one["as_they_must_be"] / one["rows"] for one in told.values()]
-    return [Panel("verdicts that are as they must be", list(told), [Series("", shares)])]
+    kinds = {name: one for name, one in result.items() if isinstance(one, dict) and "as_they_must_be" in one}
+    shares = [one["as_they_must_be"] / one["rows"] for one in kinds.values()]
+    return [Panel("verdicts that are as they must be", list(kinds), [Series("", shares)])]
 
 
 def _telemetry(result: Result) -> list[Panel]:
     arms = [arm for arm in ("watched", "sinks") if arm in result]
     series = []
     for name, key in (("processor time", "cpu_lost"), ("wall time", "wall_lost")):
-        told = [result[arm][key] for arm in arms]
-        halves = [100 * (math.inf if one["half_width_95"] is None else one["half_width_95"]) for one in told]
-        series.append(_from_intervals(name, zip([100 * one["mean"] for one in told], halves, strict=True)))
+        measured = [result[arm][key] for arm in arms]
+        halves = [100 * (math.inf if one["half_width_95"] is None else one["half_width_95"]) for one in measured]
+        series.append(_from_intervals(name, zip([100 * one["mean"] for one in measured], halves, strict=True)))
     return [Panel("throughput lost, %, 95 % interval", arms, series, mark=100 * result["limit"])]
 
 
@@ -195,19 +195,19 @@ def _row_order(result: Result) -> list[Panel]:
 
 def _divergence(result: Result) -> list[Panel]:
     rows = [row for row in result["rows"] if row["is_driven_too_hard"]]
-    told = [Series(name, [row[key] for row in rows]) for name, key in (("warned", "warned"), ("fallen", "fell"))]
+    measured = [Series(name, [row[key] for row in rows]) for name, key in (("warned", "warned"), ("fallen", "fell"))]
     return [
-        Panel("step of the first warning, and of the fall", [f"{row['loss']}, {row['seed']}" for row in rows], told)
+        Panel("step of the first warning, and of the fall", [f"{row['loss']}, {row['seed']}" for row in rows], measured)
     ]
 
 
 def _sweep(result: Result) -> list[Panel]:
     lines = result["lines"]
     places = [line["value"] for line in lines]
-    told = (("accuracy_after", "final accuracy"), ("samples_per_s", "samples/s"))
+    shown = (("accuracy_after", "final accuracy"), ("samples_per_s", "samples/s"))
     return [
         Panel(f"{title} by {lines[0]['key']}", places, [_from_spreads("", [line[key] for line in lines], "mean")])
-        for key, title in told
+        for key, title in shown
         if None not in [line[key] for line in lines]
     ]
 
@@ -247,7 +247,7 @@ def _routing(result: Result) -> list[Panel]:
 
 
 def _reward_service(result: Result) -> list[Panel]:
-    kinds = [name for name, told in result.items() if isinstance(told, dict) and "recovery_s" in told]
+    kinds = [name for name, entry in result.items() if isinstance(entry, dict) and "recovery_s" in entry]
     worst = Series("", [max(result[kind]["recovery_s"]) for kind in kinds])
     return [Panel("seconds until the service is whole again, at most", kinds, [worst])]
 
@@ -260,8 +260,10 @@ def _gpu_suite(result: Result) -> list[Panel]:
         for key in ("samples_per_s", "tokens_per_s"):
             own = [row for row in rows if row["table"] == table and row.get(key) is not None]
             if own:
-                told = Series("", [row[key] for row in own])
-                panels.append(Panel(f"{table}: {key.replace('_per_', '/')}", [row["case"] for row in own], [told]))
+                values_of_key = Series("", [row[key] for row in own])
+                panels.append(
+                    Panel(f"{table}: {key.replace('_per_', '/')}", [row["case"] for row in own], [values_of_key])
+                )
                 break
     return panels
 

@@ -5,7 +5,7 @@
     python -m benchmarks.peer_trl --quick          one seed, no tuning: about 12 minutes; writes nothing
 
 Same tiny model (the quickstart's warm start, one per seed), prompts, reward, group size, batch, token limit and cores.
-Ours is `mode: async`, set as told below. TRL runs in an environment of its own, with both cores for every phase; its
+Ours is `mode: async`, set as described below. TRL runs in its own environment, with both cores for every phase; its
 clock stands still while it evaluates, ours runs on. TRL is first tried for speed: several micro-batches, and continuous
 batching (set up as in benchmarks/engine.py) instead of `generate`. Then both are tuned on a seed that is not counted:
 over the same learning rates, and at the best of them with two updates a batch instead of one (TRL also with two-sided
@@ -161,9 +161,9 @@ class Contest:
         return best
 
     def _speed(self, settings: Settings) -> Row:
-        told = {**settings, "lr": RATES[0]}
-        measure = partial(self._trl, TUNING_SEEDS[0], told, SPEED_STEPS)
-        row = self._measured.row(["speed", _words(told), *SOURCES], measure)
+        job = {**settings, "lr": RATES[0]}
+        measure = partial(self._trl, TUNING_SEEDS[0], job, SPEED_STEPS)
+        row = self._measured.row(["speed", _words(job), *SOURCES], measure)
         failed = row.get("failed")
         rate = f"failed: {failed.splitlines()[-1]}" if failed else f"{row['samples_per_s']:.0f} samples/s"
         print(f"trl   {_words(settings)}: {rate}", flush=True)
@@ -196,7 +196,7 @@ class Contest:
         return folder
 
     def _ours(self, seed: int, settings: Settings) -> Row:
-        told = [
+        overrides = [
             f"seed={seed}", f"model.path={self._model(seed)}", "model.init=null", "model.tokenizer=from_model",
             "warm_start=null", f"num_steps={self._steps}", f"groups_per_step={GROUPS}", f"group_size={GROUP_SIZE}",
             f"trainer.optimizer.lr={settings['lr']}", "trainer.optimizer.schedule=constant",
@@ -207,7 +207,7 @@ class Contest:
             f"eval.every_steps={EVAL_EVERY}", f"eval.num_prompts={EVAL_ROWS}", "eval.at_start=false",
             "metrics.report=false",
         ]  # fmt: skip
-        summary = train(str(CONFIG), told, self._runs_dir, is_enough=partial(has_reached, accuracy=self._accuracy))
+        summary = train(str(CONFIG), overrides, self._runs_dir, is_enough=partial(has_reached, accuracy=self._accuracy))
         folder = Path(summary["folder"])
         curve = curve_of(folder)
         reached_s = crossing(curve, self._accuracy)
@@ -223,7 +223,7 @@ class Contest:
         train_rows = running_sum.rows(seed, "train", limit=GROUPS * num_batches)
         eval_rows = running_sum.rows(seed, "eval", limit=EVAL_ROWS)
         with tempfile.TemporaryDirectory(prefix="peer-trl-") as out:
-            told = {
+            job = {
                 "model": str(model), "out": out, "seed": seed, "lr": float(settings["lr"]),
                 "num_batches": num_batches, "batch_samples": GROUPS * GROUP_SIZE, "mini_batches": updates,
                 "group_size": GROUP_SIZE, "micro_batch": settings["micro_batch"],
@@ -234,7 +234,7 @@ class Contest:
                 "eval_rows": _rows(eval_rows),
             }  # fmt: skip
             spec = Path(out) / "spec.json"
-            spec.write_text(json.dumps(told))
+            spec.write_text(json.dumps(job))
             quiet = os.environ | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
             command = [str(VENV / "bin" / "python"), "-P", str(SIDE), str(spec)]
             try:

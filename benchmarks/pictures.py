@@ -38,7 +38,7 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def figure(num_panels: int, *, heights_in: Sequence[float] | None = None) -> tuple[Any, list[Any]]:
-    """An empty figure with panels one below the other, PANEL_IN high or as told."""
+    """An empty figure with panels one below the other, PANEL_IN high or as given."""
     heights = list(heights_in) if heights_in is not None else [PANEL_IN] * num_panels
     import matplotlib
 

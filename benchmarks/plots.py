@@ -141,10 +141,10 @@ def _name(axis: Any, panel: Panel, left_in: float) -> None:
 
 
 def _described(panel: Panel) -> str:
-    told = [
+    parts = [
         f"{place}{', ' + series.name if len(panel.series) > 1 else ''} {value:.4g}"
         for index, place in enumerate(panel.places)
         for series in panel.series
         if (value := series.values[index]) is not None
     ]
-    return f"{panel.title}: {', '.join(told)}"
+    return f"{panel.title}: {', '.join(parts)}"

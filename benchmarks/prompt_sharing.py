@@ -53,9 +53,9 @@ CASES = (Case(32, 8, "short", 14), Case(128, 8, "short", 14), Case(64, 16, "long
 
 def main() -> None:
     options = parse(__doc__, rounds=100)
-    told, config = job_and_model(options.config, CONTEXT)
-    slots = told.rollout.engine.num_slots
-    own = [Case(slots, min(told.group_size, slots), prompts, 60) for prompts in ("short", "long")]
+    job, config = job_and_model(options.config, CONTEXT)
+    slots = job.rollout.engine.num_slots
+    own = [Case(slots, min(job.group_size, slots), prompts, 60) for prompts in ("short", "long")]
     cases = own if options.config else CASES
     found = []
     print(f"{'answers':>8}{'tokens':>8}{'group':>7}  {'prompts':8}{'alone, ms':>24}{'shared, ms':>24}{'ratio':>22}")
@@ -63,8 +63,8 @@ def main() -> None:
         found.append(measure(config, case, 5 if options.quick else options.rounds))
         row = found[-1]
         cells = [ranged(row[key], digits) for key, digits in (("alone_ms", 1), ("shared_ms", 1), ("ratio", 2))]
-        told = f"{case.slots:8}{case.answer_mean:8}{case.group:7}  {case.prompts:8}"
-        print(f"{told}{cells[0]:>24}{cells[1]:>24}{cells[2]:>22}", flush=True)
+        shown = f"{case.slots:8}{case.answer_mean:8}{case.group:7}  {case.prompts:8}"
+        print(f"{shown}{cells[0]:>24}{cells[1]:>24}{cells[2]:>22}", flush=True)
     publish("prompt_sharing", found, options)
 
 

@@ -4,7 +4,7 @@ Owns: the setting of that figure, a pipeline's time over uneven micro-batches. R
 the very code the trainer packs with), how a micro-batch's size changes a GPU's rate (it is taken to be the same).
 
 No number is fitted on this figure; the mean of the answers is the one solved from Table 1 (published.py), and the gain
-is told for a fifth less and more as well. Each rank gets as many answers; both ways it trains on the same ones. With a
+is given for a fifth less and more as well. Each rank gets as many answers; both ways it trains on the same ones. With a
 fixed number of micro-batches they hold as many answers each, whatever their lengths, so that the stages of a pipeline
 wait for each other's long ones; packed, they are even. The step ends when the slowest rank has ended.
 

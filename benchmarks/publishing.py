@@ -27,7 +27,7 @@ def add_replace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replace", action="store_true", help="publish, whatever command made what is published")
 
 
-def beside_runs(question: str, options: argparse.Namespace) -> Path:
+def next_to_runs(question: str, options: argparse.Namespace) -> Path:
     """The result file alongside the runs of a call."""
     runs_dir: Path = getattr(options, "runs_dir", RUNS)
     return runs_dir.resolve() / f"{question}.json"
@@ -55,7 +55,7 @@ def chosen(
         is_own = words_of(made, ignored) != words_of(runs.command_of(question), ignored)
     if options.replace or not is_own:
         return published
-    path = beside_runs(question, options)
+    path = next_to_runs(question, options)
     why = f"what is there was made by `{made}`" if made else "it is about a job of your own"
     print(f"the result goes to {path}, not over the published one ({why}); --replace publishes it", flush=True)
     return path

@@ -50,8 +50,8 @@ def main() -> None:
         os.chdir(folder)
         for kind, wanted, extra in [("learning", seeds, []), *((kind, controls, CONTROLS[kind]) for kind in CONTROLS)]:
             for seed in wanted:
-                told = [f"seed={seed}", *extra, *options.overrides]
-                summary = measured.job(config, told, runs_dir)
+                settings = [f"seed={seed}", *extra, *options.overrides]
+                summary = measured.job(config, settings, runs_dir)
                 rows.append({"kind": kind, "seed": seed, **{key: summary[key] for key in (*KEYS, "measured")}})
                 print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
         os.chdir(runs_dir)

@@ -76,8 +76,8 @@ def word_problems() -> Work:
     work: Work = []
     for number, row in enumerate(rows):
         words, _, answer = row["answer"].partition("####")
-        told = answer.strip() if number % 2 else f"{number}7"
-        ending = (f"The answer is {told}.", f"#### {told}", f"So it is $\\boxed{{{told}}}$.")[number % 3]
+        stated = answer.strip() if number % 2 else f"{number}7"
+        ending = (f"The answer is {stated}.", f"#### {stated}", f"So it is $\\boxed{{{stated}}}$.")[number % 3]
         work.append(({"answer": row["answer"]}, f"{words}{ending}"))
     return work
 
@@ -208,16 +208,18 @@ def main() -> None:
         if not work:
             print(f"{name}: left out, no files in {DATA}")
             continue
-        told = asyncio.run(verdicts_per_s(kind, work, options.workers, window_s))
-        results["throughput"][name] = told | ({"target": TARGETS[name]} if name in TARGETS else {})
+        rates = asyncio.run(verdicts_per_s(kind, work, options.workers, window_s))
+        results["throughput"][name] = rates | ({"target": TARGETS[name]} if name in TARGETS else {})
         aim = f"  asked for {TARGETS[name]:.0f}" if name in TARGETS else ""
-        told_range = f"({told['low']:.1f} to {told['high']:.1f})"
-        print(f"{name:18} {told['median']:7.1f} verdicts/s {told_range:20}{aim}  {told['not_scored']} without a score")
+        rate_range = f"({rates['low']:.1f} to {rates['high']:.1f})"
+        print(
+            f"{name:18} {rates['median']:7.1f} verdicts/s {rate_range:20}{aim}  {rates['not_scored']} without a score"
+        )
     results["overhead_ms"] = overhead(num_turns)
     results["target_overhead_ms"] = TARGET_OVERHEAD_MS
-    for name, told in results["overhead_ms"].items():
+    for name, durations in results["overhead_ms"].items():
         aim = f"  at most {TARGET_OVERHEAD_MS:.0f}" if name.endswith("beside_bare") else ""
-        print(f"{name:22} {told['median']:7.1f} ms ({told['low']:.1f} to {told['high']:.1f}){aim}")
+        print(f"{name:22} {durations['median']:7.1f} ms ({durations['low']:.1f} to {durations['high']:.1f}){aim}")
     if not options.quick:
         print(f"written to {write('reward', command_of('reward'), results, result_path('reward', options))}")
 

@@ -55,8 +55,8 @@ def scored(kind: str, rows: Rows, folder: Path, **options: Any) -> Rows:
 def rate(name: str, verdicts: Rows, wanted: list[float]) -> dict[str, Any]:
     """How many verdicts are what they must be; the others by name."""
     pairs = list(zip(verdicts, wanted, strict=True))
-    others = [f"{told['id']}: {told['verdict']} {told['value']} {told['reason']}" for told, want in pairs
-              if told["value"] != want]  # fmt: skip
+    others = [f"{verdict['id']}: {verdict['verdict']} {verdict['value']} {verdict['reason']}" for verdict, want in pairs
+              if verdict["value"] != want]  # fmt: skip
     print(f"{name:34} {len(pairs) - len(others):6,} of {len(pairs):6,} as they must be", flush=True)
     for other in others[:MAX_NAMED]:
         print(f"    {other}", flush=True)
@@ -140,8 +140,8 @@ def main() -> None:
             results["mutants"] = rate("mutants, against a bare Python", scored("code", rows, folder), wanted)
             results["mutants"]["right_by_oracle"] = int(sum(wanted))
         for name, rows in gold(every).items() if options.only != "code" else ():
-            told = rate(f"{name}, own answers", scored("math", rows, folder), [1.0] * len(rows))
-            results[f"gold, {name}"] = told
+            found = rate(f"{name}, own answers", scored("math", rows, folder), [1.0] * len(rows))
+            results[f"gold, {name}"] = found
         rows = gold(every)["GSM8K"] if options.only != "code" else []
         if rows:
             others = [row["gold"] for row in rows[1:] + rows[:1]]

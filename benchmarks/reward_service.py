@@ -74,13 +74,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = asyncio.run(measure(Path(folder), rounds))
     for do, found in result.items():
-        worst, alone, beside = max(found["recovery_s"]), min(found["alone_per_s"]), min(found["beside_per_s"])
+        worst, alone, during = max(found["recovery_s"]), min(found["alone_per_s"]), min(found["beside_per_s"])
         print(
-            f"{do:9} whole again after {worst:.2f} s at most; honest answers {alone:.0f}/s alone, {beside:.0f}/s beside"
+            f"{do:9} whole again after {worst:.2f} s at most; honest answers {alone:.0f}/s alone, {during:.0f}/s during"
         )
     if not is_quick:
-        told = {"rounds": rounds, "deadline_s": DEADLINE_S, "limit_s": LIMIT_S, **result}
-        print(f"written to {write('reward_service', command_of('reward_service'), told)}")
+        fields = {"rounds": rounds, "deadline_s": DEADLINE_S, "limit_s": LIMIT_S, **result}
+        print(f"written to {write('reward_service', command_of('reward_service'), fields)}")
     worst_s = max(seconds for found in result.values() for seconds in found["recovery_s"])
     raise SystemExit(0 if worst_s <= LIMIT_S else 1)
 
@@ -125,11 +125,11 @@ async def run_wild(address: str, keys: Path, rounds: int) -> dict[str, dict[str,
             assert not verdict.is_scored, f"{do}: {verdict}"
             from_s = began_s + DEADLINE_S if verdict.kind == "timed_out" else time.monotonic()
             whole_s = await whole(address, keys)
-            beside_per_s = (client.counters["verdict_scored"] - before) / (whole_s - began_s)
+            during_per_s = (client.counters["verdict_scored"] - before) / (whole_s - began_s)
             found = result.setdefault(do, {"recovery_s": [], "alone_per_s": [], "beside_per_s": []})
             found["recovery_s"].append(round(max(whole_s - from_s, 0.0), 3))
             found["alone_per_s"].append(round(alone_per_s, 1))
-            found["beside_per_s"].append(round(beside_per_s, 1))
+            found["beside_per_s"].append(round(during_per_s, 1))
         for one in background:
             one.cancel()
     await client.close()

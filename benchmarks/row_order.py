@@ -59,9 +59,9 @@ CASES = (Case(16, "task"), Case(64, "task"), Case(128, "task"), Case(768, "task"
 
 def main() -> None:
     options = parse(__doc__, rounds=7)
-    told, config = job_and_model(options.config, CONTEXT)
-    slots = told.rollout.engine.num_slots
-    own = tuple(Case(slots, lengths, min(told.group_size, slots)) for lengths in ("task", "thinking"))
+    job, config = job_and_model(options.config, CONTEXT)
+    slots = job.rollout.engine.num_slots
+    own = tuple(Case(slots, lengths, min(job.group_size, slots)) for lengths in ("task", "thinking"))
     cases = own if options.config else CASES[: 1 if options.quick else None]
     found = []
     print(f"{'slots':>6}  {'lengths':10}{'one block, us a token':>26}{'blocks, us a token':>26}{'ratio':>22}")

@@ -62,11 +62,11 @@ def train(
     is_enough: asked about the run's folder every second; once it says so the job ends after its running step. Raises
     JobFailed with its output when it fails, and subprocess.TimeoutExpired when it had to be killed.
     """
-    told = [*overrides, f"runs_dir={runs_dir}"]
+    settings = [*overrides, f"runs_dir={runs_dir}"]
     name = f"until-{uuid4().hex[:8]}"
     if is_enough is not None:  # where the run is must be known while it runs
-        told.append(f"name={name}")
-    command = [sys.executable, "-P", "-m", "controller", "train", config, *told]
+        settings.append(f"name={name}")
+    command = [sys.executable, "-P", "-m", "controller", "train", config, *settings]
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(tied(command), stdout=out, stderr=subprocess.STDOUT, env=environment())
         try:
@@ -179,6 +179,6 @@ def show(name: str, path: Path) -> None:
 
         publish(name, path)
     except ImportError as error:
-        print(f"no page beside {path}: {error.name} is not installed")
+        print(f"no page next to {path}: {error.name} is not installed")
     except Exception as error:  # the measurement took hours, and its result is written
-        print(f"no page beside {path}: {error!r}; python -m benchmarks.page {path} tries again")
+        print(f"no page next to {path}: {error!r}; python -m benchmarks.page {path} tries again")

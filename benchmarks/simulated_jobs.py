@@ -41,10 +41,10 @@ def _quickstart(name: str, *overrides: str) -> Started:
 
 def _emulated(name: str, model: str, *overrides: str, is_sync: bool = False) -> Started:
     devices = Emulated("h800", model, 8, 0.75, 3.0)
-    told = (*devices.batch(), *devices.settings(is_sync=is_sync), *(SYNC if is_sync else ("mode=async",)))
-    speedup = next(float(word.partition("=")[2]) for word in told if word.startswith("emulation.speedup="))
+    settings = (*devices.batch(), *devices.settings(is_sync=is_sync), *(SYNC if is_sync else ("mode=async",)))
+    speedup = next(float(word.partition("=")[2]) for word in settings if word.startswith("emulation.speedup="))
     slower = f"emulation.speedup={speedup * SLOWER:g}"
-    return Started(name, "configs/emulated.yaml", ("metrics.report=false", *told, slower, *overrides))
+    return Started(name, "configs/emulated.yaml", ("metrics.report=false", *settings, slower, *overrides))
 
 
 IN_TURN = (

@@ -45,13 +45,13 @@ def compare(folders: Sequence[Path], names: Sequence[str] = ()) -> list[Row]:
     for folder, name in zip(folders, names or [folder.name for folder in folders], strict=True):
         config = load_config(str(folder)).config
         if config.emulation is not None:
-            told = "its config's roofline", partial(predicted_emulated, config)
+            basis = "its config's roofline", partial(predicted_emulated, config)
         elif source is None:
             source = name, folder
             continue
         else:
-            told = source[0], partial(predicted_real, source[1], config)
-        rows.append({"run": name, **_row(folder, config, *told)})
+            basis = source[0], partial(predicted_real, source[1], config)
+        rows.append({"run": name, **_row(folder, config, *basis)})
     return rows
 
 
@@ -139,8 +139,8 @@ def speed(jobs: Sequence[SpeedJob] = SPEED_JOBS) -> list[Row]:
         workers = (job.gpus - trainer) // job.tp
         costs = Roofline(GPUS["h800"], MODELS[job.model], job.tp, trainer)
         began_s, began_cpu_s = time.monotonic(), time.process_time()
-        told = Job(job.groups, GROUP_SIZE, job.steps, thinking(27_648), max_staleness=4, updates_per_step=4)
-        outcome = World(told, costs, workers).run()
+        simulated = Job(job.groups, GROUP_SIZE, job.steps, thinking(27_648), max_staleness=4, updates_per_step=4)
+        outcome = World(simulated, costs, workers).run()
         rows.append({
             "gpus": job.gpus, "model": job.model, "workers": workers, "steps": outcome.steps,
             "samples": job.groups * GROUP_SIZE * outcome.steps, "step_s": outcome.step_s,

@@ -208,12 +208,12 @@ def predict_paper(tell: Callable[[str], None]) -> Row:
 
 def fit_line(found: Row) -> str:
     """What was fitted; a number on the edge of the box says so."""
-    told = [
+    descriptions = [
         f"{name} {found['efficiencies'][name]:g}"
         + (" (at a bound of the fit's box)" if name in found["at_bound"] else "")
         for name in found["fitted"]
     ]
-    return f"\nfitted within {found['fit_error']:.1%}: {', '.join(told)}"
+    return f"\nfitted within {found['fit_error']:.1%}: {', '.join(descriptions)}"
 
 
 def print_table_1(rows: Sequence[Row]) -> None:
@@ -263,12 +263,14 @@ def plot(source: Path, picture: Path) -> Path | None:
     if found is None:
         return None
     made, (hours, staleness, scaling) = pictures.figure(3)
-    told = []
+    descriptions = []
     for index, mode in enumerate(("sync", "async")):
         rows = found["table_1"]
         _pair(hours, index, mode, [row["model"] for row in rows], [row[f"predicted_{mode}_h"] for row in rows],
               [row[f"{mode}_h"] for row in rows], line="")  # fmt: skip
-        told += [f"{row['model']} {mode}: {row[f'predicted_{mode}_h']:.1f} h, {row[f'{mode}_h']:.1f}" for row in rows]
+        descriptions += [
+            f"{row['model']} {mode}: {row[f'predicted_{mode}_h']:.1f} h, {row[f'{mode}_h']:.1f}" for row in rows
+        ]
     hours.set_title("hours of Table 1")
     rows = found["table_2"]
     names = ["∞" if row["eta"] is None else str(row["eta"]) for row in rows]
@@ -285,8 +287,8 @@ def plot(source: Path, picture: Path) -> Path | None:
     for panel, place in ((hours, "lower center"), (staleness, "lower right"), (scaling, "upper left")):
         panel.set_ylim(bottom=0)
         panel.legend(loc=place, ncols=2 if panel is hours else 1, fontsize=8)
-    title = "The cluster simulator beside published runs"
-    return pictures.save(made, picture, title=title, description="; ".join(told), source=source)
+    title = "The cluster simulator compared with published runs"
+    return pictures.save(made, picture, title=title, description="; ".join(descriptions), source=source)
 
 
 def _pair(

@@ -40,7 +40,7 @@ from benchmarks.measured import (
     add_options,
     parse_job,
 )
-from benchmarks.publishing import beside_runs, result_path
+from benchmarks.publishing import next_to_runs, result_path
 from benchmarks.runs import command_of, mean_interval, spread_of, train, write
 from benchmarks.sweep import KEYS, print_sweep, summarise, sweep
 from benchmarks.tables.form import ranged
@@ -95,7 +95,7 @@ def main() -> None:
         lines = summarise(rows)
         print_sweep(lines)
         if not options.quick:
-            path = beside_runs("sweep", options)  # none is published
+            path = next_to_runs("sweep", options)  # none is published
             print(f"written to {write('sweep', command_of('staleness'), {'rows': rows, 'lines': lines}, path)}")
         measured.finish()
         return
@@ -154,21 +154,21 @@ class Jobs:
             for bound in bounds:
                 for loss, own in tuned.items():
                     rows.append(self._run(seed, bound, loss, own))
-                    told = "".join(f"  {key} {_short(rows[-1][key])}" for key in shown)
-                    print(f"seed {seed}  max_staleness {bound}  {loss:10}{told}", flush=True)
+                    shown_values = "".join(f"  {key} {_short(rows[-1][key])}" for key in shown)
+                    print(f"seed {seed}  max_staleness {bound}  {loss:10}{shown_values}", flush=True)
         return rows
 
     def _run(self, seed: int, bound: str, loss: str, own: Sequence[str]) -> Row:
-        told = [f"seed={seed}", *limit(bound), *LOSSES[loss], *self._overrides, *own]
+        settings = [f"seed={seed}", *limit(bound), *LOSSES[loss], *self._overrides, *own]
 
         def measure() -> Row:
-            summary = train(self._config, told, self._runs_dir)
+            summary = train(self._config, settings, self._runs_dir)
             accuracy(summary)
             row = {"seed": seed, "max_staleness": bound, "loss": loss, **{key: summary[key] for key in KEYS}}
             data = RunData.load(RunFolder(Path(summary["folder"])), max_samples=1)
             return row | monitors(data) | {"warned": warning_of(data)[0]}
 
-        return self._measured.row([self._config, *told], measure)
+        return self._measured.row([self._config, *settings], measure)
 
 
 def limit(bound: str) -> list[str]:

@@ -31,7 +31,7 @@ MAX_LATE_SHARE = 0.05
 FEWEST_STEPS = 3
 """One to begin at, and two that are counted."""
 FEWEST_PULSES = 3
-"""A share of time is told between the first and the last; a run tells one a second."""
+"""A share of time is measured between the first and the last; a run writes one a second."""
 Row = dict[str, Any]
 
 

@@ -29,8 +29,8 @@ def sweep(
     rows = []
     for seed in seeds:
         for value in values.split(","):
-            told = [f"seed={seed}", *overrides, f"{key}={value}"]
-            summary = measured.job(config, told, runs_dir)
+            settings = [f"seed={seed}", *overrides, f"{key}={value}"]
+            summary = measured.job(config, settings, runs_dir)
             rows.append(
                 {"key": key, "value": value, "seed": seed, **{name: summary[name] for name in (*KEYS, "measured")}}
             )

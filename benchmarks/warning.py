@@ -15,10 +15,10 @@ from controller.report.learning import find
 def warning_of(data: RunData) -> tuple[int | None, str]:
     """The step, and what was said; None and nothing for a run of which nothing was said.
 
-    A reader who looks later may not see it any more: a sign that went is told only if it lasted a fifth of the run.
+    A reader who looks later may not see it any more: a sign that went is reported only if it lasted a fifth of the run.
     """
-    told = ((step["step"], said(data, step["step"])) for step in data.steps)
-    return next(((step, words) for step, words in told if words), (None, ""))
+    reports = ((step["step"], said(data, step["step"])) for step in data.steps)
+    return next(((step, words) for step, words in reports if words), (None, ""))
 
 
 def said(data: RunData, step: int) -> str:

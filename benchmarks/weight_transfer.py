@@ -112,7 +112,7 @@ def shape_of(megabytes: float) -> Shape:
 
 
 def trainer(pipe: Connection, case: Case, folder: str) -> None:
-    """A process: makes versions when told, serves them if they are streamed, says what it did."""
+    """A process: makes versions on request, serves them if they are streamed, says what it did."""
     die_with_starter(os.getppid())
     asyncio.run(_trainer(pipe, case, Path(folder)))
 

@@ -1,4 +1,4 @@
-"""Settings of the rollout wing. Torch-free."""
+"""Settings of the rollout package. Torch-free."""
 
 from __future__ import annotations
 

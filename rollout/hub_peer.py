@@ -1,4 +1,4 @@
-"""What this wing asks of a connection to a hub, so that tests may put another in its place.
+"""What this package asks of a connection to a hub, so that tests may put another in its place.
 
 Owns: `HubPeer`. Refuses: making connections (__main__.py).
 """
@@ -11,7 +11,7 @@ from areal_like.wire.messages import Message, Welcome
 
 
 class HubPeer(Protocol):
-    """The part of `areal_like.channel.Peer` that this wing uses."""
+    """The part of `areal_like.channel.Peer` that this package uses."""
 
     @property
     def hub_silence_s(self) -> float: ...

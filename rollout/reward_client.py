@@ -8,7 +8,7 @@ Loops, one per address (`_Link.run`): waits for a reply, a Welcome or a tick; wo
 `score` waits for its own future, bounded by `total_deadline_s`; it is owed by the loop of the link it was put on, or,
 while no service takes it, by the loop of the first one that does.
 
-A service takes questions while it is heard from, does not drain and is not full (it says so: `ScoreRefused`). Among
+A service takes questions while it sends heartbeats, does not drain and is not full (it says so: `ScoreRefused`). Among
 those the least loaded is asked: questions of ours, and what it last said it had open for others, per scoring process.
 
 What guarantees the one verdict: the future of a question is resolved once and its deadline always runs. What only saves
@@ -185,7 +185,7 @@ class RewardClient:
 
     deadline_s: bound on scoring one answer, sent along. total_deadline_s: from asking to the verdict, a restart of the
     service included. resend_s: ask again when no reply came for this long (it may have been lost; the service knows
-    questions by their ids and scores each once). silence_s: a service not heard from for so long is given up.
+    questions by their ids and scores each once). silence_s: a service that sends nothing for this long is given up.
     move_after_s: the same while another one takes questions, since scoring twice is cheaper than waiting.
     max_in_flight: questions out at once; more wait (back-pressure). scorer: what the services are asked for. arrow_of:
     name of a sample on the timeline, empty where it is not drawn.

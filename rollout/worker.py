@@ -141,7 +141,7 @@ class RolloutWorker:
         self._outbox: deque[Message] = deque()
         self._send_wake = asyncio.Event()
         self._settled = asyncio.Event()
-        self._told = asyncio.Event()
+        self._reported = asyncio.Event()
         self._farewell = ("asked to stop", SIGTERM_DEADLINE_S)
         self._is_leaving = False
         self._counters: dict[str, float] = {"samples": 0.0}
@@ -199,7 +199,7 @@ class RolloutWorker:
                     self._watch_loop,
                 )
             ]
-            await _first_of(stop, self._told)
+            await _first_of(stop, self._reported)
             await self._leave(*self._farewell)
             self._pool.cancel_all()
             for loop in loops:
@@ -255,10 +255,10 @@ class RolloutWorker:
                 self._loader.release(message.number)
             case Shutdown():
                 self._farewell = (message.reason, message.deadline_s)
-                self._told.set()
+                self._reported.set()
             case Goodbye():
                 self._farewell = (f"the controller left ({message.reason})", SIGTERM_DEADLINE_S)
-                self._told.set()
+                self._reported.set()
             case Welcome():
                 await self._on_reregistered()
             case _:

@@ -55,11 +55,31 @@ class SampleTools(Protocol):
         ...
 
     async def generate(self, prompt_P: np.ndarray, *, max_new_tokens: int | None = None) -> Answer:
-        """Generate one answer to `prompt_P` [P] int32. Raises UserError when it does not fit, SampleCut at a cut."""
+        """Generate one answer.
+
+        Args:
+            prompt_P: [P] int32 prompt tokens.
+            max_new_tokens: longest answer; None for `sampling.max_new_tokens`.
+
+        Returns:
+            The complete answer, with the tokens of earlier leases.
+
+        Raises:
+            UserError: prompt and answer do not fit the context.
+            SampleCut: the sample is handed back unfinished; let it pass.
+        """
         ...
 
     async def score(self, response: str, answer: Answer) -> Verdict:
-        """Ask the reward service; always returns exactly one verdict, whatever happens there."""
+        """Ask the reward service.
+
+        Args:
+            response: the text that scorers see.
+            answer: the answer it was decoded from.
+
+        Returns:
+            Exactly one verdict, whatever happens there.
+        """
         ...
 
 
@@ -74,7 +94,17 @@ class Workflow(Protocol):
 
     is_resumable: bool
 
-    async def run(self, task: SampleTask, tools: SampleTools) -> Sample: ...
+    async def run(self, task: SampleTask, tools: SampleTools) -> Sample:
+        """Produce one sample.
+
+        Args:
+            task: the data row and the sampling settings.
+            tools: generation, scoring and the tokenizer.
+
+        Returns:
+            The sample that is trained on.
+        """
+        ...
 
 
 class SingleTurn:
@@ -92,13 +122,27 @@ class SingleTurn:
 
 
 def load_workflow(name: str) -> Workflow:
-    """`single_turn`, or an instance of the user's `module:Class`. Raises UserError when there is no such thing."""
+    """Create the workflow that the configuration names.
+
+    Args:
+        name: `single_turn`, or the user's `module:Class`.
+
+    Returns:
+        An instance, made without arguments.
+
+    Raises:
+        UserError: there is no such module or class, or it is not a workflow.
+
+    Example:
+        >>> load_workflow("single_turn").is_resumable
+        True
+    """
     where = "rollout.workflow"
     if name == "single_turn":
         return SingleTurn()
     module_name, colon, class_name = name.partition(":")
     if not (colon and module_name and class_name):
-        raise UserError(f"{name!r}is not a workflow", where=where, remedy="write single_turn, or module:Class")
+        raise UserError(f"{name!r} is not a workflow", where=where, remedy="write single_turn, or module:Class")
     check_own_module(module_name, where)
     try:
         module = importlib.import_module(module_name)

@@ -104,10 +104,10 @@ def one_thread() -> None:
 def published() -> Callable[[str], Path]:
     """`published("gsm8k/test.jsonl")`: a file of the published data sets; the test is skipped where it is not.
 
-    They lie in the folder AREAL_LIKE_TEST_DATA, else beside the checkout.
+    They are in the folder AREAL_LIKE_TEST_DATA, else next to the checkout.
     """
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    folder = Path(os.environ.get("AREAL_LIKE_TEST_DATA", beside))
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("AREAL_LIKE_TEST_DATA", default))
 
     def find(name: str) -> Path:
         if not (folder / name).is_file():

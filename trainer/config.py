@@ -1,4 +1,4 @@
-"""Settings of the trainer wing. Torch-free."""
+"""Settings of the trainer package. Torch-free."""
 
 from __future__ import annotations
 

@@ -123,10 +123,10 @@ class Ranks:
     def hear(self) -> Order:
         """Other ranks: the next order. Raises RankLost when rank 0 is gone or says nothing until the deadline."""
         assert not self.is_leader
-        told = torch.zeros(1, dtype=torch.int64)
+        number = torch.zeros(1, dtype=torch.int64)
         with peer_errors_as_rank_lost("waiting for rank 0"):
-            dist.broadcast(told, 0, group=self._orders)
-        return Order(int(told))
+            dist.broadcast(number, 0, group=self._orders)
+        return Order(int(number))
 
     # ------------------------------------------------------------ batches
 

@@ -58,7 +58,7 @@ class Saving:
         self._reason = ""
         """Why a checkpoint is to be taken as soon as may be; empty: none is."""
         self._writing: asyncio.Task[None] | None = None
-        self._told: CheckpointSaved | None = None
+        self._reported: CheckpointSaved | None = None
         self._copied_s = time.monotonic()
         """When the newest one was taken."""
 
@@ -97,9 +97,9 @@ class Saving:
     async def tell(self) -> None:
         """Say that the present version is saved."""
         folder, version = self._training.saved, self._training.version
-        if self._told is None or self._told.version != version:
-            self._told = CheckpointSaved(version=version, path=str(folder))
-        await self._link.send(self._told)
+        if self._reported is None or self._reported.version != version:
+            self._reported = CheckpointSaved(version=version, path=str(folder))
+        await self._link.send(self._reported)
 
     def close(self) -> None:
         """No more checkpoints."""
@@ -150,11 +150,11 @@ class Saving:
         log.info("checkpoint of version %d (%s): %s", version, reason, saved.folder)
         if announced is not None:
             await asyncio.wait([announced])  # versions and checkpoints are reported in order
-        self._told = CheckpointSaved(
+        self._reported = CheckpointSaved(
             version=version, path=str(saved.folder), stall_s=stall_s, write_s=saved.write_s, num_bytes=saved.num_bytes
         )
         if not is_last:  # that word comes after the export
-            await self._link.send(self._told)
+            await self._link.send(self._reported)
 
     def _drawn(self, version: int, write: Callable[[], Saved]) -> Saved:
         with self._activity.span("write_checkpoint", "checkpoint", version=version):

@@ -68,7 +68,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             raise UserError("has no text `prompt`", where=f"{path}:{number}", remedy="rows are {prompt, response}")
         rows.append(row)
     if not rows:
-        raise UserError("holds no rows", where=str(path), remedy="rows are {prompt, response}, one JSON object a line")
+        raise UserError(
+            "contains no rows", where=str(path), remedy="rows are {prompt, response}, one JSON object per line"
+        )
     return rows
 
 
@@ -93,7 +95,7 @@ class ExampleEncoder:
             prompt = self._prompts.encode(row)
             response = encode_text(self._tokenizer, row["response"], what="the response")
         except UserError as error:
-            raise UserError(error.what, where=where, remedy=error.remedy or "mend the row") from error
+            raise UserError(error.what, where=where, remedy=error.remedy or "correct the row") from error
         tokens = [*prompt, *response, self._eos]
         if len(tokens) > self._max_tokens:
             raise UserError(

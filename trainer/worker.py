@@ -174,7 +174,7 @@ class TrainerWorker:
     def _is_over(self) -> bool:
         """No further step is to run; says why in `_end_reason`."""
         if self._stop.is_set():
-            self._end_reason = self._end_reason or "told to stop"
+            self._end_reason = self._end_reason or "asked to stop"
             return True
         return self._last_step is not None and self._training.version >= self._last_step
 

@@ -121,7 +121,7 @@ def model_of(config: Mapping[str, Any], *, name: str, where: str = "", bytes_per
         layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
         heads, inner, vocab = int(config["num_attention_heads"]), int(config["intermediate_size"]), config["vocab_size"]
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"the model's config does not say {error}", where=where or name) from error
+        raise UserError(f"the model's config lacks a valid size ({error})", where=where or name) from error
     _refuse_experts(config, where or name)
     kv_heads = int(config.get("num_key_value_heads") or heads)
     head_dim = int(config.get("head_dim") or hidden // heads)

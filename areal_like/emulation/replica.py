@@ -256,7 +256,7 @@ class Replica:
         return number * (sequence.prompt - sequence.shared + sequence.ready)
 
     def _make_room(self) -> None:
-        """Send back whoever has the fewest tokens, until the others can grow for a while."""
+        """Send back the one that has the fewest tokens, until the others can grow for a while."""
         stay = sorted(self._active, key=lambda entry: (entry[2].origin, entry[1]))
         while len(stay) > 1:
             if self._held + self._number * (self._count + RESERVED_TOKENS) <= self._cache_tokens:

@@ -43,7 +43,11 @@ class CurveKeys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_key_pairs(folder: Path) -> None:
-    """Make both pairs in `folder` (0700, files 0600); pairs that are there are replaced."""
+    """Create the key pairs of a hub and its clients, replacing those that are there.
+
+    Args:
+        folder: where to; it gets mode 0700, its files 0600.
+    """
     if not zmq.has("curve"):
         raise UserError("this pyzmq has no CURVE", remedy="install the pyzmq wheel from PyPI, it brings libsodium")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -56,12 +60,32 @@ def make_key_pairs(folder: Path) -> None:
 
 
 def load_server(folder: Path) -> CurveKeys:
-    """What a hub needs. Raises UserError when files are missing, damaged or readable by others."""
+    """Read the keys that a hub needs.
+
+    Args:
+        folder: what `make_key_pairs` wrote.
+
+    Returns:
+        The keys.
+
+    Raises:
+        UserError: files are missing, damaged or readable by others.
+    """
     return _load(folder, own="server", other="client")
 
 
 def load_client(folder: Path) -> CurveKeys:
-    """What a peer needs. Raises UserError when files are missing, damaged or readable by others."""
+    """Read the keys that a peer needs.
+
+    Args:
+        folder: what `make_key_pairs` wrote; `server.secret` may be missing.
+
+    Returns:
+        The keys.
+
+    Raises:
+        UserError: files are missing, damaged or readable by others.
+    """
     return _load(folder, own="client", other="server")
 
 

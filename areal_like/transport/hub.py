@@ -110,7 +110,14 @@ class Hub:
         self._door: curve.Authenticator | None = None
 
     async def start(self) -> str:
-        """Bind; returns the real address (port 0 is resolved). Raises UserError when that cannot be."""
+        """Bind the socket.
+
+        Returns:
+            The real address; port 0 is resolved.
+
+        Raises:
+            UserError: the address cannot be bound.
+        """
         check_address(self._bind)
         keys = curve.load_server(self._curve_dir)
         self._join = load_join_secret(self._curve_dir, "controller" if self._role == "controller" else "services")
@@ -131,10 +138,15 @@ class Hub:
         return raw.getsockopt_string(zmq.LAST_ENDPOINT)
 
     async def receive(self, timeout_s: float) -> tuple[str, Message] | None:
-        """The next (peer name, message), or None after `timeout_s`. A Hello was answered before it is passed up.
+        """Wait for the next message. A Hello was answered before it is returned; heartbeats are kept in `peers`.
 
-        Heartbeats are kept in `peers`, not passed up. Refused messages are counted and logged, never raised.
-        Cancelling it loses nothing.
+        Refused messages are counted and logged, never raised. Cancelling it loses nothing.
+
+        Args:
+            timeout_s: longest wait.
+
+        Returns:
+            The peer's name and its message; None after `timeout_s`.
         """
         assert self._socket is not None, "receive before start"
         deadline_s = time.monotonic() + timeout_s
@@ -161,7 +173,15 @@ class Hub:
                 self._num_since_pause = 0
 
     def send(self, peer: str, message: Message) -> bool:
-        """Queue a message. False (and counted) when the peer is unknown or gone, or its queue is full."""
+        """Queue a message.
+
+        Args:
+            peer: name of a registered peer.
+            message: what to send.
+
+        Returns:
+            False (and counted) when the peer is unknown or gone, or its queue is full.
+        """
         info = self.peers.get(peer)
         if info is None:
             self.counters["unroutable"] += 1
@@ -169,12 +189,23 @@ class Hub:
         return self._send_frames(info.route, encode(message))
 
     def silent(self, silence_s: float) -> list[str]:
-        """Peers not heard from during the last `silence_s` seconds of our listening."""
+        """Peers that sent nothing for a while.
+
+        Args:
+            silence_s: seconds, counted only while this process was listening.
+
+        Returns:
+            Their names.
+        """
         listened_s = self._patience.tick()
         return [name for name, info in self.peers.items() if listened_s - info.listened_s > silence_s]
 
     def forget(self, peer: str) -> None:
-        """Strike a peer off. If it still lives, its next heartbeat makes it say Hello again, which is passed up."""
+        """Remove a peer. If it still lives, its next heartbeat makes it say Hello again, which `receive` returns.
+
+        Args:
+            peer: its name; unknown names are ignored.
+        """
         info = self.peers.pop(peer, None)
         if info is not None:
             self._names.pop(info.route, None)

@@ -74,7 +74,7 @@ class Peer:
         self._inbox: deque[Message] = deque()
         self._arrived, self._writable = Signal(), Signal()
         self._patience = PatienceClock()
-        self._heard_s = 0.0
+        self._received_s = 0.0
         self._unanswered = 0
         self._num_since_pause = 0
         self._sent_bytes = self._read_bytes = 0
@@ -91,10 +91,22 @@ class Peer:
         self._drain()
         if len(self._inbox) >= QUEUE_MESSAGES:
             return 0.0  # it is we who stopped reading
-        return self._patience.tick() - self._heard_s
+        return self._patience.tick() - self._received_s
 
     async def connect(self, timeout_s: float) -> Welcome:
-        """Say Hello until welcomed. Raises ChannelError when refused, DeadlineExceeded, UserError for a bad address."""
+        """Register with the hub, repeating the Hello until it answers.
+
+        Args:
+            timeout_s: longest wait.
+
+        Returns:
+            The hub's answer.
+
+        Raises:
+            ChannelError: the hub refused.
+            DeadlineExceeded: it did not answer in time.
+            UserError: the address is not valid.
+        """
         assert self._socket is None, "connect twice"
         check_address(self._address)
         keys = curve.load_client(self._curve_dir)
@@ -126,9 +138,16 @@ class Peer:
         return welcome
 
     async def receive(self, timeout_s: float) -> Message | None:
-        """The next message, or None after `timeout_s`. A Welcome here means: the hub knows nothing of us, send again.
+        """Wait for the next message. Cancelling it loses nothing.
 
-        Raises ChannelError once the hub refuses us. Cancelling it loses nothing.
+        Args:
+            timeout_s: longest wait.
+
+        Returns:
+            The message; None after `timeout_s`. A Welcome means that the hub has no record of this process: send again.
+
+        Raises:
+            ChannelError: the hub refused this process.
         """
         deadline_s = time.monotonic() + timeout_s
         if self._num_since_pause >= BURST:
@@ -148,7 +167,16 @@ class Peer:
         return self._inbox.popleft()
 
     async def send(self, message: Message, timeout_s: float = 30.0) -> None:
-        """Queue a message; waits for room. Raises DeadlineExceeded when there was none, ChannelError when refused."""
+        """Queue a message, waiting for room.
+
+        Args:
+            message: what to send.
+            timeout_s: longest wait for room in the queue.
+
+        Raises:
+            DeadlineExceeded: there was no room.
+            ChannelError: the hub refused this process.
+        """
         frames = encode(message)
         num_bytes = sum(map(len, frames))
         deadline_s = time.monotonic() + timeout_s
@@ -221,7 +249,7 @@ class Peer:
             self._take(frames)
 
     def _take(self, frames: list[Frame]) -> None:
-        self._heard_s = self._patience.tick()
+        self._received_s = self._patience.tick()
         self._unanswered = 0
         try:
             message = decode(join(frames, self._limits), self._accept, self._limits)

@@ -79,7 +79,7 @@ def _expire(waiter: asyncio.Future[bool]) -> None:
 class PatienceClock:
     """Seconds during which we were listening. A gap in our own attention counts for MAX_GAP_S at most.
 
-    Silence is judged by this clock: whoever was not listening for a minute (a blocked loop, a suspended laptop) must
+    Silence is judged by this clock: one that was not listening for a minute (a blocked loop, a suspended laptop) must
     not conclude that everybody else was silent for a minute.
     """
 

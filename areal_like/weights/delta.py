@@ -99,9 +99,18 @@ def same_layout(first: WeightManifest, second: WeightManifest) -> bool:
 
 
 def route(offers: Mapping[int, Offer], version: int, base: Base | None) -> list[int]:
-    """Versions whose files lead to `version`, in the order they are applied: the fewest bytes of the ways there are.
+    """Choose the files that lead to a version with the fewest bytes: from `base` by deltas, or from a full version.
 
-    From `base` by deltas, or from the nearest full version. Raises WeightError where no way is left.
+    Args:
+        offers: the published file of each version.
+        version: the version wanted.
+        base: the version that the caller holds; None for none.
+
+    Returns:
+        Versions whose files are applied, in order.
+
+    Raises:
+        WeightError: no way is left.
     """
     ways: list[list[int]] = []
     way: list[int] = []
@@ -118,7 +127,17 @@ def route(offers: Mapping[int, Offer], version: int, base: Base | None) -> list[
 
 
 def encode_tensor(base: memoryview, new: memoryview, dtype: str, level: int) -> Iterator[bytes]:
-    """The blocks that turn `base` into `new` (equal lengths); nothing at all where no bit differs."""
+    """Encode the items in which two versions of a tensor differ.
+
+    Args:
+        base: bytes of the older version.
+        new: bytes of the newer one, of equal length.
+        dtype: as in the manifest.
+        level: zstd level, 1 to 19.
+
+    Returns:
+        Compressed blocks; none where no bit differs.
+    """
     unsigned = _UNSIGNED[ITEM_BYTES[dtype]]
     old_N, new_N = np.frombuffer(base, unsigned), np.frombuffer(new, unsigned)
     if len(old_N) != len(new_N):
@@ -148,7 +167,16 @@ def _encode_block(old_N: np.ndarray, new_N: np.ndarray, compressor: zstandard.Zs
 
 
 def apply_tensor(blocks: memoryview, target: memoryview, dtype: str) -> None:
-    """Turn `target` (writable, the base's bytes) into the new version in place. Raises WeightError when damaged."""
+    """Turn a tensor into its newer version in place.
+
+    Args:
+        blocks: what `encode_tensor` gave, concatenated.
+        target: the base's bytes, writable.
+        dtype: as in the manifest.
+
+    Raises:
+        WeightError: the blocks are damaged.
+    """
     item_bytes = ITEM_BYTES[dtype]
     target_N = np.frombuffer(target, _UNSIGNED[item_bytes])
     decompressor = zstandard.ZstdDecompressor()

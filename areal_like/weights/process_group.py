@@ -1,7 +1,7 @@
 """What the trainer and the rollout workers agree on when weights travel through a process group.
 
 Owns: the messages that gather a group, how a payload is cut into buckets, the names in the group's store. Refuses:
-torch (each wing opens its own end), who may join (trainer/weights/group_rounds.py), the pause (the engines).
+torch (each package opens its own end), who may join (trainer/weights/group_rounds.py), the pause (the engines).
 
     rollout -> trainer   JoinRequest      trainer -> rollout   GroupCall or NoGroup
 

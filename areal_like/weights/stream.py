@@ -63,9 +63,9 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.num_bytes < 1 or self.chunk_bytes < 1 or not re.fullmatch(r"[\w.-]{1,128}", self.name):
-            raise ValueError(f"parcel {self.name!r} of {self.num_bytes} bytes in chunks of {self.chunk_bytes}")
+            raise ValueError(f"payload {self.name!r} of {self.num_bytes} bytes in chunks of {self.chunk_bytes}")
         if self.chunk_crcs.dtype != np.uint32 or self.chunk_crcs.shape != (self.num_chunks,):
-            raise ValueError(f"parcel {self.name} of {self.num_chunks} chunks with {self.chunk_crcs.shape} checksums")
+            raise ValueError(f"payload {self.name} of {self.num_chunks} chunks with {self.chunk_crcs.shape} checksums")
 
     @property
     def num_chunks(self) -> int:
@@ -75,7 +75,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
     def span(self, index: int) -> slice:
         """Bytes of a chunk. Raises WeightError for one that does not exist."""
         if not 0 <= index < self.num_chunks:
-            raise WeightError(f"parcel {self.name} has no chunk {index}")
+            raise WeightError(f"payload {self.name} has no chunk {index}")
         start = index * self.chunk_bytes
         return slice(start, min(start + self.chunk_bytes, self.num_bytes))
 
@@ -94,7 +94,7 @@ class TransferPlan(Message, frozen=True, kw_only=True):
 
     version: int
     lineage: str
-    parcels: tuple[Payload, ...]
+    payloads: tuple[Payload, ...]
 
 
 class TransferUnavailable(Message, frozen=True, kw_only=True):
@@ -106,39 +106,39 @@ class TransferUnavailable(Message, frozen=True, kw_only=True):
 
 
 class ParentRequest(Message, frozen=True, kw_only=True):
-    """Whom do I fetch this parcel from? `address`: where I serve it to others. `lost`: the parent that failed me."""
+    """Whom do I fetch this payload from? `address`: where I serve it to others. `lost`: the parent that failed me."""
 
-    parcel: str
+    payload: str
     address: str
     lost: str = ""
 
 
 class UpstreamPeer(Message, frozen=True, kw_only=True):
-    """Fetch the parcel from this address; empty: it is no longer available."""
+    """Fetch the payload from this address; empty: it is no longer available."""
 
-    parcel: str
+    payload: str
     address: str
 
 
 class ChunkRequest(Message, frozen=True, kw_only=True):
     """One chunk, please; answered as soon as the parent has it itself."""
 
-    parcel: str
+    payload: str
     index: int
 
 
 class Chunk(Message, frozen=True, kw_only=True):
     """The bytes of one chunk, uint8."""
 
-    parcel: str
+    payload: str
     index: int
     data: np.ndarray
 
 
 class NoChunk(Message, frozen=True, kw_only=True):
-    """This parent does not have the parcel (any more), or has too many waiting: ask for another parent."""
+    """This parent does not have the payload (any more), or has too many waiting: ask for another parent."""
 
-    parcel: str
+    payload: str
     index: int
     reason: str
 

@@ -5,7 +5,7 @@ names and shapes only; no torch), telling anybody about a new version, whose fol
 
 A version exists once its manifest does: the payload is written and named first, the manifest comes last by an atomic
 rename. Whatever a kill leaves behind is a file without a manifest, ignored by readers and removed by the next writer.
-A reader maps the payload; a version deleted meanwhile stays readable to whoever has it open.
+A reader maps the payload; a version deleted meanwhile stays readable to a process that has it open.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class WeightStore:
     """The writer's side; one process publishes at a time. Methods block on file I/O: call them from a thread."""
 
     def __init__(self, root: Path, kind: StoreKind, keep: int) -> None:
-        """`keep` newest versions stay. Touches no version: whoever only looks may make one alongside a writer."""
+        """`keep` newest versions stay. Touches no version: a reader may make one alongside a writer."""
         if keep < 1:
             raise ValueError(f"a weight store must keep at least one version, not {keep}")
         self.root, self.kind, self.keep = root, kind, keep
@@ -101,10 +101,31 @@ class WeightStore:
             claim(root)
 
     def publish(self, version: int, lineage: str, tensors: Mapping[str, TensorBytes]) -> Path:
-        """Write one version; returns the path of its manifest. Versions >= `version` of other lineages are void.
+        """Write one version. Versions >= `version` of other lineages are void from then on.
 
         What a killed writer left half-done is removed on the way.
-        Raises WeightError when there is no room, ValueError for a tensor whose bytes do not fit its shape.
+
+        Args:
+            version: number of the version, at least 0.
+            lineage: name of the sequence of versions that it belongs to.
+            tensors: bytes, dtype and shape of each tensor, by name.
+
+        Returns:
+            Path of the version's manifest, which appears last.
+
+        Raises:
+            WeightError: there is no room.
+            ValueError: a tensor's bytes do not fit its shape.
+
+        Example:
+            >>> import tempfile
+            >>> store = WeightStore(Path(tempfile.mkdtemp()) / "weights", "disk", keep=2)
+            >>> path = store.publish(0, "l0", {"w": TensorBytes("float32", (2,), memoryview(bytes(8)))})
+            >>> manifest, tensors = open_payload(path)
+            >>> verify(manifest, tensors)
+            >>> manifest.version, len(tensors["w"])
+            (0, 8)
+            >>> store.close(remove=True)
         """
         if version < 0 or not tensors or not re.fullmatch(r"[\w.-]{1,64}", lineage):
             raise ValueError(f"version {version} of lineage {lineage!r} with {len(tensors)} tensors")
@@ -162,7 +183,17 @@ class WeightStore:
 
 
 def describe(kind: StoreKind, version: int, lineage: str, tensors: Mapping[str, TensorBytes]) -> WeightManifest:
-    """The manifest that publishing these tensors would give, checksums included; writes nothing."""
+    """The manifest that publishing these tensors would give, checksums included; writes nothing.
+
+    Args:
+        kind: format of the payload, `shm` or `disk`.
+        version: number of the version.
+        lineage: name of its sequence of versions.
+        tensors: bytes, dtype and shape of each tensor, by name.
+
+    Returns:
+        The manifest.
+    """
     entries, _ = lay_out(kind, tensors)
     checked = tuple(
         msgspec.structs.replace(entry, crc32=zlib.crc32(_raw(tensors[entry.name], entry))) for entry in entries
@@ -179,7 +210,17 @@ def manifest_name(version: int, lineage: str) -> str:
 
 
 def open_payload(manifest_path: Path) -> tuple[WeightManifest, Mapping[str, memoryview]]:
-    """The manifest and each tensor's bytes, mapped read-only. Raises WeightError. Does not compute checksums."""
+    """Map a version's payload. Does not compute checksums; `verify` does.
+
+    Args:
+        manifest_path: what `publish` returned.
+
+    Returns:
+        The manifest, and each tensor's bytes, read-only, by name.
+
+    Raises:
+        WeightError: a file is missing or damaged.
+    """
     try:
         manifest = msgspec.json.decode(manifest_path.read_bytes(), type=WeightManifest)
     except OSError as error:
@@ -190,7 +231,18 @@ def open_payload(manifest_path: Path) -> tuple[WeightManifest, Mapping[str, memo
 
 
 def map_payload(payload: Path, num_bytes: int) -> memoryview:
-    """The file's bytes, mapped read-only. Raises WeightError when it is not there or has another size."""
+    """Map a file read-only.
+
+    Args:
+        payload: its path.
+        num_bytes: the size that it must have.
+
+    Returns:
+        Its bytes, which stay readable when the file is deleted.
+
+    Raises:
+        WeightError: it is not there or has another size.
+    """
     try:
         with payload.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -207,7 +259,15 @@ def tensors_in(manifest: WeightManifest, payload: memoryview) -> Mapping[str, me
 
 
 def verify(manifest: WeightManifest, payload: Mapping[str, memoryview]) -> None:
-    """Compare every tensor with its checksum. Raises WeightError naming the first that differs."""
+    """Compare every tensor with its checksum.
+
+    Args:
+        manifest: the version's manifest.
+        payload: each tensor's bytes, by name.
+
+    Raises:
+        WeightError: a checksum differs; the message names the first such tensor.
+    """
     for entry in manifest.tensors:
         if zlib.crc32(payload[entry.name]) != entry.crc32:
             raise WeightsDamaged(

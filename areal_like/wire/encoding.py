@@ -94,7 +94,22 @@ class _Collector:
 
 
 def encode(message: Message) -> list[Frame]:
-    """Frames of one message. Raises WireError when it holds something that cannot travel."""
+    """Turn a message into frames: one of msgpack, then the buffers of its arrays.
+
+    Args:
+        message: a struct of areal_like/wire/messages.py.
+
+    Returns:
+        The frames, in the order they are sent.
+
+    Raises:
+        WireError: the message holds something that cannot travel.
+
+    Example:
+        >>> from areal_like.wire.messages import Goodbye
+        >>> decode(encode(Goodbye(reason="done")), frozenset({Goodbye})).reason
+        'done'
+    """
     collector = _Collector()
     try:
         header = msgspec.msgpack.Encoder(enc_hook=collector.hook).encode(message)
@@ -198,7 +213,26 @@ def join(pieces: Sequence[Frame], limits: WireLimits) -> list[Frame]:
 
 
 def decode(frames: Sequence[Frame], accept: frozenset[type], limits: WireLimits | None = None) -> Message:
-    """The message in `frames`, one of the types in `accept`. Raises WireError for anything else whatsoever."""
+    """Turn frames into a message.
+
+    Args:
+        frames: what `encode` gave.
+        accept: types of messages that the receiver handles; others are refused before they are built.
+        limits: bounds of sizes and counts; None for the defaults.
+
+    Returns:
+        The message, of one of the types in `accept`.
+
+    Raises:
+        WireError: the frames are anything else.
+
+    Example:
+        >>> from areal_like.wire.messages import Goodbye, Shutdown
+        >>> decode(encode(Goodbye(reason="")), frozenset({Shutdown}))
+        Traceback (most recent call last):
+        ...
+        areal_like.errors.WireError: ...
+    """
     limits = limits or _DEFAULT_LIMITS
     if not frames or len(frames) > limits.max_frames:
         raise WireError(f"message of {len(frames)} frames")

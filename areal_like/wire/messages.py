@@ -438,13 +438,3 @@ class StatsReply(Message, frozen=True, kw_only=True):
     """Names that a ScoreRequest may ask for alone."""
     num_workers: int
     counters: dict[str, float]
-
-
-ANY_MESSAGE = (
-    Hello | Welcome | Refused | Heartbeat | Goodbye | Shutdown
-    | Lease | Progress | SampleFinished | SampleReturned | SampleAck | CancelLeases | RecallLeases | Draining | Incident
-    | ReleaseMemory | MemoryReleased | AnnounceVersion | VersionStaged | SwapVersion | VersionLoaded | VersionFailed
-    | BatchRequest | Batch | NoMoreBatches | SaveCheckpoint | VersionPublished | CheckpointSaved
-    | CheckpointFailed | RewriteVersion | VersionRewritten
-    | ScoreRequest | ScoreReply | ScoreRefused | StatsRequest | StatsReply
-)  # fmt: skip

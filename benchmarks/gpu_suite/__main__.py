@@ -135,7 +135,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     if options.out is not None and RESULTS.resolve() in options.out.resolve().parents:
-        parser.error("--out: what lies in benchmarks/results is complete and measured on CUDA; leave --out away")
+        parser.error("--out: the results in benchmarks/results are complete and measured on CUDA; remove --out")
     return options
 
 

@@ -2,7 +2,7 @@
 
 Tables. `attention_errors`: one layer on random numbers, and whole models; relative errors |ours - reference| /
 |reference| of outputs or logits, and of gradients. The yardstick is one SDPA call per sequence in bfloat16: what 16
-bits cost whoever computes. `attention_times`: one layer forward and backward over a packed micro-batch.
+bits cost in computation. `attention_times`: one layer forward and backward over a packed micro-batch.
 
 Tolerances. float32: 1e-4. bfloat16: at most 1.5 times the yardstick's error plus 1e-3, and never above 0.1.
 """

@@ -49,7 +49,7 @@ def _plain(value: Any) -> Any:
 
 
 def _follow(parent_pid: int) -> None:
-    """End with whoever started us, however that one ended."""
+    """End with the process that started us, however that one ended."""
     while os.getppid() == parent_pid:
         time.sleep(PARENT_POLL_S)
     os.killpg(os.getpgid(0), 9)

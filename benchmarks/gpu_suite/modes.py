@@ -32,8 +32,8 @@ def run(context: Context) -> None:
 
 
 def _job(context: Context, mode: str, steps: int, turn: int, speeds: dict[int, float]) -> Mapping[str, Any]:
-    told = [f"name=gpu_suite_{mode}", f"mode={mode}", f"num_steps={steps}", *SAME, *on_device(context)]
-    summary = summary_of(context, [*told, *(TINY if context.is_tiny else [])])
+    settings = [f"name=gpu_suite_{mode}", f"mode={mode}", f"num_steps={steps}", *SAME, *on_device(context)]
+    summary = summary_of(context, [*settings, *(TINY if context.is_tiny else [])])
     row = {key: summary.get(key) for key in KEYS}
     if mode == "sync":
         speeds[turn] = summary["samples_per_s"]

@@ -65,12 +65,12 @@ def _job(context: Context, precision: str) -> Mapping[str, Any]:
     return row
 
 
-def summary_of(context: Context, told: Sequence[str]) -> Mapping[str, Any]:
+def summary_of(context: Context, settings: Sequence[str]) -> Mapping[str, Any]:
     """Of a job with these overrides. Raises Cut when time is over, RuntimeError with the job's last words."""
     runs_dir: Path = context.scratch / "runs"
     timeout_s = context.left_s - LEAVE_S
     try:
-        return train(CONFIG, told, runs_dir, timeout_s=timeout_s)
+        return train(CONFIG, settings, runs_dir, timeout_s=timeout_s)
     except subprocess.TimeoutExpired as error:
         raise Cut(f"still running after {timeout_s:.0f} s") from error
     except SystemExit as error:

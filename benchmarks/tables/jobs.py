@@ -137,8 +137,8 @@ def staleness(result: Result) -> str:
         for loss, by_bound in result["minus_naive"].items()
     ]  # fmt: skip
     words = f"Accuracy, paired by seed (seeds {seeds}), with its 95 % interval, by max_staleness:"
-    told = f"{words}\n\n{table(('', *result['bounds']), against)}"
-    return table(head, rows) + (f"\n\n{told}" if against else "")
+    text = f"{words}\n\n{table(('', *result['bounds']), against)}"
+    return table(head, rows) + (f"\n\n{text}" if against else "")
 
 
 def sweep(result: Result) -> str:

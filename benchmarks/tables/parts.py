@@ -19,8 +19,8 @@ def engine(result: Result) -> str:
     for case in result["cases"]:
         for side, ratio in case["ratio"].items():
             speeds = case["tokens_per_s"]
-            told = (ranged(speeds["embedded"]), side, ranged(speeds[side]), ranged(ratio, 2))
-            rows.append((case["workload"], str(case["slots"]), *told))
+            cells = (ranged(speeds["embedded"]), side, ranged(speeds[side]), ranged(ratio, 2))
+            rows.append((case["workload"], str(case["slots"]), *cells))
     return table(("workload", "slots", "embedded, tokens/s", "against", "tokens/s", "ratio"), rows)
 
 
@@ -256,33 +256,33 @@ def logprob_memory(result: Result) -> str:
 def reward(result: Result) -> str:
     """Verdicts per second, then what a sandboxed program costs."""
     rows = [
-        (name, ranged(told), f"{told['target']:.0f}" if "target" in told else "", f"{told['verdicts']:,}")
-        for name, told in result["throughput"].items()
+        (name, ranged(entry), f"{entry['target']:.0f}" if "target" in entry else "", f"{entry['verdicts']:,}")
+        for name, entry in result["throughput"].items()
     ]
     head = (f"{result['workers']} scoring processes", "verdicts/s", "asked for", "verdicts")
-    costs = [(name.replace("_", " "), ranged(told, 1)) for name, told in result["overhead_ms"].items()]
+    costs = [(name.replace("_", " "), ranged(entry, 1)) for name, entry in result["overhead_ms"].items()]
     return f"{table(head, rows)}\n\n{table(('one program on one core', 'ms'), costs)}"
 
 
 def reward_rates(result: Result) -> str:
     """How many verdicts are what they must be, and which are not."""
-    measured = {name: told for name, told in result.items() if isinstance(told, dict) and "as_they_must_be" in told}
+    measured = {name: entry for name, entry in result.items() if isinstance(entry, dict) and "as_they_must_be" in entry}
     rows = [
-        (name, f"{told['rows']:,}", f"{told['as_they_must_be']:,}", f"{told['as_they_must_be'] / told['rows']:.2%}")
-        for name, told in measured.items()
+        (name, f"{entry['rows']:,}", f"{entry['as_they_must_be']:,}", f"{entry['as_they_must_be'] / entry['rows']:.2%}")
+        for name, entry in measured.items()
     ]
-    others = [f"- {name}: `{other}`" for name, told in measured.items() for other in told["others"]]
+    others = [f"- {name}: `{other}`" for name, entry in measured.items() for other in entry["others"]]
     return "\n".join([table(("", "rows", "as they must be", "rate"), rows), "", *others])
 
 
 def reward_service(result: Result) -> str:
     """One line for each kind of wild scorer: how long the pool was short of a process, what honest answers got."""
     rows = [
-        (_WILD.get(do, do), f"{statistics.median(told['recovery_s']):.2f} ({min(told['recovery_s']):.2f} to "
-         f"{max(told['recovery_s']):.2f})",
-         *(f"{statistics.median(told[key]):,.0f}" for key in ("alone_per_s", "beside_per_s")),
-         f"{min(told['beside_per_s']):,.0f}")
-        for do, told in result.items() if isinstance(told, dict) and "recovery_s" in told
+        (_WILD.get(do, do), f"{statistics.median(entry['recovery_s']):.2f} ({min(entry['recovery_s']):.2f} to "
+         f"{max(entry['recovery_s']):.2f})",
+         *(f"{statistics.median(entry[key]):,.0f}" for key in ("alone_per_s", "beside_per_s")),
+         f"{min(entry['beside_per_s']):,.0f}")
+        for do, entry in result.items() if isinstance(entry, dict) and "recovery_s" in entry
     ]  # fmt: skip
     words = f"{result['rounds']} rounds; asked for: whole again within {result['limit_s']:g} s."
     head = ("a scorer that", "s until whole again", "honest verdicts/s before", "meanwhile", "meanwhile, least")

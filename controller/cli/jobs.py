@@ -168,7 +168,7 @@ def _refuse_other_data(recorded: object, rows: JobRows, folder: RunFolder) -> No
     """Draws are row numbers: with other rows the ledger would speak of other prompts."""
     if not isinstance(recorded, dict) or not recorded:
         raise UserError(
-            "it does not record which data the run was started with",
+            "does not record which data the run was started with",
             where=str(folder.state),
             remedy="restore it from a copy, or start a new run",
         )

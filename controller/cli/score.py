@@ -95,7 +95,7 @@ class ScoreProgress:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._bar: Progress | None = None
-        self._told_s = time.monotonic()
+        self._reported_s = time.monotonic()
 
     def __enter__(self) -> ScoreProgress:
         if self._console.is_terminal:
@@ -122,8 +122,8 @@ class ScoreProgress:
             self._bar.update(self._bar.task_ids[0], completed=num_done, total=standing.num_rows, rate=f"{rate:,.0f}/s")
             return
         now_s = time.monotonic()
-        if now_s - self._told_s < LINE_EVERY_S:
+        if now_s - self._reported_s < LINE_EVERY_S:
             return
-        self._told_s = now_s
+        self._reported_s = now_s
         left = f", about {(standing.num_rows - num_done) / rate:,.0f} s left" if rate > 0 else ""
         self._console.print(f"score {num_done:,}/{standing.num_rows:,}  {rate:,.1f}/s{left}", markup=False)

@@ -53,7 +53,23 @@ class LoadedConfig:
 
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read, override, build and cross-check. Raises UserError; ConfigError carries all problems of the config."""
+    """Read a configuration, apply overrides, build it and check it as a whole.
+
+    Args:
+        name: path of a YAML file, name of a shipped config, or a run's folder.
+        overrides: `key.path=value`, as on the command line.
+
+    Returns:
+        The configuration, with the source of each value.
+
+    Raises:
+        ConfigError: the configuration has problems; it carries all of them.
+        UserError: there is no such file, or it is not YAML.
+
+    Example:
+        >>> load_config("quickstart", ["num_steps=40"]).config.num_steps
+        40
+    """
     path = find_config(name)
     return check_document(parse_document(_read(path), _short(path)), overrides)
 
@@ -144,8 +160,8 @@ def _shipped_text(name: str, path: Path | None = None) -> str:
     text = f"shipped configs: {', '.join(shipped)}" if shipped else "give a YAML file"
     if path is None:
         return text
-    beside = [file.name for pattern in ("*.yaml", "*.yml") for file in path.parent.glob(pattern)]
-    near = [str(path.parent / file) for file in nearest(path.name, beside, count=1)] or nearest(
+    siblings = [file.name for pattern in ("*.yaml", "*.yml") for file in path.parent.glob(pattern)]
+    near = [str(path.parent / file) for file in nearest(path.name, siblings, count=1)] or nearest(
         path.stem, shipped, count=1
     )
     return f"did you mean {near[0]}? {text}" if near else text

@@ -381,8 +381,8 @@ class RunConfig(Settings):
     @property
     def train_sampling(self) -> Sampling:
         """`sampling` as it travels in a task"""
-        told = self.sampling.model_dump(exclude={"forced_lengths"})
-        return Sampling(**told, ignore_eos=self.sampling.forced_lengths is not None)
+        fields = self.sampling.model_dump(exclude={"forced_lengths"})
+        return Sampling(**fields, ignore_eos=self.sampling.forced_lengths is not None)
 
     @property
     def eval_sampling(self) -> Sampling:

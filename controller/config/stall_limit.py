@@ -98,7 +98,7 @@ def stall_problems(config: RunConfig) -> Iterator[Problem]:
     if given_s is not None and given_s <= longest.longest_s:
         yield Problem(
             (KEY, *longest.keys),
-            f"would end the run after {given_s:g} s without progress, and {longest.longest_s:g} s may pass before"
+            f"would end the run after {given_s:g} s without progress, but {longest.longest_s:g} s may pass before"
             f" {longest.what}",
             f"leave {KEY} out (then {longest.longest_s + MARGIN_S:g}), or lower {' or '.join(longest.keys)}",
         )

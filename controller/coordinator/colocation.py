@@ -144,10 +144,10 @@ def _is_answer(worker: Worker, event: WorkerReleased) -> bool:
     return EngineEvent.RELEASED in ENGINE[worker.engine] and event.number == worker.release_number
 
 
-def heard_again(state: RunState, worker: Worker) -> None:
+def worker_is_back(state: RunState, worker: Worker) -> None:
     """The same process says Hello again."""
     if state.settings.is_colocated:
-        _engine(state, worker, EngineEvent.HEARD_AGAIN)
+        _engine(state, worker, EngineEvent.BACK)
 
 
 def ended(state: RunState, worker: Worker) -> None:

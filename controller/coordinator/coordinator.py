@@ -103,17 +103,47 @@ class Coordinator:
 
     @classmethod
     def restore(cls, settings: CoordinatorSettings, state: LedgerState) -> Coordinator:
-        """The coordinator as the ledger knows it. Raises UserError where settings contradict the record."""
+        """Rebuild the coordinator of an earlier session.
+
+        Args:
+            settings: as for a new run; batch size and group size must be those of the record.
+            state: what the ledger holds.
+
+        Returns:
+            A coordinator that has handed out nothing yet; workers are to register again.
+
+        Raises:
+            UserError: the settings contradict the record.
+        """
         coordinator = cls(settings)
         _remember(coordinator._state, state)
         return coordinator
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
-        """Take in one event at monotonic time `now_s`; ledger effects come first in the answer."""
+        """Process one event.
+
+        Args:
+            event: what happened (controller/coordinator/events.py).
+            now_s: monotonic time of the event, never less than before.
+
+        Returns:
+            What the shell has to do, in order; ledger effects come first and are committed before anything is sent.
+
+        Example:
+            >>> effects = coordinator.handle(Tick(), now_s=12.5)
+        """
         return self.handle_together((event,), now_s)
 
     def handle_together(self, events: Sequence[Event], now_s: float) -> list[Effect]:
-        """The same for events of one instant, settled once: thousands of simulated workers load a version at a time."""
+        """Process events of one instant, settled once: thousands of simulated workers load a version at a time.
+
+        Args:
+            events: what happened, in order.
+            now_s: monotonic time of all of them.
+
+        Returns:
+            As `handle`, for all events together.
+        """
         state = self._state
         state.now_s = now_s
         for event in events:
@@ -145,12 +175,26 @@ class Coordinator:
         return wait_reasons.waits(self._state)
 
     def is_live(self, lease_id: int) -> bool:
-        """Is this lease still wanted? Of a burst of events a later one may end what an earlier one leased."""
+        """Whether a lease is still wanted: of a burst of events a later one may end what an earlier one leased.
+
+        Args:
+            lease_id: the number of the lease.
+
+        Returns:
+            False once its sample is finished, or was given to another worker.
+        """
         lease = self._state.leases.get(lease_id)
         return lease is not None and not lease.is_void
 
     def can_spare(self, names: Collection[str]) -> bool:
-        """May these rollout workers leave for good: is there another one, or will there be?"""
+        """Whether these rollout workers may leave for good.
+
+        Args:
+            names: names of the workers.
+
+        Returns:
+            True where another one is there or will be.
+        """
         return worker_lifecycle.can_spare(self._state, names)
 
     @property
@@ -247,7 +291,7 @@ class Coordinator:
             drop_group(state, group, "surplus", "the staleness bound was tightened")
 
     def _restart_trainer(self, event: TrainerRestarted) -> None:
-        """The trainer goes back to a checkpoint; whoever samples goes on with what it has, as far as the
+        """The trainer goes back to a checkpoint; workers go on with what they have, as far as the
         invariants allow.
         """
         state = self._state
@@ -255,7 +299,7 @@ class Coordinator:
             raise AssertionError(f"checkpoint {event.checkpoint_version} of batches up to {state.shipped}")
         self._begin_lineage(event.lineage, event.checkpoint_version, trainer_died=event.reason)
         state.recorded = {batch.step: batch.groups for batch in event.batches}
-        state.requested, state.is_trainer_told, state.manifest_path = None, False, ""
+        state.requested, state.is_trainer_reported, state.manifest_path = None, False, ""
         state.trained, state.rewrite = NO_VERSION, None
         colocation.trainer_died(state)
         if state.phase is Phase.FINISHING:

@@ -8,7 +8,7 @@ Contract with the shell (`controller/runtime/server.py`):
   3. Only then the other effects are carried out, in order. A crash between 1 and 2, or 2 and 3, loses nothing that was
   acknowledged. Of `SendLeases` only those are sent that are `Coordinator.is_live` by then: a later event of the burst
   may have ended some. 4. A message that cannot be sent to a worker means `WorkerLost`, and `WorkerJoined` when it is
-  heard again. `StorePartial` and `StoreFinished` always refer to the payload of the very event that was handled (found
+  received again. `StorePartial` and `StoreFinished` always refer to the payload of the event that was handled (found
   by `lease_id`).
 """
 
@@ -199,7 +199,7 @@ class SendVersion(Effect, frozen=True):
     is_held: bool = False
     """The worker stages it and waits for SendSwap."""
     incarnation: str = ""
-    """The process it is meant for. Another one of the same name, of which the coordinator has not heard, must not get
+    """The process it is meant for. Another one of the same name, which the coordinator does not know yet, must not get
     it: it would take memory that is not accounted for."""
 
 

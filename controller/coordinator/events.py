@@ -50,7 +50,7 @@ class WorkerJoined(Event, frozen=True):
 class WorkerLost(Event, frozen=True):
     """A rollout worker is silent, dead or said Goodbye; its leases go back with the tokens it had reported.
 
-    is_permanent: no restart will come. A lost worker is heard again only after a new `WorkerJoined` (same incarnation
+    is_permanent: no restart will come. A lost worker counts again only after a new `WorkerJoined` (same incarnation
     allowed); its finished samples are welcome at any time.
     """
 
@@ -218,7 +218,7 @@ class TrainerRestarted(Event, frozen=True):
     (`exactly-once`).
 
     batches: as recorded, of the steps after that version: they are replayed in order. Nothing of the dead trainer is
-    heard after this event.
+    received after this event.
     """
 
     reason: str

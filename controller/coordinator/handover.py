@@ -25,7 +25,7 @@ Each request to release has a number of its own, and the answer carries it. An a
 the last request is LATE_RELEASE: the engine may have taken memory since. From the moment it is asked, a worker has no
 version, so it gets no leases, and it is announced none before it is EMPTY. That holds whatever happens to the trainer.
 
-A worker that is out of reach may be alive, so its engine keeps its state; it is asked (again) once it is heard.
+A worker that is out of reach may be alive, so its engine keeps its state; it is asked (again) once it sends something.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class EngineEvent(Enum):
     """It answered an earlier request, or none."""
     OVERDUE = "overdue"
     """The time to release is over."""
-    HEARD_AGAIN = "heard again"
+    BACK = "back"
     """The same process, after it was out of reach: what was sent to it may be lost."""
     ENDED = "ended"
     """Its process is gone, or a new one of the same name has come."""
@@ -143,27 +143,27 @@ ENGINE: dict[Engine, dict[EngineEvent, tuple[Engine, tuple[EngineAction, ...]]]]
     Engine.EMPTY: {
         EngineEvent.ANNOUNCED: (Engine.HOLDING, ()),
         EngineEvent.LATE_RELEASE: (Engine.EMPTY, (EngineAction.REPORT_LATE,)),
-        EngineEvent.HEARD_AGAIN: (Engine.EMPTY, ()),
+        EngineEvent.BACK: (Engine.EMPTY, ()),
         EngineEvent.ENDED: _ENDED,
     },
     Engine.HOLDING: {
         EngineEvent.ANNOUNCED: (Engine.HOLDING, ()),
         EngineEvent.WANTED: (Engine.RELEASING, (EngineAction.FORGET, EngineAction.REQUEST_RELEASE)),
         EngineEvent.LATE_RELEASE: (Engine.HOLDING, (EngineAction.REPORT_LATE,)),
-        EngineEvent.HEARD_AGAIN: (Engine.HOLDING, ()),
+        EngineEvent.BACK: (Engine.HOLDING, ()),
         EngineEvent.ENDED: _ENDED,
     },
     Engine.RELEASING: {
         EngineEvent.RELEASED: (Engine.EMPTY, ()),
         EngineEvent.LATE_RELEASE: (Engine.RELEASING, (EngineAction.REPORT_LATE,)),
         EngineEvent.OVERDUE: (Engine.ENDING, (EngineAction.END_PROCESS,)),
-        EngineEvent.HEARD_AGAIN: (Engine.RELEASING, (EngineAction.REQUEST_RELEASE,)),
+        EngineEvent.BACK: (Engine.RELEASING, (EngineAction.REQUEST_RELEASE,)),
         EngineEvent.ENDED: _ENDED,
     },
     Engine.ENDING: {
         EngineEvent.RELEASED: (Engine.EMPTY, ()),
         EngineEvent.LATE_RELEASE: (Engine.ENDING, (EngineAction.REPORT_LATE,)),
-        EngineEvent.HEARD_AGAIN: (Engine.RELEASING, (EngineAction.REQUEST_RELEASE,)),
+        EngineEvent.BACK: (Engine.RELEASING, (EngineAction.REQUEST_RELEASE,)),
         EngineEvent.ENDED: _ENDED,
     },
 }

@@ -7,7 +7,7 @@ leases back (migration.py), whether a group may start (admission.py).
 measured speed. A group goes to one worker whole, and its later samples follow (affinity) while that leaves the worker
 at most `affinity` groups' expected work behind the idlest one. A worker behind another in version gets nothing new; one
 pinned to an evaluation is behind on purpose. Credits beyond the slots are honoured in proportion to speed.
-`round_robin`: samples are dealt in turn to whoever has a credit. For comparison.
+`round_robin`: samples are dealt in turn to the workers that have a credit. For comparison.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class _Queue:
         heapify(self._heap)
 
     def best(self, is_able: Callable[[Worker], bool]) -> Worker | None:
-        """The least of those that are able; whoever is not now will not be later either, and is let go."""
+        """The least of those that are able; a worker that is not now will not be later either, and is removed."""
         heap = self._heap
         while heap:
             key, place, worker = heap[0]

@@ -30,7 +30,7 @@ LEASES_PER_LIFE = 1 << 32
 
 
 class Phase(Enum):
-    """RUNNING: work is handed out. FINISHING: the trainer goes home, last evaluations run. OVER: EndRun was sent."""
+    """RUNNING: work is handed out. FINISHING: the trainer exits, last evaluations run. OVER: EndRun was sent."""
 
     RUNNING = "running"
     FINISHING = "finishing"
@@ -128,7 +128,7 @@ class RunState:
         self.last_step = 0
         self.end_status: EndStatus = "completed"
         self.end_reason = ""
-        self.is_trainer_told = False
+        self.is_trainer_reported = False
         self.is_final_eval_made = False
 
     # ------------------------------------------------------------ effects

@@ -48,11 +48,11 @@ def _check_end_conditions(state: RunState) -> None:
             f"the data is used up: {state.num_drawn} groups drawn, {len(state.table.live)} left where a step needs "
             f"{settings.groups_per_step}; raise data.epochs for more steps",
         )
-    elif (reason := barren_reason(state)) or (reason := no_workers_reason(state)):
+    elif (reason := no_usable_group_reason(state)) or (reason := no_workers_reason(state)):
         begin(state, "failed", reason)
 
 
-def barren_reason(state: RunState) -> str:
+def no_usable_group_reason(state: RunState) -> str:
     """Why no group is fit for training any more, with advice; empty while some are."""
     total, settings = state.consecutive_failures.total(), state.settings
     if not total or total < settings.groups_per_step:
@@ -100,7 +100,7 @@ def trainer_died(state: RunState) -> None:
 
 
 def _tell_trainer(state: RunState) -> None:
-    state.is_trainer_told = True
+    state.is_trainer_reported = True
     state.emit(SendNoMoreBatches(last_step=state.last_step, reason=state.end_reason))
 
 
@@ -108,7 +108,7 @@ def _advance_shutdown(state: RunState) -> None:
     if state.requested is not None and state.requested > state.last_step:
         state.requested = None
         _tell_trainer(state)
-    elif not state.is_trainer_told and state.trained >= state.last_step:
+    elif not state.is_trainer_reported and state.trained >= state.last_step:
         _tell_trainer(state)
     is_orderly = state.end_status in ("completed", "exhausted")
     if state.trained < state.last_step and (is_orderly or state.last_step > state.base):

@@ -39,7 +39,7 @@ def join(state: RunState, event: WorkerJoined) -> None:
             state.emit(SendCancel(worker=worker.name, lease_ids=tuple(sorted(worker.voided))))
             worker.voided.clear()
         worker.must_announce_again = True
-        colocation.heard_again(state, worker)
+        colocation.worker_is_back(state, worker)
     worker.incarnation, worker.capacity = event.incarnation, event.capacity
     worker.num_slots = state.settings.slots_of(event.capacity)
     worker.is_present, worker.is_gone = True, False
@@ -76,7 +76,7 @@ def end(state: RunState, event: WorkerEnded) -> None:
 def drain(state: RunState, event: WorkerDraining) -> None:
     """A worker is about to leave: it gets nothing new, and what it holds comes back as LeaseReturned.
 
-    It counts also while the worker is lost: the same process may be heard again before it has left.
+    It counts also while the worker is lost: its messages may arrive again before it has left.
     """
     worker = state.workers.get(event.worker)
     if worker is None or worker.is_draining or event.incarnation not in (None, worker.incarnation):

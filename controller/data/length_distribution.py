@@ -65,7 +65,7 @@ def _of_file(path: Path) -> tuple[tuple[int, ...], ...]:
         if not checked or min(map(min, checked)) < 1:
             raise ValueError("it must be a list of lists of lengths, each at least 1")
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"no lengths can be read here ({error})", where=str(path)) from error
+        raise UserError(f"the lengths cannot be read ({error})", where=str(path)) from error
     return checked
 
 

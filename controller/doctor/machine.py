@@ -203,7 +203,7 @@ class Machine:
         return Ran(child.returncode, out[-MAX_OUTPUT_CHARS:], err[-MAX_OUTPUT_CHARS:], _fault(child.returncode, err))
 
     def probe(self, name: str, *arguments: str, deadline_s: float = 30.0, python: str = "") -> Answer:
-        """Run probes/<name>.py in a process of its own, once; whoever asks again gets the same answer."""
+        """Run probes/<name>.py in a process of its own, once; a second call gets the same answer."""
         key = (name, arguments, python)
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())

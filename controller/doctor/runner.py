@@ -19,7 +19,7 @@ from controller.doctor.finding import Check, Finding, Line
 from controller.doctor.machine import Machine
 
 Say = Callable[[Sequence[str]], None]
-"""Told which checks are still under way, whenever that changes."""
+"""Called with the checks that are still under way, whenever that changes."""
 
 
 def run_checks(checks: Sequence[Check], machine: Machine, say: Say = lambda names: None) -> list[Line]:

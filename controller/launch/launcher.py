@@ -165,9 +165,9 @@ class Launcher(ABC):
             child.process.pid: name for name, child in self._children.items() if isinstance(child.process, LocalPid)
         }
         spent = processor.cpu_seconds(here, starter=os.getpid())
-        told = {name: child.process.cpu_s for name, child in self._children.items() if name not in here.values()}
+        used = {name: child.process.cpu_s for name, child in self._children.items() if name not in here.values()}
         return {here[pid]: seconds for pid, seconds in spent.items()} | {
-            name: seconds for name, seconds in told.items() if seconds is not None
+            name: seconds for name, seconds in used.items() if seconds is not None
         }
 
     def log_of(self, name: str) -> Path:

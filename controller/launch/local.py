@@ -77,7 +77,7 @@ class LocalLauncher(Launcher):
 
     @property
     def host(self) -> str:
-        """As it was told."""
+        """As it was given."""
         return self._host
 
     async def open(self, say: Say) -> bool:

@@ -21,7 +21,7 @@ def cpu_seconds(roots: Collection[int], *, starter: int | None = None) -> dict[i
     is not there is left out.
 
     starter: the root that starts the others. What has ended below it is not counted for it: the operating system adds
-    all that another root has ever spent to whoever waited for its end, the starter or its fork server.
+    all that another root has ever spent to the process that waited for its end, the starter or its fork server.
     """
     return {root: spent for root in roots if (spent := _of_tree(root, roots, with_ended=root != starter)) is not None}
 

@@ -88,7 +88,22 @@ class _Sample(NamedTuple):
 
 
 def audit(run_dir: Path) -> AuditReport:
-    """Recount the invariants from `run_dir`. Raises UserError (no ledger), LedgerError (unreadable)."""
+    """Recount the invariants of a run from its ledger, independently of the code that decided them.
+
+    Args:
+        run_dir: the run's folder.
+
+    Returns:
+        The counts, and a line for each violation.
+
+    Raises:
+        UserError: there is no ledger.
+        LedgerError: it cannot be read.
+
+    Example:
+        >>> audit(Path("runs/quickstart")).is_clean
+        True
+    """
     path = run_dir / LEDGER_FILE
     if not path.exists():
         raise UserError("there is no ledger here", where=str(run_dir), remedy="give the folder of a run")

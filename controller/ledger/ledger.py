@@ -115,7 +115,14 @@ class Ledger:
     # ------------------------------------------------------------ writing
 
     def apply(self, entries: Sequence[LedgerEntry]) -> None:
-        """Write all entries in one transaction and commit. Raises LedgerError (disk full): nothing is kept then."""
+        """Write all entries in one transaction and commit.
+
+        Args:
+            entries: effects of the coordinator with their payloads, in order.
+
+        Raises:
+            LedgerError: the disk is full or the file damaged; nothing of `entries` is kept then.
+        """
         if not entries:
             return
         burst = Burst(self._seq, self._segments)
@@ -145,8 +152,13 @@ class Ledger:
     def purge(self, covered_step: int) -> PurgeReport:
         """Delete the oldest segment files that nothing needs any more, beyond `keep_bytes`.
 
-        Needed are payloads of live groups and of steps after `covered_step` (the last step that every checkpoint the
-        run may fall back to covers).
+        Payloads of live groups and of steps after `covered_step` are needed.
+
+        Args:
+            covered_step: the last step that every checkpoint the run may fall back to covers.
+
+        Returns:
+            What was deleted.
         """
         if self._keep_bytes is None:
             return PurgeReport(num_samples=0, num_files=0, freed_bytes=0)
@@ -199,14 +211,31 @@ class Ledger:
         return dict(self._db.execute("SELECT lineage, checkpoint_version FROM lineages ORDER BY seq"))
 
     def load(self) -> LedgerState:
-        """What the coordinator restores from. Raises LedgerError where the ledger is damaged."""
+        """Read what the coordinator restores from.
+
+        Returns:
+            Groups, batches and counters as of the last commit.
+
+        Raises:
+            LedgerError: the ledger is damaged.
+        """
         try:
             return read_state(self._db)
         except (sqlite3.Error, ValueError, KeyError) as error:
             raise LedgerError(f"{self._path} is damaged ({error}); {REMEDY}") from error
 
     def batches_after(self, step: int) -> tuple[BatchRecord, ...]:
-        """The recorded batches of later steps, in order. Raises LedgerError (damaged)."""
+        """Read the recorded batches of later steps.
+
+        Args:
+            step: the last step that is not wanted.
+
+        Returns:
+            The batches, in order of their steps.
+
+        Raises:
+            LedgerError: the ledger is damaged.
+        """
         try:
             return tuple(batch for batch in read_batches(self._db) if batch.step > step)
         except (sqlite3.Error, ValueError) as error:
@@ -228,7 +257,18 @@ class Ledger:
             raise LedgerError(f"{self._path} is damaged ({error}); {REMEDY}") from error
 
     def prefix(self, group_id: int, sample_index: int) -> Segment:
-        """The stored tokens of an unfinished sample, empty where there are none. Raises LedgerError (damaged)."""
+        """Read the stored tokens of an unfinished sample.
+
+        Args:
+            group_id: the group's number.
+            sample_index: the sample's place in its group, from 0.
+
+        Returns:
+            The tokens, empty where there are none.
+
+        Raises:
+            LedgerError: the ledger is damaged.
+        """
         rows = self._db.execute(
             "SELECT file, offset, size FROM partials WHERE group_id = ? AND sample_index = ? ORDER BY start",
             (group_id, sample_index),
@@ -242,7 +282,18 @@ class Ledger:
         return whole
 
     def trajectory(self, group_id: int, sample_index: int) -> Trajectory:
-        """The payload of a finished sample. Raises LedgerError where it was purged or is damaged."""
+        """Read the tokens, log-probs and versions of a finished sample.
+
+        Args:
+            group_id: the group's number.
+            sample_index: the sample's place in its group, from 0.
+
+        Returns:
+            The trajectory as the worker reported it.
+
+        Raises:
+            LedgerError: it was purged or is damaged.
+        """
         if (cached := self._cache.get(group_id, {}).get(sample_index)) is not None:
             return cached
         row = self._db.execute(
@@ -259,7 +310,17 @@ class Ledger:
             raise LedgerError(f"{self._path}: sample of group {group_id} is damaged ({error}); {REMEDY}") from error
 
     def batch_samples(self, groups: Sequence[BatchGroup]) -> tuple[BatchSample, ...]:
-        """Payloads and rewards of a batch, ordered by (group_id, sample_index). A second time they come from disk."""
+        """Read payloads and rewards of a batch. A second time they come from disk.
+
+        Args:
+            groups: the batch's groups.
+
+        Returns:
+            Its samples, ordered by (group_id, sample_index).
+
+        Raises:
+            LedgerError: a payload was purged or is damaged.
+        """
         samples: list[BatchSample] = []
         for group in sorted(groups, key=lambda group: group.group_id):
             rewards = dict(
@@ -333,7 +394,17 @@ def _size(trajectory: Trajectory) -> int:
 
 
 def lock_folder(run_dir: Path) -> int:
-    """The run's lock, held until closed or until the process dies. Raises UserError where another has it."""
+    """Take the lock of a run.
+
+    Args:
+        run_dir: the run's folder.
+
+    Returns:
+        A file descriptor; the lock is held until it is closed or the process dies.
+
+    Raises:
+        UserError: another process holds the lock.
+    """
     path = run_dir / LOCK_FILE
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -357,7 +428,7 @@ def lock_folder(run_dir: Path) -> int:
 
 
 def lock_holder(run_dir: Path) -> int | None:
-    """Process id of whoever holds the run's lock now; None where nobody does."""
+    """Id of the process that holds the run's lock now; None where nobody does."""
     try:
         lock = os.open(run_dir / LOCK_FILE, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

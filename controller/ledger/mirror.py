@@ -140,8 +140,8 @@ class LedgerHome:
 
     def _is_home(self) -> bool:
         try:
-            told = json.loads((self.run_dir / HOME_FILE).read_text())
-            return (self.folder / HOME_FILE).read_text() == told["token"]
+            recorded = json.loads((self.run_dir / HOME_FILE).read_text())
+            return (self.folder / HOME_FILE).read_text() == recorded["token"]
         except (OSError, ValueError, KeyError, TypeError):
             return False
 

@@ -70,11 +70,6 @@ class SampleStats:
     """Share of consumed groups that the arrays hold."""
 
     @property
-    def zero_signal_share(self) -> float:
-        """Share of groups of two or more samples whose rewards are all equal; NaN without such groups."""
-        return self._zero_signal(np.ones(len(self.step), dtype=np.bool_))[0]
-
-    @property
     def zero_signal_late(self) -> tuple[float, float]:
         """In the last fifth of the steps: share of groups with equal rewards, and of those the ones at the best value
         that was ever seen."""
@@ -98,7 +93,18 @@ class SampleStats:
 
 
 def read_samples(path: Path, *, max_samples: int) -> SampleStats | None:
-    """Statistics of a ledger; None where nothing is in it yet. Raises Unreadable."""
+    """Read statistics of the samples that were trained on, also while the run goes on.
+
+    Args:
+        path: the ledger's file.
+        max_samples: beyond this number whole groups are left out, evenly over the steps.
+
+    Returns:
+        The statistics; None where nothing is in the ledger yet.
+
+    Raises:
+        Unreadable: the file is not a ledger that this version reads.
+    """
     if not path.is_file():
         raise Unreadable("there is none")
     try:
@@ -151,8 +157,8 @@ def _read(db: sqlite3.Connection, max_samples: int) -> SampleStats | None:
     if not fates:
         return None
     failures = db.execute(
-        "SELECT json_extract(told, '$.failed_in'), verdict_kind, json_extract(told, '$.policy'), COUNT(*) FROM "
-        "(SELECT verdict_kind, CASE WHEN json_valid(CAST(facts AS TEXT)) THEN CAST(facts AS TEXT) END AS told "
+        "SELECT json_extract(fact, '$.failed_in'), verdict_kind, json_extract(fact, '$.policy'), COUNT(*) FROM "
+        "(SELECT verdict_kind, CASE WHEN json_valid(CAST(facts AS TEXT)) THEN CAST(facts AS TEXT) END AS fact "
         "FROM samples WHERE verdict_kind != 'scored') GROUP BY 1, 2, 3 ORDER BY 4 DESC"
     )
     failed = {(str(scorer or ""), str(kind), str(policy or "")): int(n) for scorer, kind, policy, n in failures}

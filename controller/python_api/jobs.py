@@ -39,6 +39,9 @@ def train(config: Config, /, **overrides: Any) -> Run:
             `**{"trainer.optimizer.lr": 1e-4}` are the same. A dict replaces its whole section. Scorers, workflows and
             generators may be given as functions and classes.
 
+    Returns:
+        The run, in progress.
+
     Raises:
         UserError: the configuration, the data or the machine does not allow it; the text is the command line's.
         RunFailed: the run failed before its folder existed.
@@ -59,9 +62,16 @@ def evaluate(config: Config, /, **overrides: Any) -> Run:
         config: as for `train`; a run's folder stands for its configuration.
         overrides: as for `train`; `model__path=...` names the checkpoint.
 
+    Returns:
+        The evaluation, a run of its own.
+
     Raises:
         UserError: as for `train`.
         RunFailed: as for `train`.
+
+    Example:
+        >>> done = areal_like.evaluate("runs/first", model__path="runs/first/final").wait()
+        >>> done.status.accuracy
     """
     return _start("eval", config, overrides)
 
@@ -74,9 +84,15 @@ def resume(run: str | os.PathLike[str] | Run, /, *, accept_loss: bool = False) -
         accept_loss: continue although files of the run are missing or older than others, from the newest state that
             ledger and checkpoints share.
 
+    Returns:
+        The run, in progress.
+
     Raises:
         UserError: there is no such run, it is finished, or its data changed.
         RunFailed: as for `train`.
+
+    Example:
+        >>> areal_like.resume("runs/first").wait()
     """
     _check_caller()
     folder = find_folder(run.folder if isinstance(run, Run) else run)

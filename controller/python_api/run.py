@@ -103,6 +103,12 @@ class Run:
 
         Args:
             kind: `step` (one row a step), `eval` or another kind; empty for the rows of all kinds.
+
+        Returns:
+            The rows, as in the file.
+
+        Example:
+            >>> [row["reward_mean"] for row in Run("quickstart").metrics()][-1]
         """
         rows = tail_rows(self._folder.metrics, WHOLE_FILE)
         return [row for row in rows if not kind or row.get("kind") == kind]
@@ -125,13 +131,22 @@ class Run:
             limit: at most so many; None for all.
             grep: only those with this text in prompt or answer, any case.
 
+        Returns:
+            The samples, at most `limit`.
+
         Raises:
             UserError: there is no sample yet, or no such step or group.
         """
         return read_samples(self._folder, Choice(step=step, group=group, order=order, limit=limit, grep=grep)).samples
 
     def wait(self, timeout_s: float | None = None) -> Run:
-        """Block until the run has ended, and return it. An interrupt (Ctrl-C) leaves the run in progress.
+        """Block until the run has ended. An interrupt (Ctrl-C) leaves the run in progress.
+
+        Args:
+            timeout_s: longest wait; None for no limit.
+
+        Returns:
+            This run.
 
         Raises:
             RunFailed: it failed or crashed; the text is the command line's.
@@ -151,7 +166,10 @@ class Run:
 
         Args:
             now: do not finish the step; `resume` continues from the last checkpoint.
-            timeout_s: wait at most so long.
+            timeout_s: wait at most this long.
+
+        Returns:
+            Its status after the end.
 
         Raises:
             DeadlineExceeded: it still runs after `timeout_s`, and continues to shut down.

@@ -252,9 +252,9 @@ def _bound_words(data: RunData, shares: Shares) -> tuple[str, str]:
 
 
 def _threads(data: RunData, path: str) -> int:
-    told = data.setting(path, "auto")
-    if isinstance(told, int) and not isinstance(told, bool) and told > 0:
-        return told
+    configured = data.setting(path, "auto")
+    if isinstance(configured, int) and not isinstance(configured, bool) and configured > 0:
+        return configured
     return data.cores or 1 if data.setting("mode") == "sync" else 1
 
 

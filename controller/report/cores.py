@@ -54,8 +54,8 @@ def available(data: RunData) -> float:
     """Cores of the machine all processes are on; NaN where it is not known, or they are on several machines."""
     if data.setting("launch.kind", "local") != "local" or not data.pulses:
         return math.nan
-    told = data.pulses[-1].get("processor")
-    return number(told, "cores") if isinstance(told, Mapping) else math.nan
+    reported = data.pulses[-1].get("processor")
+    return number(reported, "cores") if isinstance(reported, Mapping) else math.nan
 
 
 def _life(pulse: Row, name: str) -> object:
@@ -64,8 +64,8 @@ def _life(pulse: Row, name: str) -> object:
 
 
 def _spent(pulse: Row) -> dict[str, float]:
-    told = pulse.get("processor")
-    spent = told.get("cpu_s") if isinstance(told, Mapping) else None
+    reported = pulse.get("processor")
+    spent = reported.get("cpu_s") if isinstance(reported, Mapping) else None
     if not isinstance(spent, Mapping):
         return {}
     return {str(name): value for name in spent if math.isfinite(value := number(spent, name))}

@@ -4,7 +4,7 @@ Owns: `RunData`, reading each file of the folder as far as it goes, and saying i
 judging the run (diagnosis.py), drawing it (charts.py), the ledger's samples (sample_reader.py), writing anything.
 
 Nothing here raises for damage inside the folder: what cannot be read is left out and named in `problems`. Rows are
-checked so far that whoever reads them may rely on `step` being a whole number and on pulses having their nested shape;
+checked so far that its readers may rely on `step` being a whole number and on pulses having their nested shape;
 single numbers are read with `number` and `series`, which turn whatever is no number into NaN.
 """
 
@@ -273,7 +273,7 @@ def _whereabouts(folder: RunFolder, state: Row) -> Whereabouts | None:
 
 
 def _weight_dir(folder: RunFolder) -> str:
-    """As the trainer was told; a file that is not there or not whole says nothing."""
+    """The trainer's settings; a file that is not there or not whole says nothing."""
     try:
         spec = json.loads((folder.processes / "trainer.json").read_bytes())
     except (OSError, ValueError, RecursionError):

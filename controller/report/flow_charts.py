@@ -201,8 +201,8 @@ def memory(data: RunData) -> Chart:
     known = [pulse["processes"] for pulse in data.pulses]
     names = dict.fromkeys(name for one in known for name in one)
     found = {name: [number(one.get(name, {}).get("rss_mb")) for one in known] for name in names}
-    series, told = _largest(xs, found)
-    caption = f"Resident memory.{told}"
+    series, scale = _largest(xs, found)
+    caption = f"Resident memory.{scale}"
     return Chart("chart-memory", "Memory", x, Axis("memory", "MB", bottom=0.0), series, caption, _no_pulses(data))
 
 
@@ -213,9 +213,9 @@ def processor_time(data: RunData) -> Chart:
     for place, elapsed_s, grown in between(data.pulses):
         for name, seconds in grown.items():
             found.setdefault(name, [None] * len(xs))[place] = seconds / elapsed_s
-    series, told = _largest(xs, found)
+    series, scale = _largest(xs, found)
     cores = available(data)
-    caption = "Mean since the previous pulse, including child processes." + told
+    caption = "Mean since the previous pulse, including child processes." + scale
     if math.isfinite(cores):
         caption += f" The run may use {cores:g} cores of this machine."
     y = Axis("cores at work", bottom=0.0)

@@ -273,7 +273,7 @@ def environment(data: RunData) -> list[tuple[str, str]]:
 
 
 def _here() -> str:
-    """Whoever makes the report: at the end of a run that is its controller."""
+    """The machine that makes the report: at the end of a run that is its controller."""
     return (
         f"Python {platform.python_version()} on {socket.gethostname()}, {platform.platform()}, {os.cpu_count()} cores"
     )

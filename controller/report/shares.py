@@ -76,9 +76,9 @@ class Shares:
 def measure(data: RunData) -> Shares:
     """From the pulses; from steps and summary where there are too few."""
     pulses, is_steady = _steady(data)
-    told = _without_pulses(data)
+    reported = _without_pulses(data)
     if len(pulses) < 2:
-        return told
+        return reported
     first, last = pulses[0], pulses[-1]
     trainer, rollout, reward = (growth(pulses, role) for role in ("trainer", "rollout", "reward"))
     wall_s = _elapsed(pulses)
@@ -93,8 +93,8 @@ def measure(data: RunData) -> Shares:
         num_pulses=len(pulses),
         is_steady=is_steady,
         trainer_wait=_part(waited, waited + worked)
-        if is_steady or math.isnan(told.trainer_wait)
-        else told.trainer_wait,
+        if is_steady or math.isnan(reported.trainer_wait)
+        else reported.trainer_wait,
         rollout_busy=_part(busy, spent),
         rollout_paused=_part(paused, spent),
         rollout_idle=_part(idle, spent),

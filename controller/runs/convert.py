@@ -1,6 +1,6 @@
 """`areal-like export` and `areal-like import`: between checkpoints and Hugging Face folders.
 
-Owns: which checkpoint is meant, words. Refuses: the files (the trainer wing, through process_specs.py).
+Owns: which checkpoint is meant, words. Refuses: the files (the trainer package, through process_specs.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def import_model(source: str, out: str) -> int:
     """Make a checkpoint of a Hugging Face folder; the exit status. Raises UserError, OperationError."""
     folder, target = Path(source).expanduser(), Path(out).expanduser().resolve()
     if not folder.is_dir():
-        raise UserError("there is no such folder", where=source, remedy="give a model's folder")
+        raise UserError("there is no such folder", where=source, remedy="name the folder of a model")
     if is_checkpoint(folder):
         raise UserError("this is a checkpoint already", where=source, remedy="use it as it is, or export it")
     num_tensors, dtype = import_folder(folder, target)

@@ -90,7 +90,7 @@ class Facts:
 
     @property
     def processes(self) -> dict[str, dict[str, Any]]:
-        """The processes of the run as last told, by name."""
+        """The processes of the run as last reported, by name."""
         found = self.status.get("processes")
         return {name: row for name, row in found.items() if isinstance(row, dict)} if isinstance(found, dict) else {}
 
@@ -180,8 +180,8 @@ def _status(folder: RunFolder, problems: list[str]) -> dict[str, Any]:
 
 def _take_steps(facts: Facts, rows: list[dict[str, Any]]) -> None:
     steps = [row for row in rows if row.get("kind") == "step" and _whole(row.get("step")) is not None]
-    told = facts.status.get("last_step")
-    facts.last_step = told if isinstance(told, dict) else steps[-1] if steps else {}
+    reported = facts.status.get("last_step")
+    facts.last_step = reported if isinstance(reported, dict) else steps[-1] if steps else {}
     times = [row["time_s"] for row in steps[-12:] if isinstance(row.get("time_s"), int | float)]
     gaps = sorted(b - a for a, b in itertools.pairwise(times) if b > a)
     facts.step_s = gaps[len(gaps) // 2] if gaps else None
@@ -189,9 +189,9 @@ def _take_steps(facts: Facts, rows: list[dict[str, Any]]) -> None:
 
 def _accuracy(facts: Facts, rows: list[dict[str, Any]]) -> dict[int, float]:
     """From the newest source that has it: status.json, summary.json, else the evaluations in the tail."""
-    for told in (facts.status.get("accuracy"), facts.summary.get("accuracy_by_version")):
-        if isinstance(told, dict) and told:
-            pairs = ((_whole(key), value) for key, value in told.items())
+    for reported in (facts.status.get("accuracy"), facts.summary.get("accuracy_by_version")):
+        if isinstance(reported, dict) and reported:
+            pairs = ((_whole(key), value) for key, value in reported.items())
             return {
                 key: float(v) for key, v in sorted(pairs, key=str) if key is not None and isinstance(v, int | float)
             }

@@ -163,8 +163,8 @@ def _place(row: Row) -> str:
 
 def memory_mb(facts: Facts) -> float:
     """Memory of the controller and its processes together."""
-    told = [row.get("rss_mb") for row in facts.processes.values()]
-    return facts.controller.get("rss_mb", 0.0) + sum(value for value in told if isinstance(value, int | float))
+    reported = [row.get("rss_mb") for row in facts.processes.values()]
+    return facts.controller.get("rss_mb", 0.0) + sum(value for value in reported if isinstance(value, int | float))
 
 
 def _plain(row: Row) -> dict[str, Any]:

@@ -281,7 +281,7 @@ def _sample(row: Sequence[Any], store: SegmentStore | None, text: TokenText) -> 
         step,
         floor,
     ) = row
-    told = json.loads(facts)
+    recorded = json.loads(facts)
     payload: Payload = "purged" if place[0] is None else "damaged"
     prompt, answer = "", ""
     pieces: list[tuple[int, str]] = []
@@ -302,17 +302,17 @@ def _sample(row: Sequence[Any], store: SegmentStore | None, text: TokenText) -> 
         fate_reason=reason,
         verdict=verdict,
         reward=value,
-        components={str(key): float(part) for key, part in (told.get("components") or {}).items()},
-        verdict_reason=str(told.get("reason") or ""),
-        policy=str(told.get("policy") or ""),
+        components={str(key): float(part) for key, part in (recorded.get("components") or {}).items()},
+        verdict_reason=str(recorded.get("reason") or ""),
+        policy=str(recorded.get("policy") or ""),
         is_kept=bool(is_kept),
         staleness=step - 1 - floor if is_used else None,
         first_version=first,
         last_version=last,
         num_tokens=num_tokens,
-        finish_reason=str(told.get("finish_reason") or ""),
+        finish_reason=str(recorded.get("finish_reason") or ""),
         worker=worker,
-        timings=dict(told.get("timings") or {}),
+        timings=dict(recorded.get("timings") or {}),
         payload=payload,
         prompt=prompt,
         answer=answer,

@@ -73,8 +73,8 @@ def _below(sample: Sample, prompt_above: str, console: Console, is_full: bool) -
     for remark in sample.remarks():
         yield from _labelled("note", remark, "yellow", console, 4)
     if sample.payload == "stored":
-        is_told = sample.prompt == prompt_above and len(sample.prompt) > console.width
-        prompt = "(as above)" if is_told else sample.prompt.rstrip("\n")
+        is_reported = sample.prompt == prompt_above and len(sample.prompt) > console.width
+        prompt = "(as above)" if is_reported else sample.prompt.rstrip("\n")
         yield from _labelled("prompt", prompt, "", console, 0 if is_full else PROMPT_LINES)
         yield from _labelled("answer", sample.answer, "cyan", console, 0 if is_full else ANSWER_LINES)
 

@@ -63,14 +63,14 @@ def _watch(
     memory = Memory()
     facts = read_facts(folder, memory)
     if as_json or not console.is_terminal:
-        told = ""
+        shown_line = ""
         while True:
             line = as_line(facts) if as_json else one_line(facts, health(facts))
-            if line != told:
+            if line != shown_line:
                 console.out(line)
             if not _goes_on(facts):
                 return status_exit(facts.where.kind)
-            told = line
+            shown_line = line
             sleep(interval_s)
             facts = read_facts(folder, memory)
     with Live(page(facts, health(facts)), console=console, auto_refresh=False, transient=True) as live:
@@ -152,7 +152,7 @@ def _since_step_s(facts: Facts) -> float | None:
 def as_line(facts: Facts, found: list[Finding] | None = None) -> str:
     """Everything as one JSON object."""
     judged = health(facts)
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "run": facts.folder.name,
         "folder": str(facts.folder.root),
         "kind": facts.where.kind,
@@ -169,8 +169,8 @@ def as_line(facts: Facts, found: list[Finding] | None = None) -> str:
         "problems": facts.problems,
     }
     if found is not None:
-        told["findings"] = [dataclasses.asdict(one) for one in found]
-    return json.dumps(_strict(told), ensure_ascii=False)
+        fields["findings"] = [dataclasses.asdict(one) for one in found]
+    return json.dumps(_strict(fields), ensure_ascii=False)
 
 
 def _strict(value: Any) -> Any:

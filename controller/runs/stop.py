@@ -89,12 +89,12 @@ def _wait(
 ) -> int:
     """Until the process is gone; what it waits for is printed when it changes."""
     assert before.pid is not None
-    told = ""
+    printed = ""
     while is_same_process(before.pid, float(before.state["controller_started_s"])):
         words = _ending(folder)
-        if words and words != told:
+        if words and words != printed:
             print(f"  {words}")
-            told = words
+            printed = words
         if clock() > due_s:
             print(
                 f"error: {folder.name} still runs after {span(timeout_s)} (process {before.pid}); "

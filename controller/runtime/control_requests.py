@@ -4,7 +4,7 @@ Owns: the files of one request (question and answer), their bounds. Refuses: doi
 command line (runs/crew.py).
 
 A request is a small JSON file in <run>/requests, written whole and then named; the controller looks there at every
-tick, takes it away, and answers in a file of the same name, at once or when it is done. Whoever may write into the
+tick, takes it away, and answers in a file of the same name, at once or when it is done. A user who may write into the
 run's folder may ask: no port, no key.
 """
 
@@ -59,7 +59,7 @@ class Requests:
         return taken
 
     def answer(self, key: str, text: str, *, is_granted: bool) -> None:
-        """Tell whoever asked. Nobody may be there to read it; a full disk is no reason to end the run."""
+        """Answer the command that asked. Nobody may be there to read it; a full disk is no reason to end the run."""
         with contextlib.suppress(OSError):
             _write(self._folder / f"{key}.answer", {"is_granted": is_granted, "text": text})
 

@@ -143,13 +143,13 @@ def _report(lease_id: int, start: int, segment: Segment) -> PartialReport:
     )
 
 
-def entry_of(effect: Effect, told: InboundEvent) -> LedgerEntry:
-    """The ledger entry of an effect of `told`'s event."""
+def entry_of(effect: Effect, inbound: InboundEvent) -> LedgerEntry:
+    """The ledger entry of an effect of `inbound`'s event."""
     match effect:
         case StorePartial():
-            return LedgerEntry(effect=effect, segment=told.segments[effect.lease_id])
+            return LedgerEntry(effect=effect, segment=inbound.segments[effect.lease_id])
         case StoreFinished():
-            finished = told.finished
+            finished = inbound.finished
             assert finished is not None, "StoreFinished without its finished sample"
             return LedgerEntry(
                 effect=effect,
@@ -157,6 +157,6 @@ def entry_of(effect: Effect, told: InboundEvent) -> LedgerEntry:
                 verdict=finished.verdict,
                 response_text=finished.response_text,
                 timings=finished.timings,
-                worker=told.worker,
+                worker=inbound.worker,
             )
     return LedgerEntry(effect=effect)

@@ -119,15 +119,15 @@ async def _turn(target: Path, display: Display) -> AsyncIterator[None]:
     Where nothing can be locked (a file system without locks, a folder that cannot be written) nobody waits: what comes
     second is not used, and the process says what is wrong with the folder.
     """
-    lock, is_told = None, False
+    lock, is_reported = None, False
     try:
         with contextlib.suppress(OSError):
             target.parent.mkdir(parents=True, exist_ok=True)
             lock = os.open(target.with_suffix(".lock"), os.O_CREAT | os.O_RDWR, 0o644)
         while lock is not None and _is_taken(lock):
-            if not is_told:
+            if not is_reported:
                 display.note("another run prepares the same starting model: waiting for it")
-                is_told = True
+                is_reported = True
             await asyncio.sleep(POLL_S)
         yield
     finally:

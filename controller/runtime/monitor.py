@@ -1,4 +1,4 @@
-"""Looks at a running job and tells whoever wants to know, each at its own pace: display, status.json, metrics.jsonl.
+"""Looks at a running job and reports it, to each reader at its own pace: display, status.json, metrics.jsonl.
 
 Owns: the one view of the moment, pulses and process events. Refuses: deciding anything; layout (display.py), files
 (status.py, journal.py), totals (summary.py).
@@ -50,7 +50,7 @@ class Monitor:
         self._next_pulse_s = self._started_s
         self._cores = usable_cores(Machine())
         self._lost: set[str] = set()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """Sinks whose failure was shown."""
 
     def tick(self) -> None:
@@ -91,7 +91,7 @@ class Monitor:
         event = "gone" if loss.is_permanent else "lost"
         self._journal.measure("process", name=loss.name, event=event, reason=loss.reason)
 
-    def heard(self, name: str) -> None:
+    def received(self, name: str) -> None:
         """A process said Hello: one that was lost is back."""
         if name in self._lost:
             self._lost.discard(name)
@@ -137,8 +137,8 @@ class Monitor:
     def _look_at_sinks(self) -> None:
         for news in self._sinks.news():
             self._journal.measure("sink", **news.facts())
-            if news.sink not in self._told:
-                self._told.add(news.sink)
+            if news.sink not in self._reported:
+                self._reported.add(news.sink)
                 text = f"metrics sink {news.sink} is down ({news.error}); the run continues, and lost rows are counted"
                 self._display.note(text, "warning")
 

@@ -54,7 +54,7 @@ def stream_seed(seed: int, purpose: m.Purpose, group_id: int, sample_index: int)
 
 
 class Outgoing:
-    """The way out. `is_live(lease_id)`: the coordinator still wants it. `on_unreachable(name)`: struck off the hub."""
+    """Sends. `is_live(lease_id)`: the coordinator still wants it. `on_unreachable(name)`: removed from the hub."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Outgoing:
         self.send(effect.worker, announcement)
 
     def send(self, peer: str, message: m.Message) -> None:
-        """Send; whoever is out of reach is struck off: it says Hello again, and then both sides repeat what matters.
+        """Send; a peer out of reach is removed: it says Hello again, and then both sides repeat what matters.
 
         A rollout worker's leases go on elsewhere meanwhile; a trainer asks for its batch again.
         """

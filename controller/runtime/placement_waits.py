@@ -17,7 +17,7 @@ TELL_AFTER_S = 10.0
 @dataclass
 class _Wait:
     since_s: float
-    is_told: bool = False
+    is_reported: bool = False
 
 
 class PlaceWaits:
@@ -36,15 +36,15 @@ class PlaceWaits:
     def look(self, name: str, awaited: str, now_s: float) -> str:
         """What `name` waits for (empty: nothing). Returns why it is given up, once it has waited for too long."""
         if not awaited:
-            if (wait := self._waits.pop(name, None)) is not None and wait.is_told:
+            if (wait := self._waits.pop(name, None)) is not None and wait.is_reported:
                 self._news.append(f"{name} is placed")
             return ""
         wait = self._waits.setdefault(name, _Wait(now_s))
         if now_s - wait.since_s > self._limit_s:
             self.forget(name)
             return f"waited {self._limit_s:g} s for {awaited} (launch.ray.node_wait_s)"
-        if now_s - wait.since_s > TELL_AFTER_S and not wait.is_told:
-            wait.is_told = True
+        if now_s - wait.since_s > TELL_AFTER_S and not wait.is_reported:
+            wait.is_reported = True
             self._news.append(f"{name} waits for {awaited}, at most {self._limit_s:g} s (launch.ray.node_wait_s)")
         return ""
 

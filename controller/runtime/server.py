@@ -9,7 +9,7 @@ waker is any process of the run. Handles messages in bursts: one ledger transact
 acknowledgement never precedes its commit, `exactly-once`). _tick      every TICK_S: a stop asked for, processes
 (supervisor), deadlines (coordinator Tick), watchdog, display. (restart)  one task for each loss of the trainer,
 started by _tick, which goes on: waits for its ranks to be gone and for a thread that reads checkpoints, both with
-deadlines of their own; then tells the coordinator. Whoever sees the end sets `_over`: the coordinator's EndRun, a
+deadlines of their own; then tells the coordinator. The end sets `_over`: the coordinator's EndRun, a
 fatal error, a second signal.
 
 After a refused write the coordinator knows more than the ledger: from then on nothing is handled any more, or a resumed
@@ -133,7 +133,7 @@ class Server:
         self._over = asyncio.Event()
         self._outcome: Outcome | None = None
         self._stop_reason = ""
-        self._is_stop_told = False
+        self._is_stop_sent = False
         self._roles: dict[str, m.Role] = {}
         self._is_unsettled = False
         """The coordinator has taken in what the ledger has not: between the two, and indefinitely once a write
@@ -243,9 +243,9 @@ class Server:
                 self._take_in(burst)
 
     def _take_in(self, burst: Sequence[tuple[str, m.Message]]) -> None:
-        told = [one for peer, message in burst if (one := self._event(peer, message)) is not None]
+        received = [one for peer, message in burst if (one := self._event(peer, message)) is not None]
         mistakes = [error for _, message in burst if (error := self._mistake(message)) is not None]
-        self._handle(told)
+        self._handle(received)
         for peer, message in burst:
             if isinstance(message, m.Goodbye) and self._roles.get(peer) == "trainer" and self._is_trainer_done():
                 self._supervisor.release(peer)
@@ -265,7 +265,7 @@ class Server:
             case m.Hello():
                 self._roles[peer] = message.role
                 self._supervisor.reported(peer)
-                self._monitor.heard(peer)
+                self._monitor.received(peer)
                 if message.role == "rollout":
                     return InboundEvent(
                         WorkerJoined(worker=peer, incarnation=message.incarnation, capacity=message.capacity)
@@ -315,17 +315,17 @@ class Server:
         entries: list[LedgerEntry] = []
         others: list[Effect] = []
         steps: list[tuple[int, InboundEvent]] = []
-        for told in burst:
+        for received in burst:
             before = self._coordinator.version
-            for effect in self._coordinator.handle(told.event, self._clock()):
+            for effect in self._coordinator.handle(received.event, self._clock()):
                 if effect.is_ledger:
-                    entries.append(entry_of(effect, told))
+                    entries.append(entry_of(effect, received))
                 else:
                     others.append(effect)
                 if isinstance(effect, Note) and HANDLING[effect.kind].is_recorded:
                     entries.append(LedgerEntry(effect=RecordIncident(kind=effect.kind, text=effect.text)))
-            if told.metrics and self._coordinator.version != before:  # a repeated announcement is no second step
-                steps.append((self._coordinator.version, told))
+            if received.metrics and self._coordinator.version != before:  # a repeated announcement is no second step
+                steps.append((self._coordinator.version, received))
         if entries:
             with self._tracer.span("ledger", entries=len(entries)):
                 self._ledger.apply(entries)
@@ -334,8 +334,8 @@ class Server:
             self._tally.lengths.record(entry.effect)
             if isinstance(effect := entry.effect, DropGroup):
                 self._journal.measure("dropped", group_id=effect.group_id, reason=effect.reason, detail=effect.detail)
-        for version, told in steps:
-            self._steps.published(version, told.metrics)
+        for version, received in steps:
+            self._steps.published(version, received.metrics)
         for effect in others:
             self._carry_out(effect)
         if lost := self._out.take_lost():
@@ -421,8 +421,8 @@ class Server:
     async def _tick(self) -> None:
         while True:
             now_s = self._clock()
-            if self._stop_reason and not self._is_stop_told:
-                self._is_stop_told = True
+            if self._stop_reason and not self._is_stop_sent:
+                self._is_stop_sent = True
                 self._watchdog.stop_requested(now_s)
                 self._handle([InboundEvent(StopRequested(reason=self._stop_reason))])
             if self._outcome is not None:

@@ -6,7 +6,7 @@ coordinator's): it returns `Loss`es for the server to report there.
 A process ends in one of five ways: as requested (no news), by the user's mistake (status 2: the run ends with its
 words), by an accident within its restart budget (started again), by an accident beyond it (permanent), or because it
 announced that it leaves (a rollout worker on a spot machine) and may: not started again. Any other leaving without
-having been told is an accident too, even with a Goodbye and status 0. An exit is judged LAST_WORDS_S after it was
+having been asked is an accident too, even with a Goodbye and status 0. An exit is judged LAST_WORDS_S after it was
 seen: what the process said just before is read first.
 
 The trainer's ranks but the first have no line to the controller: they are known by their process alone and leave when

@@ -28,7 +28,7 @@ class _Reading:
     busy_s: float
     tokens_per_s: float = 0.0
     steps_per_s: float = 0.0
-    told: tuple[float, float] = (0.0, 0.0)
+    reported: tuple[float, float] = (0.0, 0.0)
 
 
 class SpeedGauge:
@@ -54,10 +54,10 @@ class SpeedGauge:
         last.steps_per_s = _faded(last.steps_per_s, (steps - last.steps) / span_s)
         last.tokens, last.steps, last.busy_s = tokens, steps, busy_s
         found = (last.tokens_per_s, last.steps_per_s)
-        is_news = any(abs(new - old) > NEWS * old for new, old in zip(found, last.told, strict=True))
+        is_news = any(abs(new - old) > NEWS * old for new, old in zip(found, last.reported, strict=True))
         if last.tokens_per_s <= 0 or not is_news:
             return None
-        last.told = found
+        last.reported = found
         return found
 
 

@@ -85,7 +85,7 @@ class TrainerRestart:
         num_batches, ledger_seq = len(self._ledger.batches_after(0)), self._ledger.seq
         try:
             async with asyncio.timeout(READ_S):
-                found = await _beside(
+                found = await _in_thread(
                     lambda: find_checkpoint(self._run_dir, num_batches=num_batches, ledger_seq=ledger_seq)
                 )
         except TimeoutError as error:
@@ -118,7 +118,7 @@ class TrainerRestart:
             await asyncio.sleep(GONE_POLL_S)
 
 
-async def _beside(work: Callable[[], Found]) -> Found:
+async def _in_thread(work: Callable[[], Found]) -> Found:
     """As asyncio.to_thread, in a thread that nobody waits for: a run that is to end now does not read to the end."""
     found: Future[Found] = Future()
 

@@ -52,23 +52,23 @@ class WorkerAdmin:
 
     def tick(self, now_s: float) -> list[InboundEvent]:
         """Grant what was asked for; tell of speeds that changed."""
-        told = [
+        events = [
             event for request in self._requests.take() if (event := self._handle_request(request, now_s)) is not None
         ]
         for name, info in self._hub.peers.items():
             if info.role == "rollout" and info.heartbeat is not None:
                 speed = self._gauge.read(name, info.incarnation, info.heartbeat.counters)
                 if speed is not None:
-                    told.append(InboundEvent(WorkerSpeed(worker=name, tokens_per_s=speed[0], steps_per_s=speed[1])))
-        return told
+                    events.append(InboundEvent(WorkerSpeed(worker=name, tokens_per_s=speed[0], steps_per_s=speed[1])))
+        return events
 
     def draining(self, worker: str, now_s: float) -> InboundEvent:
         """The worker announced that it leaves."""
         if self._coordinator.can_spare({worker, *self._leaving}):
             self._let_leave(worker, now_s)
-        return self._told(worker)
+        return self._reported(worker)
 
-    def _told(self, worker: str) -> InboundEvent:
+    def _reported(self, worker: str) -> InboundEvent:
         info = self._hub.peers.get(worker)
         return InboundEvent(WorkerDraining(worker=worker, incarnation=info.incarnation if info else None))
 
@@ -104,7 +104,7 @@ class WorkerAdmin:
         self._let_leave(request.worker, now_s)
         self._hub.send(request.worker, m.Shutdown(reason="drained", deadline_s=SHUTDOWN_S))
         self._requests.answer(request.key, request.worker, is_granted=True)
-        return self._told(request.worker)
+        return self._reported(request.worker)
 
     def _ask_for_checkpoint(self, request: Request) -> None:
         """Answered when the trainer has: checkpoint_saved, checkpoint_failed."""
@@ -117,7 +117,7 @@ class WorkerAdmin:
             self._pending_checkpoints.append((self._coordinator.trained, request.key))
 
     def checkpoint_saved(self, version: int, path: str) -> None:
-        """A checkpoint is complete: whoever asked for one when the trainer was no further has it."""
+        """A checkpoint is complete: a command that asked for one when the trainer was no further has it."""
         for asked, key in self._pending_checkpoints:
             if asked <= version:
                 self._requests.answer(key, path, is_granted=True)

@@ -82,12 +82,12 @@ def simulate_command(arguments: argparse.Namespace) -> int:
 def _refuse_machines(arguments: argparse.Namespace, variants: Sequence[tuple[str, Sequence[str]]]) -> None:
     """A measured run's costs are those of its own machines. Raises UserError."""
     machine = ("gpu", "gpus", "rollout_share", "tp", "model", "efficiency")
-    told = [*(f"--sweep {key}" for key, _ in variants if key in plan.MACHINE_KEYS),
+    conflicting = [*(f"--sweep {key}" for key, _ in variants if key in plan.MACHINE_KEYS),
             *(f"--{name.replace('_', '-')}" for name in machine if getattr(arguments, name))]  # fmt: skip
-    if told:
+    if conflicting:
         raise UserError(
             "costs as a run measured them are those of its machines and its model, which this option would not change",
-            where=f"{', '.join(told)} together with --calibrate",
+            where=f"{', '.join(conflicting)} together with --calibrate",
             remedy="leave out one of the two; how many workers there are is rollout.num_workers",
         )
 
@@ -99,7 +99,7 @@ class MeasuredRun:
         self.folder = RunFolder(find_run(name).root)
         self._config = load_config(str(self.folder.root)).config
         self._costs: dict[int, tuple[Measured, int]] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def costs(self, slots: int) -> tuple[Measured, int]:
         """Its costs for engines of so many slots, and its mean prompt. Raises UserError where it is too short."""
@@ -110,8 +110,8 @@ class MeasuredRun:
     def warn(self, config: RunConfig) -> None:
         """Say once why its costs are not those of a job, if so."""
         words = other_threads(self._config, config)
-        if words is not None and words not in self._told:
-            self._told.add(words)
+        if words is not None and words not in self._reported:
+            self._reported.add(words)
             print(f"{self.folder.root}: {words}; calibrate with a run in the mode you plan", file=sys.stderr)
 
 
@@ -144,11 +144,11 @@ def setup_of(arguments: argparse.Namespace, config: RunConfig, run: MeasuredRun 
     )  # fmt: skip
 
 
-def _lengths(told: str, config: RunConfig) -> Lengths:
+def _lengths(argument: str, config: RunConfig) -> Lengths:
     """Those given, else those that the config forces, else a guess from the longest answer."""
     cap = config.sampling.max_new_tokens
-    if told:
-        return parse_lengths(told, cap)
+    if argument:
+        return parse_lengths(argument, cap)
     if (forced := forced_lengths(config)) is not None:
         return forced.lengths
     return Lengths(f"log-normal {cap // 3}", mean=cap / 3, cap=cap)

@@ -60,7 +60,7 @@ class Trial:
 def simulate(setup: Setup, varied: Mapping[str, str] | None = None) -> Trial:
     """Run one. Raises UserError where the machines cannot hold the job."""
     job = job_of(setup)
-    if setup.measured is not None:  # as fast as the machine it was measured on, so workers are heard as often as there
+    if setup.measured is not None:  # as fast as the machine it was measured on, so workers report as often as there
         job = replace(job, heartbeat_s=setup.config.launch.heartbeat_s)
     costs, num_workers, trainer_gpus = machines_of(setup)
     held = setup.config.worker_capacity

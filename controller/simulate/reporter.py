@@ -47,18 +47,18 @@ class Reporter:
 
     def heartbeat(self, replica: Replica, leases: dict[int, Lease]) -> list[Event]:
         """Tokens of the running answers, and the worker's speed where it has changed."""
-        told: list[Event] = []
+        events: list[Event] = []
         parts = [self._part(replica, sequence, leases[sequence.lease_id]) for sequence in replica.active]
         if parts:
-            told.append(ProgressReported(worker=replica.name, items=tuple(parts)))
+            events.append(ProgressReported(worker=replica.name, items=tuple(parts)))
         counters = {"tokens": replica.tokens, "steps": replica.steps, "busy_s": replica.busy_s + replica.prefill_s}
         if (speed := self._gauge.read(replica.name, "0", counters)) is not None:
-            told.append(WorkerSpeed(worker=replica.name, tokens_per_s=speed[0], steps_per_s=speed[1]))
-        return told
+            events.append(WorkerSpeed(worker=replica.name, tokens_per_s=speed[0], steps_per_s=speed[1]))
+        return events
 
     def returned(self, replica: Replica, lease_ids: Iterable[int], leases: dict[int, Lease]) -> list[Event]:
         """Take these off the worker; what has ended meanwhile stays."""
-        told: list[Event] = []
+        events: list[Event] = []
         for lease_id in lease_ids:
             lease = leases.get(lease_id)
             if lease is None or not lease.left:
@@ -69,8 +69,8 @@ class Reporter:
             del leases[lease_id]
             if part.num_tokens:
                 self._began[lease.group_id, lease.index] = lease.first_version
-            told.append(LeaseReturned(worker=replica.name, part=part, reason="migrated"))
-        return told
+            events.append(LeaseReturned(worker=replica.name, part=part, reason="migrated"))
+        return events
 
     def _part(self, replica: Replica, sequence: Sequence, lease: Lease) -> PartialReport:
         """Everything it has, from the first token on: the coordinator keeps what is new to it."""

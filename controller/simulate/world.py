@@ -144,15 +144,15 @@ class World:
     # ------------------------------------------------------------ the coordinator
 
     def _handle(self, *events: Event) -> None:
-        told: dict[int, list[int]] = {}
+        reported: dict[int, list[int]] = {}
         for effect in self._coordinator.handle_together(events, self._now_s):
             kind = type(effect)
             if (carry_out := self._carried_out.get(kind)) is not None:
                 carry_out(effect)
             elif kind is SendVersion:
                 assert isinstance(effect, SendVersion)
-                told.setdefault(effect.version, []).append(self._index[effect.worker])
-        for version, workers in told.items():
+                reported.setdefault(effect.version, []).append(self._index[effect.worker])
+        for version, workers in reported.items():
             self._announce(workers, version)
 
     def _take_batch(self, batch: SendBatch) -> None:
@@ -224,12 +224,12 @@ class World:
 
     def _report(self) -> None:
         """A heartbeat of every worker: its answers so far, and its speed."""
-        told: list[Event] = []
+        events: list[Event] = []
         for worker, replica in enumerate(self._replicas):
             self._catch_up(worker)
             self._refill(worker)
-            told += self._reporter.heartbeat(replica, self._leases)
-        self._handle(*told)
+            events += self._reporter.heartbeat(replica, self._leases)
+        self._handle(*events)
         if self._queue and not self._is_over:
             self._at(self._now_s + self.job.heartbeat_s, self._report)
 
@@ -237,9 +237,9 @@ class World:
         """What the worker still holds of these goes back with its tokens; it is leased to another one at once."""
         worker = self._index[recall.worker]
         self._catch_up(worker)
-        told = self._reporter.returned(self._replicas[worker], recall.lease_ids, self._leases)
+        events = self._reporter.returned(self._replicas[worker], recall.lease_ids, self._leases)
         self._refill(worker)
-        self._handle(*told)
+        self._handle(*events)
 
     def _finish(self, lease_ids: list[int]) -> None:
         self._handle(*map(self._finished, lease_ids))

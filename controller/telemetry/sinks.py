@@ -73,7 +73,7 @@ class SinkThread:
         self._error = ""
         self._failed_s: float | None = None
         """When it last lost a row, while it counts as down."""
-        self._is_down_told = False
+        self._is_down_reported = False
         self.written = self.lost = 0
         self._thread = threading.Thread(target=self._run, name=f"sink {sink.name}", daemon=True)
         self._thread.start()
@@ -101,11 +101,11 @@ class SinkThread:
         with self._changed:
             if self._failed_s is None:
                 return None
-            if not self._is_down_told:
-                self._is_down_told = True
+            if not self._is_down_reported:
+                self._is_down_reported = True
                 return self._news("down", self._error)
             if time.monotonic() - self._failed_s >= RECOVERED_S and not self._rows and not self._is_busy:
-                self._failed_s, self._is_down_told = None, False
+                self._failed_s, self._is_down_reported = None, False
                 return self._news("up", "")
         return None
 
@@ -174,7 +174,7 @@ class Sinks:
         self._threads = [SinkThread(sink) for sink in sinks]
 
     def offer(self, record: Mapping[str, Any]) -> None:
-        """A row for whoever wants it."""
+        """A row for all sinks."""
         for thread in self._threads:
             thread.offer(record)
 

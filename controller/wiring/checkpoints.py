@@ -6,7 +6,7 @@ from pathlib import Path
 
 from areal_like.errors import WeightError
 from trainer.checkpoints import convert
-from trainer.checkpoints.checkpoint import MANIFEST, STATE, all_checkpoints, mend, read_state, verify
+from trainer.checkpoints.checkpoint import MANIFEST, STATE, all_checkpoints, read_state, repair, verify
 
 
 def checkpoints_on_disk(run_dir: Path) -> list[tuple[int, Path]]:
@@ -25,7 +25,7 @@ def checkpoint_origin(folder: Path) -> tuple[str, str, int] | None:
 
 def repair_checkpoints(run_dir: Path) -> None:
     """Undo what a trainer that was killed while it saved left half done; none of the run's may live."""
-    mend(run_dir)
+    repair(run_dir)
 
 
 def is_checkpoint(folder: Path) -> bool:

@@ -1,7 +1,7 @@
 """Turns one RunConfig into what each process is started with and what the coordinator must know.
 
 Owns: the mapping from configuration to processes. Refuses: starting anything (jobs.py, launch/), reading files.
-This and controller/config/run_config.py are the only modules of the controller that import wings, and only their
+This and controller/config/run_config.py are the only controller modules that import the middle layer, and only their
 torch-free parts.
 """
 
@@ -90,9 +90,9 @@ def trainer_names(config: RunConfig) -> list[str]:
 def threads_for(config: RunConfig, role: Role) -> int:
     """Compute threads of a process: as configured, else one; all cores for engine and trainer (its ranks share them) in
     `mode: sync`."""
-    told = {"rollout": config.rollout.threads, "trainer": config.trainer.threads, "reward": 1}[role]
-    if isinstance(told, int):
-        return told
+    configured = {"rollout": config.rollout.threads, "trainer": config.trainer.threads, "reward": 1}[role]
+    if isinstance(configured, int):
+        return configured
     if config.mode != "sync":
         return 1
     return max(1, num_cores() // config.trainer.ranks) if role == "trainer" else num_cores()

@@ -46,7 +46,7 @@ def give_back(device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def beside_generation(device: torch.device) -> Iterator[None]:
+def during_generation(device: torch.device) -> Iterator[None]:
     """Copies in the block do not stand between the steps of generation; they are done when the block ends.
 
     On CUDA they get a stream of their own, which first waits for what is queued by now: the last steps that computed

@@ -36,7 +36,7 @@ from areal_like.trajectory import Segment
 from areal_like.weights.process_group import GroupCall
 from rollout.config import EngineSettings
 from rollout.engine.core import Ended, GenerationCore
-from rollout.engine.device import beside_generation, finish
+from rollout.engine.device import during_generation, finish
 from rollout.engine.group_member import GroupMember
 from rollout.engine.loading import DTYPES, open_verified, tensors_of
 from rollout.engine.making import make_core
@@ -273,7 +273,7 @@ class EmbeddedEngine:
 
     def _stage(self, core: GenerationCore, manifest_path: Path) -> int:
         start_s = self._tracer.now_s() if self._tracer else 0.0
-        with torch.inference_mode(), beside_generation(core.device):
+        with torch.inference_mode(), during_generation(core.device):
             manifest, tensors = open_verified(manifest_path)
             core.take_memory()
             core.decoder.stage(tensors, manifest.version)

@@ -100,7 +100,14 @@ class Engine(Protocol):
     async def generate(self, request: GenerationRequest) -> GenerationOutcome:
         """Generate until an end. Cancelling the task frees the slot at the next token boundary.
 
-        Raises UserError when prompt plus one token does not fit the context.
+        Args:
+            request: prompt, tokens sampled before, sampling settings and seed.
+
+        Returns:
+            The newly sampled tokens and why they ended.
+
+        Raises:
+            UserError: prompt plus one token does not fit the context.
         """
         ...
 
@@ -119,9 +126,16 @@ class Engine(Protocol):
     async def load_version(self, manifest_path: Path, interruption: Interruption) -> LoadReport:
         """Stage and verify the payload while generation goes on, then swap it in at a token boundary.
 
-        `recompute`: running requests are prefilled again (prompt plus partial answer) under the new weights.
-        `keep_kv`: they go on with the old keys and values. `drain`: they finish first, no new one starts meanwhile.
-        Raises WeightError (checksum, shape, missing file); the old version then stays in use.
+        Args:
+            manifest_path: manifest of a full version.
+            interruption: `recompute`: running requests are prefilled again (prompt plus partial answer) under the new
+                weights. `keep_kv`: they go on with the old keys and values. `drain`: they finish first, none starts.
+
+        Returns:
+            What it cost, in seconds.
+
+        Raises:
+            WeightError: checksum, shape or a missing file; the old version then stays in use.
         """
         ...
 

@@ -1,10 +1,10 @@
-"""Gets parcels from the trainer, or from other workers that have them, whatever happens to these.
+"""Gets payloads from the trainer, or from other workers that have them, whatever happens to these.
 
 Owns: the connections to trainer and parents, the window of chunks asked for, giving up on a parent. Refuses: who is
-whose parent (the trainer says), what a parcel is for (receiver.py), files (chunks.py).
+whose parent (the trainer says), what a payload is for (receiver.py), files (chunks.py).
 
 One caller at a time. Waits and their ends: a reply of the trainer and a chunk of the parent are each waited for in
-pieces of POLL_S; a parent that is silent for SILENT_S, sends nothing for STALLED_S, has not got the parcel, or sends
+pieces of POLL_S; a parent that is silent for SILENT_S, sends nothing for STALLED_S, has not got the payload, or sends
 MAX_BAD damaged chunks is given up and the trainer names another; the whole is bounded by the caller's deadline. Chunks
 that are here stay: only what is missing is asked for again.
 """
@@ -51,7 +51,7 @@ STALLED_S = 15.0
 """Heartbeats, but no chunk for so long. Longer than SILENT_S, so that a parent can replace its own parent first."""
 MAX_BAD = 8
 MAX_MOVES = 64
-"""Parents tried for one parcel at most; far more than a tree is deep."""
+"""Parents tried for one payload at most; far more than a tree is deep."""
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -61,7 +61,7 @@ MakeWire = Callable[[str, frozenset[type]], HubPeer]
 
 
 class ParentLost(OperationError):
-    """This parent will not bring the parcel."""
+    """This parent will not bring the payload."""
 
 
 class Fetcher:
@@ -74,7 +74,7 @@ class Fetcher:
         self.counters = {"fetched_chunks": 0.0, "fetched_bytes": 0.0, "damaged_chunks": 0.0, "lost_parents": 0.0}
 
     async def way(self, locator: Locator, base: Base | None) -> tuple[Payload, ...]:
-        """Parcels that lead to a version. Raises WeightError where there are none."""
+        """Payloads that lead to a version. Raises WeightError where there are none."""
         version, held = base if base is not None else (-1, "")
         asked = WayRequest(version=locator.version, lineage=locator.lineage, base_version=version, base_digest=held)
         wanted = (locator.version, locator.lineage)
@@ -89,7 +89,7 @@ class Fetcher:
         reply: TransferPlan | TransferUnavailable = await self._ask(locator.address, asked, pick)
         if isinstance(reply, TransferUnavailable):
             raise WeightsDamaged(f"version {locator.version} is not available: {reply.reason}")
-        return reply.parcels
+        return reply.payloads
 
     async def join(self, address: str, request: JoinRequest) -> GroupCall | NoGroup:
         """The trainer's answer, once it has gathered the group; the caller sets the deadline."""
@@ -103,19 +103,19 @@ class Fetcher:
         return await self._ask(address, request, pick)
 
     async def fetch(self, locator: Locator, file: ChunkFile) -> None:
-        """Fill `file`. Raises WeightError when nobody has the parcel any more; the caller sets the deadline."""
+        """Fill `file`. Raises WeightError when nobody has the payload any more; the caller sets the deadline."""
         lost = ""
         for _ in range(MAX_MOVES):
-            request = ParentRequest(parcel=file.parcel.name, address=self._serve_address, lost=lost)
+            request = ParentRequest(payload=file.payload.name, address=self._serve_address, lost=lost)
             parent = await self._ask(
                 locator.address,
                 request,
                 lambda message: (
-                    message if isinstance(message, UpstreamPeer) and message.parcel == file.parcel.name else None
+                    message if isinstance(message, UpstreamPeer) and message.payload == file.payload.name else None
                 ),
             )
             if not parent.address:
-                raise WeightsDamaged(f"{file.parcel.name} is no longer available")
+                raise WeightsDamaged(f"{file.payload.name} is no longer available")
             try:
                 await self._from_parent(locator, parent.address, file)
                 return
@@ -123,8 +123,8 @@ class Fetcher:
                 lost = parent.address
                 self.counters["lost_parents"] += 1
                 left = len(file.missing())
-                log.warning("%s: %s; %d chunks of %s to go", lost, error, left, file.parcel.name)
-        raise WeightError(f"{file.parcel.name}: {MAX_MOVES} parents failed one after another")
+                log.warning("%s: %s; %d chunks of %s to go", lost, error, left, file.payload.name)
+        raise WeightError(f"{file.payload.name}: {MAX_MOVES} parents failed one after another")
 
     async def close(self) -> None:
         """Leave the trainer."""
@@ -151,10 +151,10 @@ class Fetcher:
         while not file.is_complete:
             while wanted and len(asked) < WINDOW_CHUNKS:
                 index = wanted.popleft()
-                await wire.send(ChunkRequest(parcel=file.parcel.name, index=index), timeout_s=SILENT_S)
+                await wire.send(ChunkRequest(payload=file.payload.name, index=index), timeout_s=SILENT_S)
                 asked.add(index)
             message = await wire.receive(POLL_S)
-            if isinstance(message, Chunk) and message.parcel == file.parcel.name and message.index in asked:
+            if isinstance(message, Chunk) and message.payload == file.payload.name and message.index in asked:
                 asked.discard(message.index)
                 if self._put(file, message):
                     progress_s = time.monotonic()
@@ -163,7 +163,7 @@ class Fetcher:
                 wanted.append(message.index)
                 if num_bad >= MAX_BAD:
                     raise ParentLost(f"sent {num_bad} damaged chunks")
-            elif isinstance(message, NoChunk) and message.parcel == file.parcel.name:
+            elif isinstance(message, NoChunk) and message.payload == file.payload.name:
                 raise ParentLost(message.reason)
             elif isinstance(message, Welcome):  # it had forgotten us, and with us what we asked for
                 wanted.extendleft(sorted(asked, reverse=True))

@@ -101,7 +101,7 @@ class LocalVersions:
         return None if self._held is None else Base(self._held.manifest.version, digest(self._held.manifest))
 
     def part(self, name: str) -> Path:
-        """Where a parcel is received."""
+        """Where a payload is received."""
         return self.root / f"{name}.part"
 
     def forget(self) -> None:
@@ -146,7 +146,7 @@ class LocalVersions:
         return path
 
     def _retire(self, keep: Path) -> None:
-        """Older versions go, all but the one before; so do received parts (whoever serves them has them mapped)."""
+        """Older versions go, all but the one before; so do received parts (the relay has them mapped)."""
         manifests = sorted(self.root.glob("v*.manifest.json"), key=lambda path: path.stat().st_mtime_ns)
         kept = [*[path for path in manifests if path != keep][1 - KEEP :], keep]
         stems = tuple(path.name.removesuffix("manifest.json") for path in kept)

@@ -82,7 +82,7 @@ class VersionReceiver:
         self._files_thread = ThreadPoolExecutor(1, "versions")
         """One thread: what a deadline has cut short ends before the next version is put together."""
         self._ways: deque[frozenset[str]] = deque(maxlen=2)
-        """Parcels of the newest version and of the one before: what is served to others."""
+        """Payloads of the newest version and of the one before: what is served to others."""
         self._newest = ("", Path())
         """The place last received from, and what came of it."""
         self._counts = {"received_full": 0.0, "received_by_delta": 0.0, "received_bytes": 0.0}
@@ -161,7 +161,7 @@ class VersionReceiver:
 
     def _from_folder(self, path: Path) -> Path:
         newest = read_manifest(path)
-        assert isinstance(newest, DeltaManifest), "told apart by its name"
+        assert isinstance(newest, DeltaManifest), "distinguished by its name"
         self._local.open(newest.result.num_bytes)
         way = Catalog(path.parent).way(newest.result.version, newest.result.lineage, self._local.base)
         full: Held | None = None
@@ -188,15 +188,15 @@ class VersionReceiver:
         relay = self._relay
         assert relay is not None
         try:
-            parcels = await fetcher.way(locator, self._local.base)
-            self._ways.append(frozenset(parcel.name for parcel in parcels))
+            payloads = await fetcher.way(locator, self._local.base)
+            self._ways.append(frozenset(payload.name for payload in payloads))
             relay.keep_only(frozenset().union(*self._ways))
-            manifests = [decode_manifest(parcel.manifest, is_delta=parcel.is_delta) for parcel in parcels]
+            manifests = [decode_manifest(payload.manifest, is_delta=payload.is_delta) for payload in payloads]
             await self._on_files(self._local.open, _version_bytes(manifests))
-            for parcel, manifest in zip(parcels, manifests, strict=True):
-                if manifest.num_bytes != parcel.num_bytes:
-                    raise WeightsDamaged(f"parcel {parcel.name} has another size than its manifest says")
-                file = await self._on_files(ChunkFile, self._local.part(parcel.name), parcel)
+            for payload, manifest in zip(payloads, manifests, strict=True):
+                if manifest.num_bytes != payload.num_bytes:
+                    raise WeightsDamaged(f"payload {payload.name} has another size than its manifest says")
+                file = await self._on_files(ChunkFile, self._local.part(payload.name), payload)
                 relay.offer(file)
                 files.append((manifest, file))
             for _, file in files:
@@ -205,7 +205,7 @@ class VersionReceiver:
         except BaseException as error:
             for _, file in files:
                 if not file.is_complete or isinstance(error, WeightsDamaged):
-                    relay.withdraw(file.parcel.name, "its own fetching failed")
+                    relay.withdraw(file.payload.name, "its own fetching failed")
                 file.path.unlink(missing_ok=True)
             raise
 

@@ -48,28 +48,28 @@ class Relay:
         await self._hub.close()
 
     def offer(self, file: ChunkFile) -> None:
-        """From now on others may fetch this parcel from us."""
-        self._files[file.parcel.name] = file
+        """From now on others may fetch this payload from us."""
+        self._files[file.payload.name] = file
 
-    def keep_only(self, parcels: frozenset[str]) -> None:
-        """Let go of all other parcels; a mapped file takes its memory until then."""
-        for name in self._files.keys() - parcels:
+    def keep_only(self, payloads: frozenset[str]) -> None:
+        """Let go of all other payloads; a mapped file takes its memory until then."""
+        for name in self._files.keys() - payloads:
             self.withdraw(name, "too old")
 
-    def withdraw(self, parcel: str, reason: str) -> None:
-        """Others must look elsewhere for this parcel."""
-        self._files.pop(parcel, None)
-        for key in [key for key in self._waiting if key[0] == parcel]:
+    def withdraw(self, payload: str, reason: str) -> None:
+        """Others must look elsewhere for this payload."""
+        self._files.pop(payload, None)
+        for key in [key for key in self._waiting if key[0] == payload]:
             for peer in self._waiting.pop(key):
-                self._hub.send(peer, NoChunk(parcel=parcel, index=key[1], reason=reason))
+                self._hub.send(peer, NoChunk(payload=payload, index=key[1], reason=reason))
 
     def arrived(self, file: ChunkFile, index: int) -> None:
-        """A chunk came: whoever waits for it gets it."""
-        for peer in self._waiting.pop((file.parcel.name, index), ()):
+        """A chunk came: the workers that wait for it get it."""
+        for peer in self._waiting.pop((file.payload.name, index), ()):
             self._send(peer, file, index)
 
     def _take(self, peer: str, request: ChunkRequest) -> None:
-        file = self._files.get(request.parcel)
+        file = self._files.get(request.payload)
         reason = "not here" if file is None else ""
         if file is not None:
             try:
@@ -81,14 +81,14 @@ class Relay:
                     self._send(peer, file, request.index)
                     return
                 if sum(map(len, self._waiting.values())) < MAX_WAITING:
-                    self._waiting[request.parcel, request.index].add(peer)
+                    self._waiting[request.payload, request.index].add(peer)
                     return
                 reason = "too many wait here"
-        self._hub.send(peer, NoChunk(parcel=request.parcel, index=request.index, reason=reason))
+        self._hub.send(peer, NoChunk(payload=request.payload, index=request.index, reason=reason))
 
     def _send(self, peer: str, file: ChunkFile, index: int) -> None:
         data = file.chunk(index)
         assert data is not None, "a chunk that has just come"
-        if self._hub.send(peer, Chunk(parcel=file.parcel.name, index=index, data=data)):
+        if self._hub.send(peer, Chunk(payload=file.payload.name, index=index, data=data)):
             self.counters["relayed_chunks"] += 1
             self.counters["relayed_bytes"] += data.nbytes

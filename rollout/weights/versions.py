@@ -70,7 +70,7 @@ class VersionGate:
 
 
 class _Void(Exception):
-    """Whoever was to send this version is gone, or the memory it needs is wanted by others."""
+    """The sender of this version is gone, or the memory it needs is wanted by others."""
 
 
 class VersionLoader:
@@ -161,9 +161,9 @@ class VersionLoader:
         async with asyncio.TaskGroup() as group:
             if self._receiver is not None:
                 group.create_task(self._receiver.run(), name="weights:serve")
-            await self._load_for_ever()
+            await self._load_indefinitely()
 
-    async def _load_for_ever(self) -> None:
+    async def _load_indefinitely(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()

@@ -174,8 +174,8 @@ def _judge(part: Part, sample: ScorerInput) -> tuple[str, str, dict[str, float]]
     try:
         values = dict(part.scorer.score(sample))
         remark = values.pop("remark") if isinstance(values.get("remark"), str) else ""
-        told = f"{part.name}: {remark}"[:MAX_REASON_CHARS] if remark else ""
-        return "scored", told, _checked(values)
+        remark_text = f"{part.name}: {remark}"[:MAX_REASON_CHARS] if remark else ""
+        return "scored", remark_text, _checked(values)
     except CannotJudge as error:
         kind, what = "invalid", str(error)
     except TookTooLong as error:

@@ -42,16 +42,16 @@ class Request:
     answer: queue.SimpleQueue[Reply]
 
 
-def told(socket_path: str) -> Path:
+def status(socket_path: str) -> Path:
     """The file in which the process says that it is ready, or why it will not be."""
-    return Path(f"{socket_path}.told")
+    return Path(f"{socket_path}.status")
 
 
 def say(socket_path: str, refusal: str) -> None:
     """Empty: ready."""
     half = Path(f"{socket_path}.half")
     half.write_text(refusal, encoding="utf-8")
-    half.replace(told(socket_path))
+    half.replace(status(socket_path))
 
 
 def attend(stream: socket.socket, requests: queue.SimpleQueue[Request]) -> None:

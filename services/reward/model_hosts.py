@@ -1,6 +1,6 @@
 """The reward models' processes of one service: one for each scorer `reward_model`, started before the pool.
 
-Owns: their sockets, start, restart, end. Refuses: what they compute (model_host). The scoring processes are told by the
+Owns: their sockets, start, restart, end. Refuses: what they compute (model_host). Scoring processes are notified by the
 option `socket` where their model is.
 
 Loop. `run` sleeps WATCH_S; a process that died is started again, at most MAX_RESTARTS times. Meanwhile its scorers'
@@ -23,7 +23,7 @@ from pathlib import Path
 from areal_like.errors import OperationError, UserError
 from areal_like.store_owner import claim
 from services.reward.config import RewardSettings
-from services.reward.model_host import told
+from services.reward.model_host import status
 from services.reward.scorer_options import RewardModelOptions
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class ModelHosts:
 
 def _spawned(options: RewardModelOptions) -> subprocess.Popen[bytes]:
     assert options.socket is not None
-    told(options.socket).unlink(missing_ok=True)
+    status(options.socket).unlink(missing_ok=True)
     isolation = ["-P"] if sys.flags.safe_path else []
     module = [sys.executable, *isolation, "-m", "services.reward.model_host"]
     arguments = ["--options", options.model_dump_json(), "--service-pid", str(os.getpid())]
@@ -113,7 +113,7 @@ def _spawned(options: RewardModelOptions) -> subprocess.Popen[bytes]:
 async def _ready(options: RewardModelOptions, process: subprocess.Popen[bytes]) -> None:
     """Wait until the process says that it has its model (owner of the wait: that process). Raises UserError."""
     assert options.socket is not None
-    where, file = f"reward model {options.path}", told(options.socket)
+    where, file = f"reward model {options.path}", status(options.socket)
     give_up_s = time.monotonic() + START_TIMEOUT_S
     while not file.exists():
         if process.poll() is not None and not file.exists():

@@ -130,7 +130,7 @@ class RequestScheduler:
             self._queue.put_nowait(self._opened(peer, request))
 
     def refuse_open(self) -> int:
-        """The time of a drain is over: send whoever still waits elsewhere. Returns how many."""
+        """The time of a drain is over: send the requests that still wait elsewhere. Returns how many."""
         refused = list(self._open.items())
         for (peer, request_id), entry in refused:
             entry.is_abandoned = True

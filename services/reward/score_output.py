@@ -27,7 +27,7 @@ from areal_like.verdict import Verdict
 from services.reward.score_rows import Row
 
 BEGINNING = b'{"id":'
-START_ANEW = "give another --output, or --overwrite to start again"
+START_AGAIN = "give another --output, or --overwrite to start again"
 _KINDS = ("scored", "timed_out", "crashed", "invalid")
 
 
@@ -118,15 +118,15 @@ class VerdictFile:
                     if not line.startswith(BEGINNING[: len(line)]):
                         raise self._foreign(number)
                     break
-                told = self._read(number, line)
+                record = self._read(number, line)
                 row = next(rows, None)
                 if row is None:
                     raise UserError(
                         f"has a verdict for line {number}, and the input has only {number - 1}",
-                        where=str(self._path), remedy=START_ANEW,
+                        where=str(self._path), remedy=START_AGAIN,
                     )  # fmt: skip
-                self._check(number, told, scorer, row)
-                totals.add(number, told["verdict"], told["value"], told["reason"])
+                self._check(number, record, scorer, row)
+                totals.add(number, record["verdict"], record["value"], record["reason"])
                 end_bytes += len(line)
         if os.fstat(self._fd).st_size != end_bytes:
             os.ftruncate(self._fd, end_bytes)
@@ -139,35 +139,35 @@ class VerdictFile:
             rest = rest[os.write(self._fd, rest) :]
 
     def _read(self, number: int, line: bytes) -> dict[str, Any]:
-        told = None
+        record = None
         with contextlib.suppress(ValueError, RecursionError):
-            told = json.loads(line)
+            record = json.loads(line)
         is_verdict = (
-            isinstance(told, dict)
-            and all(isinstance(told.get(name), str) for name in ("verdict", "reason", "scorer", "key"))
-            and told["verdict"] in _KINDS
-            and _is_value(told["verdict"], told.get("value"))
+            isinstance(record, dict)
+            and all(isinstance(record.get(name), str) for name in ("verdict", "reason", "scorer", "key"))
+            and record["verdict"] in _KINDS
+            and _is_value(record["verdict"], record.get("value"))
         )
         if not is_verdict:
             raise self._foreign(number)
-        assert isinstance(told, dict)
-        return told
+        assert isinstance(record, dict)
+        return record
 
-    def _check(self, number: int, told: dict[str, Any], scorer: str, row: Row) -> None:
-        if told["scorer"] != scorer:
+    def _check(self, number: int, record: dict[str, Any], scorer: str, row: Row) -> None:
+        if record["scorer"] != scorer:
             raise UserError(
-                f"line {number} was judged by {told['scorer']}, and this is {scorer}",
-                where=str(self._path), remedy=f"use the same scorer and options, or {START_ANEW}",
+                f"line {number} was judged by {record['scorer']}, and this is {scorer}",
+                where=str(self._path), remedy=f"use the same scorer and options, or {START_AGAIN}",
             )  # fmt: skip
-        if told["key"] != key_of(scorer, row):
+        if record["key"] != key_of(scorer, row):
             raise UserError(
                 f"line {number} is not about line {number} of the input: the input has changed",
-                where=str(self._path), remedy=START_ANEW,
+                where=str(self._path), remedy=START_AGAIN,
             )  # fmt: skip
 
     def _foreign(self, number: int) -> UserError:
         what = f"already exists, and line {number} is not a verdict of this command"
-        return UserError(what, where=str(self._path), remedy=START_ANEW)
+        return UserError(what, where=str(self._path), remedy=START_AGAIN)
 
 
 def _is_value(verdict: str, value: Any) -> bool:

@@ -166,7 +166,7 @@ class RewardServer:
         return ScoreCache(max_bytes, self._pool.label, {*self._pool.volatile, *uncached})
 
     def _announce(self, address: str) -> None:
-        """Say where we listen: in the log, and in a file for whoever bound port 0."""
+        """Say where we listen: in the log, and in a file for a service bound to port 0."""
         log.info("scoring %s at %s with %d processes", self._pool.label, address, self._settings.num_workers)
         if self._spec.run_dir is not None:
             path = self._spec.run_dir / "processes" / f"{self._spec.name}.address"

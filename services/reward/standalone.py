@@ -54,7 +54,7 @@ THEIRS = ("addresses", "curve_dir", "ask_for")
 KEYS_WORDS = """\
 {folder}: keys of the service and of its clients.
 Runs of this user on this machine find {default} by themselves. For others copy the folder, without server.secret and
-with its permissions, and name it as reward.curve_dir. Whoever holds it can use the service; nobody else can."""
+with its permissions, and name it as reward.curve_dir. Only clients that hold it can use the service."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ import pytest
 from areal_like.clock import Clock, SystemClock, VirtualClock
 
 
-def test_virtual_clock_moves_only_when_told() -> None:
+def test_virtual_clock_moves_only_when_reported() -> None:
     clock = VirtualClock(start_s=5.0)
     wall_s = clock.wall_s()
     assert clock.monotonic_s() == clock.monotonic_s() == 5.0

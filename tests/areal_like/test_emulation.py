@@ -109,7 +109,7 @@ def test_a_length_belongs_to_its_name_whatever_was_asked_before():
     assert log.mean(axis=1).var() > log.var(axis=1).mean()  # answers to one prompt resemble each other
 
 
-def test_lengths_by_name_are_of_the_same_distribution_for_every_sample_of_a_group():
+def test_lengths_by_name_are_of_the_same_distribution_indefinitelyy_sample_of_a_group():
     length_of = NamedDraws(Lengths("log-normal", mean=1000.0, cv=0.9), 5)
     log = np.log([[length_of(group, sample) for sample in (1, 2, 3)] for group in range(4000)])
     assert np.exp(log).mean(axis=0) == pytest.approx([1000] * 3, rel=0.06)

@@ -185,5 +185,5 @@ def test_arrow_has_an_id_that_perfetto_reads_and_a_name_that_people_do(tmp_path:
     arrows = [event for event in events_of(tmp_path) if event["ph"] == "s"]
     assert [event["name"] for event in arrows] == ["g12.3", "e12.3", "g123456789.511"]
     ids = [int(event["id"], 16) for event in arrows]
-    assert ids[0] == ids[1] == 12 << 20 | 3, "told apart by their names"
+    assert ids[0] == ids[1] == 12 << 20 | 3, "distinguished by their names"
     assert all(0 < found < 2**64 for found in ids)

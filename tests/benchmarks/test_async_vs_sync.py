@@ -38,7 +38,7 @@ def test_on_emulated_devices_the_luck_of_lengths_is_left_out():
     assert async_vs_sync.summarise(rows)[1]["ratio"] == pytest.approx(1.0)
 
 
-def test_more_than_the_busier_pool_can_do_is_not_to_be_had():
+def test_more_than_the_busier_pool_can_do_is_not_available():
     rows = [row("sync", 1, 10.0), {**row("async 4", 1, 15.0), "bound_share": 0.75}]
     lines = {line["name"]: line for line in async_vs_sync.summarise(rows)}
     assert lines["async 4"]["ratio_at_most"] == pytest.approx(2.0)
@@ -62,8 +62,8 @@ def test_neither_the_start_of_a_run_counts_nor_the_end_with_nothing_left_to_gene
 
 def test_a_window_of_few_pulses_takes_those_around_it() -> None:
     pulses = [{"wall_s": float(second)} for second in range(1, 8)]
-    told = [[pulse["wall_s"] for pulse in steady.pulses_of(pulses, *window)] for window in ((2.0, 5.0), (3.2, 4.5))]
-    assert told == [[2, 3, 4, 5], [3, 4, 5]]
+    windows = [[pulse["wall_s"] for pulse in steady.pulses_of(pulses, *window)] for window in ((2.0, 5.0), (3.2, 4.5))]
+    assert windows == [[2, 3, 4, 5], [3, 4, 5]]
     assert [pulse["wall_s"] for pulse in steady.pulses_of(pulses, 3.2, 3.4)] == [3, 4]
     assert steady.pulses_of(pulses[:1], 3.2, 3.4) == pulses[:1], "as many as there are"
 
@@ -74,14 +74,14 @@ def test_all_contenders_count_the_same_steps(tmp_path, monkeypatch):
     asked = []
 
     def figures(folder, window):
-        asked.append((window, told[-1]))
+        asked.append((window, calls[-1]))
         return {"samples_per_s": 1.0, "step_s": 1.0, "step_work": 1.0, "step_sampled": 1.0}
 
     def train(config, overrides, runs_dir):
-        told.append(int(next(one for one in reversed(overrides) if one.startswith("num_steps=")).split("=")[1]))
+        calls.append(int(next(one for one in reversed(overrides) if one.startswith("num_steps=")).split("=")[1]))
         return {"folder": str(tmp_path)}
 
-    told: list[int] = []
+    calls: list[int] = []
     monkeypatch.setattr(async_vs_sync, "train", train)
     monkeypatch.setattr(async_vs_sync, "figures", figures)
     monkeypatch.setattr(async_vs_sync, "alone", lambda _: {"trainer_token_s": 1.0, "rollout_token_s": 1.0})
@@ -100,7 +100,7 @@ def test_too_few_steps_for_all_contenders_to_count_the_same_are_refused(tmp_path
     assert runner._window(contenders[:2]) == (2, 10)
 
 
-def test_what_trainer_and_engine_need_alone_is_told_in_processor_time_by_token(tmp_path, monkeypatch):
+def test_what_trainer_and_engine_need_alone_is_reported_in_processor_time_by_token(tmp_path, monkeypatch):
     """Half of the trainer's tokens cost a forward pass alone, a third of a whole one."""
     steps = [
         {"step": number, "wall_s": 10.0 * number, "tokens": 100.0, "forward_only_share": 0.5} for number in range(1, 6)
@@ -251,17 +251,17 @@ def test_real_contenders_consume_equal_samples():
 
 def test_a_job_of_ones_own_keeps_its_batch_and_pools_but_for_the_baselines():
     own = Own("configs/gsm8k.yaml", ("rollout.num_workers=6",), 2)
-    told = load_config(own.config, own.overrides).config
+    job = load_config(own.config, own.overrides).config
     for contender in own.contenders([1, 4], None):
         config = load_config(own.config, contender.overrides).config
-        changed = {key for key in type(config).model_fields if getattr(config, key) != getattr(told, key)}
+        changed = {key for key in type(config).model_fields if getattr(config, key) != getattr(job, key)}
         assert changed <= {"mode", "staleness", "rollout"}, contender.name
-        assert config.rollout.model_dump(exclude={"interruption"}) == told.rollout.model_dump(exclude={"interruption"})
+        assert config.rollout.model_dump(exclude={"interruption"}) == job.rollout.model_dump(exclude={"interruption"})
     baselines = {one.name: one for one in own.baselines()}
     assert APART in baselines
     colocated = [load_config(own.config, one.overrides).config for name, one in baselines.items() if name != APART]
     assert [(c.is_colocated, c.mode, c.rollout.num_workers, c.trainer.ranks) for c in colocated] == [
-        (True, "sync", 6 + told.trainer.ranks, told.trainer.ranks)
+        (True, "sync", 6 + job.trainer.ranks, job.trainer.ranks)
     ]
 
 
@@ -278,7 +278,7 @@ def test_full_rate_grows_with_workers_and_falls_with_the_model():
     assert full_rate(large) < full_rate(small)
 
 
-def test_kinds_of_devices_are_kept_beside_each_other(tmp_path):
+def test_kinds_of_devices_are_kept_together(tmp_path):
     path = tmp_path / "interruption.json"
     for place, drain in (("a", 1.0), ("b", 2.0), ("a", 4.0)):
         figures = dict.fromkeys(interruption.KEPT, 0.5)

@@ -75,7 +75,7 @@ def job(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[str, list[str], P
     return options.config, options.overrides, result_path("speed", options)
 
 
-def test_a_job_is_told_in_the_same_words_everywhere(monkeypatch, capsys, tmp_path: Path) -> None:
+def test_a_job_is_reported_in_the_same_words_everywhere(monkeypatch, capsys, tmp_path: Path) -> None:
     monkeypatch.setattr(runs, "RESULTS", tmp_path)
     for words in (("my.yaml", "a=1", "b=2"), ("a=1", "my.yaml", "b=2"), ("--config", "my.yaml", "a=1", "b=2")):
         config, overrides, path = job(monkeypatch, *words, "--runs-dir", "/mine")

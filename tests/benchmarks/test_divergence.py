@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from benchmarks.divergence import SEEDS, line, told_when
+from benchmarks.divergence import SEEDS, line, reported_when
 from benchmarks.runs import RESULTS
 from controller.report.data import RunData
 from controller.run_folder.run_folder import RunFolder
@@ -25,7 +25,7 @@ def run(folder: Path, kl: list[float], accuracy: dict[int, float]) -> RunData:
 
 def test_a_warning_is_dated_by_what_was_known_at_its_step(tmp_path: Path) -> None:
     kl = [0.01] * 9 + [0.2] * 6
-    found = told_when(run(tmp_path, kl, {0: 0.3, 4: 0.8, 8: 0.82, 12: 0.78, 14: 0.2}))
+    found = reported_when(run(tmp_path, kl, {0: 0.3, 4: 0.8, 8: 0.82, 12: 0.78, 14: 0.2}))
     assert found["warned"] == 12, "three of the last five steps"
     assert found["words"].startswith("Updates are unstable: KL to the sampling policy rose to 0.2")
     assert found["fell"] == 14
@@ -34,11 +34,11 @@ def test_a_warning_is_dated_by_what_was_known_at_its_step(tmp_path: Path) -> Non
 
 def test_a_sound_run_with_two_wild_steps_is_neither_warned_of_nor_fallen(tmp_path: Path) -> None:
     kl = [0.01] * 7 + [0.5, 0.5] + [0.01] * 3
-    found = told_when(run(tmp_path, kl, {0: 0.3, 6: 0.8, 12: 0.79}))
+    found = reported_when(run(tmp_path, kl, {0: 0.3, 6: 0.8, 12: 0.79}))
     assert (found["warned"], found["words"], found["fell"]) == (None, "", None)
-    told = line({"loss": "naive", "seed": 1, "is_driven_too_hard": False, **found})
-    assert "warned: never" in told
-    assert "accuracy 0.800 -> 0.790" in told
+    row_text = line({"loss": "naive", "seed": 1, "is_driven_too_hard": False, **found})
+    assert "warned: never" in row_text
+    assert "accuracy 0.800 -> 0.790" in row_text
 
 
 def seeds_of(text: str) -> set[int]:
@@ -46,8 +46,8 @@ def seeds_of(text: str) -> set[int]:
 
 
 def test_the_seeds_by_default_are_not_those_that_the_documents_name_as_used_for_the_rules() -> None:
-    told = " ".join(Path("docs/tuning-staleness.md").read_text().split())
-    used = re.search(r"those were seeds (\d+) to (\d+)", told)
+    row_text = " ".join(Path("docs/tuning-staleness.md").read_text().split())
+    used = re.search(r"those were seeds (\d+) to (\d+)", row_text)
     assert used
     assert min(seeds_of(SEEDS)) > int(used[2])
 

@@ -44,12 +44,12 @@ def test_other_words_are_another_row(tmp_path: Path) -> None:
     assert machine.count == 2
 
 
-def test_without_going_on_all_is_measured_anew_and_what_is_left_out_is_said(tmp_path: Path, capsys) -> None:
+def test_without_going_on_all_is_measured_reopened_and_what_is_left_out_is_said(tmp_path: Path, capsys) -> None:
     machine = Machine()
     Measured(tmp_path / "rows").row([1], machine.measure)
-    anew = Measured(tmp_path / "rows")
+    reopened = Measured(tmp_path / "rows")
     assert "1 rows of an interrupted call are there; --go-on takes them" in capsys.readouterr().out
-    assert anew.row([1], machine.measure)["speed"] == 2.0
+    assert reopened.row([1], machine.measure)["speed"] == 2.0
     again = Measured(tmp_path / "rows", is_going_on=True)
     assert again.row([1], machine.measure)["speed"] == 2.0, "the newest"
 

@@ -1,4 +1,4 @@
-"""A result file becomes a page with table and plot, whoever's it is."""
+"""A result file becomes a page with table and plot, whatever wrote it."""
 
 from __future__ import annotations
 

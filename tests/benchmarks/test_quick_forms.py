@@ -24,8 +24,10 @@ def digests() -> dict[str, str]:
 def test_a_quick_form_runs_and_publishes_nothing(name: str, tmp_path: Path) -> None:
     before = digests()
     command = [sys.executable, "-m", f"benchmarks.{name}", "--quick"]
-    told = environment() | {"TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, cwd=REPOSITORY, env=told, capture_output=True, text=True, timeout=600, check=False)
+    variables = environment() | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=variables, capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert any(character.isdigit() for character in done.stdout), "a table with numbers"
     assert digests() == before

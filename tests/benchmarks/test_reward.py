@@ -33,12 +33,12 @@ def test_a_spread_is_middle_and_ends() -> None:
 
 
 def test_a_rate_names_whatever_is_not_as_it_must_be() -> None:
-    told = [
+    expected = [
         {"id": name, "verdict": "scored", "value": value, "reason": "why"}
         for name, value in zip("abc", (1.0, 0.0, 1.0), strict=True)
     ]
-    told.append({"id": "d", "verdict": "timed_out", "value": None, "reason": "slow"})
-    result = reward_rates.rate("x", told, [1.0, 1.0, 0.0, 0.0])
+    expected.append({"id": "d", "verdict": "timed_out", "value": None, "reason": "slow"})
+    result = reward_rates.rate("x", expected, [1.0, 1.0, 0.0, 0.0])
     assert (result["rows"], result["as_they_must_be"]) == (4, 1)
     assert result["others"] == ["b: scored 0.0 why", "c: scored 1.0 why", "d: timed_out None slow"]
 
@@ -53,7 +53,7 @@ def test_mutants_differ_and_a_bare_python_tells_them_apart(tmp_path: Path) -> No
     assert not bare_verdict("import os\nos._exit(0)", "", tmp_path, 20.0)
 
 
-def test_missing_data_sets_are_told_in_a_sentence(tmp_path, monkeypatch):
+def test_missing_data_sets_are_reported_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(reward_rates, "DATA", tmp_path)
     monkeypatch.setattr("sys.argv", ["reward_rates"])
     with pytest.raises(SystemExit, match=r"AREAL_LIKE_TEST_DATA names a folder with .* lacks gsm8k/train.jsonl"):

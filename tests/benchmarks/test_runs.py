@@ -11,12 +11,12 @@ from benchmarks import runs
 
 FINISHES_ITS_STEP = """
 import signal, sys, time
-told = []
-signal.signal(signal.SIGINT, lambda *_: told.append(1))
+received = []
+signal.signal(signal.SIGINT, lambda *_: received.append(1))
 print("ready", flush=True)
-while not told:
+while not received:
     time.sleep(0.01)
-sys.exit(7 if len(told) == 1 else 1)
+sys.exit(7 if len(received) == 1 else 1)
 """
 
 

@@ -76,7 +76,7 @@ def test_a_batch_of_groups_is_generated_at_once_at_most(model: str, gpus: int) -
     assert max(world._capacities) - min(world._capacities) <= 1
 
 
-def test_parts_are_kept_beside_each_other(tmp_path: Path) -> None:
+def test_parts_are_kept_together(tmp_path: Path) -> None:
     path = tmp_path / "simulator.json"
     simulator.keep("runs", {"rows": [run_row("first")]}, "make runs", path)
     simulator.keep("speed", {"rows": []}, "make speed", path)
@@ -95,7 +95,7 @@ def test_parts_are_kept_beside_each_other(tmp_path: Path) -> None:
         (["--runs", "no-such-run", "b"], "no-such-run is no folder of a run"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence_before_anything_runs(
+def test_mistakes_are_reported_in_a_sentence_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
 ) -> None:
     monkeypatch.setattr("sys.argv", ["simulator", *arguments])
@@ -111,7 +111,7 @@ def test_costs_of_a_single_run_predict_nothing_and_leave_what_was_published(tmp_
 
 
 @pytest.mark.parametrize("config", ["emulated", "quickstart"])
-def test_runs_that_measured_nothing_are_told_in_a_sentence(
+def test_runs_that_measured_nothing_are_reported_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str
 ) -> None:
     (tmp_path / "config.yaml").write_text(Path(f"configs/{config}.yaml").read_text())
@@ -123,9 +123,9 @@ def test_runs_that_measured_nothing_are_told_in_a_sentence(
 def test_costs_of_other_threads_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`sync` has all cores in each phase, the others one thread a process."""
     monkeypatch.setattr("controller.wiring.process_specs.num_cores", lambda: 2)
-    told = Path("configs/quickstart.yaml").read_text()
-    sync = told.replace("mode: async", "mode: sync").replace("max_staleness: 2", "max_staleness: 0")
-    for name, config in (("asynchronous", told), ("synchronous", sync)):
+    text = Path("configs/quickstart.yaml").read_text()
+    sync = text.replace("mode: async", "mode: sync").replace("max_staleness: 2", "max_staleness: 0")
+    for name, config in (("asynchronous", text), ("synchronous", sync)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(config)
     arguments = ["simulator", "--runs", str(tmp_path / "asynchronous"), str(tmp_path / "synchronous")]
@@ -196,8 +196,8 @@ def test_the_table_says_which_fitted_numbers_are_the_boxes_limits() -> None:
     words = "`step_overhead_s` lies at a bound of the box it was looked for in (1 to 300)"
     assert words in TABLES["simulator"]({"parts": {"paper": paper_part}})
     published = json.loads(RESULTS.joinpath("simulator.json").read_text())
-    told = TABLES["simulator"](published).count("lies at a bound")
-    assert told == len(at_bound(published["parts"]["paper"]["efficiencies"]))
+    count = TABLES["simulator"](published).count("lies at a bound")
+    assert count == len(at_bound(published["parts"]["paper"]["efficiencies"]))
     assert "lies at a bound" not in TABLES["simulator"]({"parts": {"paper": {**paper_part, "at_bound": []}}})
 
 

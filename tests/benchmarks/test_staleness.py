@@ -65,8 +65,8 @@ def test_monitors_are_means_over_steps_alone(tmp_path: Path) -> None:
 
 def test_a_sweep_has_a_line_per_value_and_no_number_where_nothing_was_measured() -> None:
     def job(value: str, seed: int, accuracy: float | None) -> dict[str, Any]:
-        told = dict.fromkeys(sweep.SHOWN, 10.0 * seed)
-        return {"key": "staleness.max_staleness", "value": value, "seed": seed, **told, "accuracy_after": accuracy}
+        values = dict.fromkeys(sweep.SHOWN, 10.0 * seed)
+        return {"key": "staleness.max_staleness", "value": value, "seed": seed, **values, "accuracy_after": accuracy}
 
     lines = sweep.summarise([job("0", 1, 0.5), job("8", 1, None), job("0", 2, 0.7), job("8", 2, 0.9)])
     assert [line["value"] for line in lines] == ["0", "8"]
@@ -98,7 +98,7 @@ def options(
 def test_a_learning_rate_is_tuned_or_given_and_never_replaced_in_silence() -> None:
     assert staleness.rates_of(options()) == staleness.RATES.split(",")
     assert staleness.rates_of(options(tune=["1e-5", "2e-5"])) == ["1e-5", "2e-5"]
-    for told in (options("trainer.optimizer.lr=2e-4"), options(config="mine.yaml"), options(quick=True)):
-        assert staleness.rates_of(told) == []
+    for changed in (options("trainer.optimizer.lr=2e-4"), options(config="mine.yaml"), options(quick=True)):
+        assert staleness.rates_of(changed) == []
     with pytest.raises(SystemExit, match=r"either tuned or given"):
         staleness.rates_of(options("trainer.optimizer.lr=2e-4", tune=["1e-4", "2e-4"]))

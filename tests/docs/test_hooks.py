@@ -99,7 +99,7 @@ def test_a_plot_of_another_result_file_is_refused(root: Path) -> None:
     warnings: list[str] = []
     inlined(root, f'<svg data-made-from="plot.json {mark}"/>', warnings)
     assert not warnings
-    result.write_text('{"measured": "anew"}')
+    result.write_text('{"measured": "again"}')
     inlined(root, f'<svg data-made-from="plot.json {mark}"/>', warnings)
     assert "draw it again" in warnings[0]
 

@@ -131,11 +131,11 @@ def measure(target: Target, seconds: float, calm_s: float, *, is_attack: bool, w
     usual = mean(series.memory(start_s, begin_s) or [0])
     growth = max(series.memory(begin_s, last_s) or [0]) - usual
     kept = (series.memory(end_s, last_s) or [0])[-1] - usual
-    told = "never" if recovery_s is None else f"{recovery_s:.1f} s"
+    recovered = "never" if recovery_s is None else f"{recovery_s:.1f} s"
     kind = "attack" if is_attack else "control"
     print(
         f"{target.name:8} {kind:8} {end_s - begin_s:5.1f} s  before {before:9.1f}/s  during {during:9.1f}/s  "
-        f"after {after:9.1f}/s  recovered in {told:7}  memory {growth / 2**20:+7.1f} MiB at most, "
+        f"after {after:9.1f}/s  recovered in {recovered:7}  memory {growth / 2**20:+7.1f} MiB at most, "
         f"{kept / 2**20:+7.1f} MiB at the end  {'alive' if is_alive else 'DEAD'}",
         flush=True,
     )

@@ -38,7 +38,7 @@ def test_checkpoint_on_demand_is_on_disk_exports_and_comes_back_bit_for_bit(area
     assert "only a run in progress can save a checkpoint" in late.output
 
 
-def test_disk_that_refuses_a_checkpoint_in_mid_run_is_told_and_the_run_goes_on(areal, quickstart, short):
+def test_disk_that_refuses_a_checkpoint_in_mid_run_is_reported_and_the_run_goes_on(areal, quickstart, short):
     run = areal("train", quickstart, *short[1:], "num_steps=400", "trainer.checkpoint.every_steps=2")
     run.wait_for_step(3)
     run.wait_until(lambda: run.metrics("checkpoint"), "a checkpoint")

@@ -14,7 +14,7 @@ SYNC = [
     "mode=sync", "num_steps=3", "groups_per_step=4", "group_size=4", "rollout.engine.num_slots=1",
     "eval.at_start=false", "metrics.report=false",
 ]  # fmt: skip
-"""One slot: a sample's numbers do not depend on which others ran beside it."""
+"""One slot: a sample's numbers do not depend on which others ran concurrently."""
 
 
 def weights_of(run) -> bytes:

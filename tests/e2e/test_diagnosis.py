@@ -29,7 +29,7 @@ REWARDS = """
 
 
 def diagnosed(run) -> list[Finding]:
-    """The findings of a run that ended well, printed for whoever reads a failed test."""
+    """The findings of a run that ended well, printed for the reader of a failed test."""
     assert run.wait() == 0, run.output
     found = diagnose(RunData.load(RunFolder(run.folder)))
     for finding in found:
@@ -39,7 +39,7 @@ def diagnosed(run) -> list[Finding]:
     return found
 
 
-def test_run_with_too_few_rollout_slots_is_told_so_first(areal, quickstart):
+def test_run_with_too_few_rollout_slots_gets_that_finding_first(areal, quickstart):
     few = ["rollout.engine.num_slots=1", "rollout.queue_samples=16"]
     first = diagnosed(areal("train", quickstart, *SMALL, *few, "groups_per_step=12", "num_steps=8", "name=few"))[0]
     assert "too few rollout workers or slots" in first.title
@@ -48,7 +48,7 @@ def test_run_with_too_few_rollout_slots_is_told_so_first(areal, quickstart):
     assert first.predicted.startswith("Steps a second, by estimate: +")
 
 
-def test_run_whose_trainer_is_the_bottleneck_is_told_so_first(areal, quickstart):
+def test_run_whose_trainer_is_the_bottleneck_gets_that_finding_first(areal, quickstart):
     # One answer at a time, and all of them twice: a slow trainer.
     many = ["rollout.num_workers=2", "trainer.micro_batch_tokens=160", "trainer.mini_batches=4"]
     first = diagnosed(areal("train", quickstart, *SMALL, *many, "groups_per_step=24", "num_steps=20", "name=many"))[0]
@@ -57,7 +57,7 @@ def test_run_whose_trainer_is_the_bottleneck_is_told_so_first(areal, quickstart)
     assert "higher max_staleness would only make samples older" in first.advice
 
 
-def test_run_with_a_stalled_reward_function_is_told_so_first(areal, quickstart, tmp_path):
+def test_run_with_a_stalled_reward_function_gets_that_finding_first(areal, quickstart, tmp_path):
     (tmp_path / "my_rewards.py").write_text(textwrap.dedent(REWARDS))
     reward = ["reward.scorers=[{kind: 'my_rewards:hangs'}]", "reward.timeout_s=0.5", "reward.retries=0"]
     sizes = ["groups_per_step=4", "num_steps=10", "data.eval.limit=16", "name=hangs"]
@@ -68,7 +68,7 @@ def test_run_with_a_stalled_reward_function_is_told_so_first(areal, quickstart, 
     assert "timed out" in first.detail
 
 
-def test_run_whose_policy_collapses_is_told_so_first(areal, quickstart):
+def test_run_whose_policy_collapses_gets_that_finding_first(areal, quickstart):
     absurd = ["trainer.optimizer.lr=0.05", "trainer.optimizer.warmup_steps=0"]
     first = diagnosed(areal("train", quickstart, *SMALL, *absurd, "groups_per_step=24", "num_steps=14", "name=wild"))[0]
     assert first.title.startswith("The policy collapsed")

@@ -77,7 +77,7 @@ def test_killed_trainer_starts_again_from_its_checkpoint_and_the_run_finishes(ar
     assert "trainer: ended with signal SIGKILL" in run.output
     assert_whole(run, 14)
     assert (run.summary["lives"], run.summary["trainer_restarts"]) == (1, 1)
-    assert [row["step"] for row in run.metrics("step")] == list(range(1, 15)), "no step is told twice"
+    assert [row["step"] for row in run.metrics("step")] == list(range(1, 15)), "no step is reported twice"
     with sqlite3.connect(run.folder / "ledger.sqlite") as db:
         rows = db.execute("SELECT reason, checkpoint_version FROM trainer_restarts JOIN lineages USING (lineage)")
         ((reason, base),) = rows.fetchall()

@@ -1,4 +1,4 @@
-"""A user's mistake gets one clear error: what, where, how to mend it. Never a traceback, never silence."""
+"""A user's mistake gets one clear error: what, where, how to fix it. Never a traceback, never silence."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_nodes_that_die_are_named_also_the_trainers_and_one_that_joins_takes_the
     assert in_cluster.placement_groups() == []
 
 
-def test_stranger_without_the_token_is_told_how_to_get_in(nodes, areal, monkeypatch):
+def test_stranger_without_the_token_learns_how_to_get_in(nodes, areal, monkeypatch):
     for key, value in nodes.environment.items():
         monkeypatch.setenv(key, value)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")

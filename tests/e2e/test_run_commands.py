@@ -89,9 +89,9 @@ def _look_while_it_runs(run: Any, type_in: Callable[..., tuple[int, str]]) -> No
     for words in ("running", "health", "of 500", "rollout-0", "trainer", "reward", "waits"):
         assert words in text
     code, text = type_in("status", str(run.folder), "--json")
-    told = json.loads(text)
-    assert (code, told["kind"]) == (0, "running")
-    assert told["state"]["controller_pid"] == run.process.pid
+    status = json.loads(text)
+    assert (code, status["kind"]) == (0, "running")
+    assert status["state"]["controller_pid"] == run.process.pid
     run.wait_until(
         lambda: "rollout-0" in json.loads(type_in("status", "watched", "--json")[1])["rates"], "two readings"
     )
@@ -134,7 +134,7 @@ def _look_at_the_end(run: Any, type_in: Callable[..., tuple[int, str]]) -> None:
 
 
 @pytest.mark.usefixtures("own_forkserver")
-def test_stop_now_resume_and_a_killed_controller_are_told_as_they_are(areal, quickstart, short, type_in):
+def test_stop_now_resume_and_a_killed_controller_are_reported_as_they_are(areal, quickstart, short, type_in):
     run = areal("train", quickstart, *short, *LONG, "name=hurried")
     run.wait_for_step(1)
     os.kill(run.process.pid, signal.SIGSTOP)

@@ -60,7 +60,7 @@ def verdicts(folder: Path) -> list[dict[str, Any]]:
 
 
 def kinds(folder: Path) -> list[tuple[Any, str, float | None]]:
-    return [(told["id"], told["verdict"], told["value"]) for told in verdicts(folder)]
+    return [(row["id"], row["verdict"], row["value"]) for row in verdicts(folder)]
 
 
 @pytest.mark.e2e
@@ -84,8 +84,8 @@ def test_every_line_gets_its_verdict_in_order_whatever_it_holds(score: Start, tm
         ("d", "invalid", None), ("e", "invalid", None), ("f", "invalid", None), ("g", "scored", 0.0),
         ("h", "scored", 1.0),
     ]  # fmt: skip
-    assert all(told["reason"] for told in verdicts(tmp_path) if told["verdict"] == "invalid")
-    assert all(told["wall_s"] >= 0 for told in verdicts(tmp_path))
+    assert all(row["reason"] for row in verdicts(tmp_path) if row["verdict"] == "invalid")
+    assert all(row["wall_s"] >= 0 for row in verdicts(tmp_path))
     assert "10 of 10 rows have their verdict" in run.output
     assert sorted(path.name for path in tmp_path.glob("*.jsonl*")) == ["in.jsonl", "out.jsonl"]
 
@@ -98,7 +98,7 @@ def test_failing_functions_are_verdicts_and_leave_nothing(score: Start, tmp_path
     before = set(psutil.pids())
     run = score("mine:score", rows, "--timeout", "1.5", "--workers", "2")
     assert run.wait() == 0, run.output
-    assert [told["verdict"] for told in verdicts(tmp_path)] == [
+    assert [row["verdict"] for row in verdicts(tmp_path)] == [
         "scored", "timed_out", "scored", "crashed", "crashed", "invalid", "invalid", "scored", "scored",
     ]  # fmt: skip
     left = [psutil.Process(pid).cmdline() for pid in set(psutil.pids()) - before if psutil.pid_exists(pid)]
@@ -185,5 +185,5 @@ def test_programs_are_judged_and_hostile_ones_leave_nothing(score: Start, tmp_pa
         family |= {process.pid: process for process in run.family()}
         time.sleep(0.02)
     assert run.wait() == 0, run.output
-    assert [told["value"] for told in verdicts(tmp_path)] == [wanted for _, _, wanted in programs] + [None, None]
+    assert [row["value"] for row in verdicts(tmp_path)] == [wanted for _, _, wanted in programs] + [None, None]
     assert run.survivors(list(family.values()), 2.0) == []

@@ -320,7 +320,7 @@ ROUNDED_VERSION, NUM_PROMPTS, NUM_ANSWERS = 11, 8, 1280
 
 
 @pytest.mark.parametrize("kind", ["sglang", "embedded"])
-def test_the_correction_weight_mends_the_gradient_of_an_engine_with_rounded_weights(world: World, kind: str) -> None:
+def test_the_correction_weight_corrects_the_gradient_of_an_engine_with_rounded_weights(world: World, kind: str) -> None:
     """The engine computes with a copy of five levels of the trainer's weights, and says so in its log-probs."""
     trainer = world.models[7]
     world.models[ROUNDED_VERSION] = engine_model = rounded_to_five_levels(trainer)
@@ -355,7 +355,7 @@ def test_the_correction_weight_mends_the_gradient_of_an_engine_with_rounded_weig
         said = world.logprobs(ROUNDED_VERSION, tokens, len(tokens) - 1, 1.0)
         assert abs(said[0] - one.recorded) <= TOLERANCE_NATS
     verdict = judge(trainer, engine_model, prompts, drawn)
-    assert verdict.gap_nats > 0.1, "this engine is the trainer's policy: there is nothing to mend"
+    assert verdict.gap_nats > 0.1, "this engine is the trainer's policy: there is nothing to fix"
     assert abs(verdict.z_unweighted) > 8.0, "without the weight the estimate should be far off"
     assert abs(verdict.z_weighted) < 4.0
     assert verdict.loss_error < 1e-3, "the trainer's loss has another gradient than its formula"

@@ -47,7 +47,7 @@ def workers_of(front: psutil.Process) -> list[psutil.Process]:
 
 
 def servers_by_scratch(worker: int) -> list[psutil.Process]:
-    """Whatever runs with the scratch folder of that worker's servers, whoever its parent is by now."""
+    """Whatever runs with the scratch folder of that worker's servers, whatever its parent is by now."""
     found = []
     for process in psutil.process_iter():
         try:

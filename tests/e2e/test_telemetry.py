@@ -54,8 +54,8 @@ class Timeline:
 
 def _scrape(run) -> str:
     """What the endpoint answers now; nothing before its address was printed."""
-    _, told, rest = run.output.partition("metrics for Prometheus at ")
-    if not told or not rest.split(maxsplit=1)[1:]:
+    _, separator, rest = run.output.partition("metrics for Prometheus at ")
+    if not separator or not rest.split(maxsplit=1)[1:]:
         return ""
     with urllib.request.urlopen(rest.split()[0], timeout=30.0) as answer:
         return answer.read().decode()

@@ -89,7 +89,7 @@ def test_killed_rank_and_then_the_killed_group_go_back_to_a_checkpoint_and_the_r
     assert "trainer-1: ended with signal SIGKILL" in run.output
     assert run.summary["audit"] == "clean"
     assert (run.summary["steps"], run.summary["trainer_restarts"]) == (12, 2), "the death of a group is one restart"
-    assert [row["step"] for row in run.metrics("step")] == list(range(1, 13)), "no step is told twice"
+    assert [row["step"] for row in run.metrics("step")] == list(range(1, 13)), "no step is reported twice"
 
 
 def pids_of_ranks(run) -> tuple[int, int]:
@@ -117,7 +117,7 @@ def test_samples_of_a_step_need_not_be_a_multiple_of_the_ranks(areal, quickstart
 
 
 @needs_deepspeed
-def test_option_that_zero_does_not_know_is_told_in_one_sentence(areal, quickstart, short):
+def test_option_that_zero_does_not_know_is_reported_in_one_sentence(areal, quickstart, short):
     raw = "trainer.deepspeed.raw={zero_optimization: {reduce_bucket_sise: 5}}"
     run = areal("train", quickstart, *short, "trainer.backend=deepspeed", "trainer.ranks=2", raw)
     assert run.wait() == 2, run.output

@@ -33,8 +33,8 @@ def test_versions_by_a_process_group_carry_a_run_and_neither_a_killed_worker_nor
     run.wait_until(lambda: len(generations(log)) >= 2, "a new group that serves both, the dead worker's successor too")
     os.kill(run.pid_of("trainer"), signal.SIGKILL)  # the root of the group: its members wait at the other ends
     run.wait_until(lambda: "the trainer starts again from version" in run.output, "its restart")
-    told = len(log.read_text())
-    run.wait_until(lambda: generations(log, told) != set(), "a group of the new trainer that serves both")
+    length = len(log.read_text())
+    run.wait_until(lambda: generations(log, length) != set(), "a group of the new trainer that serves both")
     os.kill(run.process.pid, signal.SIGINT)
     assert run.wait() == 0, run.output
     summary = run.summary
@@ -45,5 +45,5 @@ def test_versions_by_a_process_group_carry_a_run_and_neither_a_killed_worker_nor
 
 
 def generations(log: Path, start: int = 0) -> set[str]:
-    """Numbers of the groups by which a version went to both workers, told in the log from `start` on."""
+    """Numbers of the groups by which a version went to both workers, found in the log from `start` on."""
     return set(re.findall(r"went to rollout-0, rollout-1 by \S+\.weights\.(\d+) in", log.read_text()[start:]))

@@ -17,7 +17,7 @@ KILLED, AT_IMPORT, TIMEOUT, SURVIVED, UNCOVERED = "killed", "killed at import", 
 FIRST_ROUND_S = 4.0
 """Quick tests kill most mutants; the others are not even imported for those."""
 FILE_COST_S = 0.3
-"""Of importing one more test file, beside its tests."""
+"""Of importing one more test file, without its tests."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What breaks inside a worker and is mended there reaches the controller."""
+"""What breaks inside a worker and is repaired there reaches the controller."""
 
 from __future__ import annotations
 

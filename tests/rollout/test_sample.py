@@ -30,7 +30,7 @@ def segment(*tokens: int, version: int = 0) -> Segment:
 
 
 class Engine:
-    """Answers every request with the next planned outcome; waits for ever where none is planned."""
+    """Answers every request with the next planned outcome; waits indefinitely where none is planned."""
 
     def __init__(self) -> None:
         self.capabilities = SimpleNamespace(max_context=20)

@@ -203,7 +203,7 @@ def test_folder_without_tokenizer_is_the_users_mistake(tmp_path):
         load_tokenizer(tmp_path, "from_model")
 
 
-def test_a_groups_prompt_is_encoded_once_and_what_a_workflow_changes_is_encoded_anew():
+def test_a_groups_prompt_is_encoded_once_and_what_a_workflow_changes_is_encoded_again():
     tokenizer = make_tokenizer(chat_template=CHAT)
     tokens, calls = make_tokens(tokenizer), []
     encode = tokenizer.encode

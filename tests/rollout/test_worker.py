@@ -13,7 +13,7 @@ from areal_like.wire import messages as m
 from trainer.model.tokenizers import build_tokenizer
 
 
-def test_an_answer_of_forced_length_goes_on_past_its_end_and_stops_where_it_was_told(rig, fake):
+def test_an_answer_of_forced_length_goes_on_past_its_end_and_stops_at_its_length(rig, fake):
     async def scenario(r):
         await r.ready()
         r.lease(fake.task(7, sampling=m.Sampling(max_new_tokens=9, ignore_eos=True)))
@@ -415,7 +415,7 @@ def test_silent_controller_ends_the_worker_with_a_reason(rig):
     rig(scenario, silence_s=0.3)
 
 
-def test_worker_given_up_and_heard_again_drops_unfinished_work_and_resends_finished_work(rig, fake):
+def test_worker_given_up_and_back_again_drops_unfinished_work_and_resends_finished_work(rig, fake):
     async def scenario(r):
         await r.ready()
         r.acks = False
@@ -426,7 +426,7 @@ def test_worker_given_up_and_heard_again_drops_unfinished_work_and_resends_finis
         await r.until(lambda: r.engine.num_tokens == 9, "tokens")
         r.hub.forget("rollout-0")
         await r.until(lambda: len(r.got(m.SampleFinished)) == 2, "resent")
-        await r.until(lambda: len(r.got(m.VersionLoaded)) == 2, "its version told again")
+        await r.until(lambda: len(r.got(m.VersionLoaded)) == 2, "its version reported again")
         assert not r.engine.live
         r.engine.allow(100)
         r.acks = True
@@ -489,7 +489,7 @@ def test_arrow_leaves_the_generation_of_a_finished_sample_and_its_name_goes_to_t
     rig(scenario)
 
 
-def test_time_in_which_nothing_generates_is_told_by_its_cause(rig, fake):
+def test_time_in_which_nothing_generates_is_reported_by_its_cause(rig, fake):
     async def scenario(r):
         await r.ready()
         await r.until(lambda: r.beat().counters.get("wait_work_s", 0.0) > 0.1, "waits for work")

@@ -139,7 +139,7 @@ async def spawn(spec, tmp_path):
 
 
 @pytest.mark.e2e
-def test_process_works_and_ends_in_good_order_on_sigterm(fake, tmp_path):
+def test_process_works_and_ends_normally_on_sigterm(fake, tmp_path):
     make_folder(tmp_path / "model")
     path = str(publish(WeightStore(tmp_path / "weights", "disk", keep=2), 0, make_model(0)))
 

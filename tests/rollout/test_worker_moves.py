@@ -23,7 +23,7 @@ def test_recalled_answer_goes_back_with_all_its_tokens_and_is_made_no_further(ri
         r.engine.allow(100)
         await r.until(lambda: r.got(m.SampleFinished), "the other one")
         assert [done.lease_id for done in r.got(m.SampleFinished)] == [2]
-        assert len(r.reports[1][1]) == 3, "nothing is told of it afterwards"
+        assert len(r.reports[1][1]) == 3, "nothing is reported of it afterwards"
 
     rig(scenario)
 

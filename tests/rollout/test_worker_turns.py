@@ -97,7 +97,7 @@ def test_what_the_engine_refuses_is_no_base_for_the_next(receiver):
     receiver(scenario)
 
 
-def test_a_held_version_is_received_at_once_and_swapped_when_told(receiver, fake):
+def test_a_held_version_is_received_at_once_and_swapped_on_request(receiver, fake):
     async def scenario(r, received):
         await r.ready(version=0)
         r.engine.allow(3)
@@ -142,7 +142,7 @@ def test_announced_again_while_it_waits_it_says_again_that_it_has_staged(receive
         await r.until(lambda: len(r.got(m.VersionStaged)) == 2, "again")
         assert [name for name, _ in received.asked] == ["v0", "v1"]
         r.announce(1)
-        await r.until(lambda: r.engine.version == 1, "told to load it without a turn")
+        await r.until(lambda: r.engine.version == 1, "asked to load it without a turn")
 
     receiver(scenario)
 

@@ -247,7 +247,7 @@ def test_tokens_of_a_generation_that_just_ended_are_handed_back(fake):
     class Engine(fake.Engine):
         async def generate(self, request):
             outcome = await super().generate(request)
-            asyncio.get_running_loop().call_soon(look)  # before whoever waits for this generation is woken
+            asyncio.get_running_loop().call_soon(look)  # before the tasks that wait for this generation are woken
             return outcome
 
     def look():

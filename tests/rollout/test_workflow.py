@@ -73,15 +73,15 @@ class OwnVerdict(SingleTurn):
 
 
 class TwoTurns:
-    """Asks, is told something, asks again: the tokens it was told are not its own."""
+    """Asks, gets a reply, asks again: the tokens of the reply are not its own."""
 
     is_resumable = False
 
     async def run(self, task, tools):
         first_P = tools.tokens.prompt(task.row)
         one = await tools.generate(first_P, max_new_tokens=3)
-        told_P = np.array([ord("!")], np.int32)
-        second_P = np.concatenate([first_P, one.segment.tokens_R, told_P])
+        given_P = np.array([ord("!")], np.int32)
+        second_P = np.concatenate([first_P, one.segment.tokens_R, given_P])
         two = await tools.generate(second_P, max_new_tokens=2)
         own = [one.segment, None, two.segment]
         blanks = [(np.zeros(len(first_P)), False), *(([1.0], False) if part is None else (part, True) for part in own)]

@@ -1,4 +1,4 @@
-"""Makes the helpers beside these tests importable (`--import-mode=importlib` does not); the tests' code scorer."""
+"""Makes the helpers next to these tests importable (`--import-mode=importlib` does not); the tests' code scorer."""
 
 import sys
 from collections.abc import Iterator

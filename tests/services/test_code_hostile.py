@@ -26,7 +26,7 @@ TRACES_HERE = ("verdict.json", "result.txt", "passed", "d")
 
 @pytest.fixture(autouse=True)
 def _confined(bench: CodeBench) -> None:
-    """Resource limits alone would let these programs loose on whoever runs the tests."""
+    """Resource limits alone would let these programs attack the user who runs the tests."""
     if bench.label.endswith("/limits"):
         pytest.skip("no sandbox here worth the name")
 

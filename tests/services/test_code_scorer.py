@@ -217,14 +217,14 @@ def test_an_answer_that_was_cut_is_wrong_where_asked() -> None:
     bench.close()
 
 
-def test_a_reference_beside_the_answer_is_not_what_is_scored(bench: CodeBench) -> None:
+def test_a_reference_next_to_the_answer_is_not_what_is_scored(bench: CodeBench) -> None:
     row = {"program": "def f(x): return x", "tests": ["assert f(1) == 1"]}
     assert bench.answer(row, "def f(x): return 2").value == 0.0
     assert bench.answer(row, row["program"]).value == 1.0
 
 
 @pytest.mark.processes
-def test_code_stands_beside_other_scorers() -> None:
+def test_code_works_with_other_scorers() -> None:
     scorers = (
         ScorerSettings(kind="code", options={"require": "limits"}),
         ScorerSettings(kind="format", options={"must_stop": True}),

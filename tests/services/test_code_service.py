@@ -1,4 +1,4 @@
-"""The real reward service with the code scorer: hostile programs by the hundred beside honest ones."""
+"""The real reward service with the code scorer: hostile programs by the hundred together with honest ones."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_the_key_is_sent_and_shown_nowhere(
         ({"url": "http://h", "total_timeout_s": 0}, ["greater than 0"]),
     ],
 )
-def test_what_cannot_work_is_told_at_the_start(options: dict[str, Any], words: list[str]) -> None:
+def test_what_cannot_work_is_reported_at_the_start(options: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         WeightedSum.from_settings((ScorerSettings(kind="http", options=options),))
     assert all(word in str(caught.value) for word in words), str(caught.value)

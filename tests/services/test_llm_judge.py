@@ -195,7 +195,7 @@ def test_version_changes_with_the_rubric_in_a_file_and_not_with_the_key(
         ({"key_env": "SURELY_NOT_SET"}, "holds no key"),
     ],
 )
-def test_what_cannot_work_is_told_at_the_start(options: dict[str, Any], words: str) -> None:
+def test_what_cannot_work_is_reported_at_the_start(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as caught:
         make_scorer(settings_of("http://h", **{"rubric": RUBRIC} | options))
     assert words in str(caught.value), str(caught.value)

@@ -158,7 +158,7 @@ def test_another_model_in_the_folder_is_another_version(tmp_path: Path) -> None:
         ({"device": "tpu"}, "device"),
     ],
 )
-def test_what_cannot_work_is_told_at_the_start(one_class: Path, options: dict[str, Any], words: str) -> None:
+def test_what_cannot_work_is_reported_at_the_start(one_class: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as caught:
         make_scorer(ScorerSettings(kind="reward_model", options={"path": str(one_class), **options}))
     assert words in str(caught.value)

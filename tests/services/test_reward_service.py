@@ -63,7 +63,7 @@ def test_a_number_is_a_score(service: Service) -> None:
     assert re.fullmatch("scorer_zoo:score@user-[0-9a-f]{12}", verdict.scorer)
 
 
-def test_a_scorer_is_told_how_the_answer_ended(service: Service) -> None:
+def test_a_scorer_learns_how_the_answer_ended(service: Service) -> None:
     verdict = service.ask("info")
     assert verdict.components == {"scorer_zoo:score": 7.0, "scorer_zoo:score.stopped": 1.0}
 
@@ -238,7 +238,7 @@ def test_a_duplicate_is_answered_once_while_it_runs_and_again_when_it_is_done(se
     assert service.replies[request.request_id][0] == service.replies[request.request_id][1]
 
 
-def test_a_client_that_starts_anew_may_use_its_old_ids(service: Service) -> None:
+def test_a_client_that_starts_again_may_use_its_old_ids(service: Service) -> None:
     old, request = service.connect("worker", "first"), service.request("length", "old")
     service.send(request, old)
     assert service.verdict_of(request.request_id).value == 3.0

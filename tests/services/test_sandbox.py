@@ -19,6 +19,7 @@ import services
 from areal_like.errors import UserError
 from services.reward.config import CodeOptions, RewardSettings, ScorerSettings
 from services.reward.sandbox import demands
+from services.reward.sandbox import layers as layers_module
 from services.reward.sandbox.demands import sandbox_problems
 from services.reward.sandbox.interpreter import NoInterpreter, find_interpreter
 from services.reward.sandbox.launch import Setup
@@ -45,6 +46,13 @@ def test_every_layer_says_how_it_fares_and_the_strongest_that_works_is_chosen() 
     assert set(layers.parts) == set(LAYERS)
     works = [layer for layer in LAYERS if layers.parts[layer].startswith("works")]
     assert layers.chosen == (works[0] if works else "")
+
+
+def test_the_fault_of_a_layer_names_the_layer_only_in_the_combined_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers_module, "_missing_part", lambda layer: f"no {layer} here")
+    with pytest.raises(LayerMissing, match=r"^namespaces: no namespaces here$"):
+        find_sandbox("namespaces", ("namespaces",))
+    assert layers_module._try_all("").parts == {layer: f"no {layer} here" for layer in LAYERS}
 
 
 @pytest.mark.processes

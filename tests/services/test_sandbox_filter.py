@@ -88,7 +88,7 @@ def test_new_namespaces_are_refused_and_threads_and_forks_are_not(machine: str) 
     assert calls.says("clone", 17) == "allowed"  # a fork
     for flag in (0x10000000, 0x20000000, 0x40000000, 0x20000, 0x2000000, 0x8000000, 0x4000000):
         assert calls.says("clone", flag | 17) == "EPERM"
-    assert calls.says("clone3") == "ENOSYS", "its flags lie in memory, where no filter looks"
+    assert calls.says("clone3") == "ENOSYS", "its flags are in memory, where no filter looks"
 
 
 def test_without_namespaces_there_are_threads_but_no_processes_no_writing_and_no_signals(

@@ -76,7 +76,7 @@ def test_the_counted_bytes_are_no_less_than_what_python_takes() -> None:
     before, _ = tracemalloc.get_traced_memory()
     for number in range(2_000):
         names = {f"part{number}": 1.0 * number, "correct": 1.0}
-        found = outcome(0.5 + number, components=names, scorer_s={"math": 0.1 + number}, reason=f"told {number}")
+        found = outcome(0.5 + number, components=names, scorer_s={"math": 0.1 + number}, reason=f"reason {number}")
         cache.keep(number.to_bytes(16, "big"), msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Outcome))
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

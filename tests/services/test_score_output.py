@@ -1,4 +1,4 @@
-"""The file of verdicts as its own record: what is gone on with, what is mended, what is refused and left as it was."""
+"""The file of verdicts as its own record: what is continued, what is repaired, what is refused and left as it was."""
 
 from __future__ import annotations
 
@@ -139,6 +139,6 @@ def test_a_verdict_line_is_plain_json_in_ascii() -> None:
     line = verdict_line(row, Verdict(kind="crashed", reason="\u2028 died"), SCORER)
     assert line.isascii()
     assert line.count(b"\n") == 1
-    told = json.loads(line)
-    assert (told["id"], told["verdict"], told["value"], told["reason"]) == ("\ud800é", "crashed", None, "\u2028 died")
-    assert told["wall_s"] == 0.0
+    row = json.loads(line)
+    assert (row["id"], row["verdict"], row["value"], row["reason"]) == ("\ud800é", "crashed", None, "\u2028 died")
+    assert row["wall_s"] == 0.0

@@ -1,7 +1,7 @@
 """One rank of a made-up trainer, as a process: `python rank_job.py JOB RANK`.
 
 JOB is a JSON file: a list of scenes, each a ProcessSpec of rank 0 with what is to happen. Rank 0 trains on batches
-that lie beside it, as the trainer worker would; the others follow. Rank 0 writes what came out into the scene's folder.
+next to it, as the trainer worker would; the others follow. Rank 0 writes what came out into the scene's folder.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def test_raw_options_that_are_ours_or_unknown_are_refused(raw: dict[str, Any], w
         TrainerSettings(deepspeed={"raw": raw})  # type: ignore[arg-type]
 
 
-def test_an_option_zero_does_not_know_is_told_with_the_nearest_one() -> None:
+def test_an_option_zero_does_not_know_is_reported_with_the_nearest_one() -> None:
     pytest.importorskip("deepspeed", reason="deepspeed is not installed")
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 

@@ -53,7 +53,7 @@ def test_missing_and_doubled_parts_are_noticed() -> None:
             assemble([(copied.places, copied.buffer_U)])
 
 
-def test_buffer_is_used_again_and_made_anew_when_the_layout_changes() -> None:
+def test_buffer_is_used_again_and_rebuilt_when_the_layout_changes() -> None:
     copy = HostCopy()
     first = copy.take([whole_part("weight/a", torch.ones(8))])
     again = copy.take([whole_part("weight/a", torch.zeros(8))])

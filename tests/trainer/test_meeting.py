@@ -13,7 +13,7 @@ from areal_like.process import FAILED, report_end
 from trainer.ranks import MeetingPlaceTaken, Ranks
 
 
-def test_taken_meeting_place_is_an_accident_that_a_restart_mends_and_no_mistake_of_the_user(
+def test_taken_meeting_place_is_an_accident_that_a_restart_solves_and_no_mistake_of_the_user(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket() as other:

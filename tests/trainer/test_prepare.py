@@ -1,4 +1,4 @@
-"""Claims about preparation: what lies in the folder, that it is whole or absent, and how mistakes are told."""
+"""Claims about preparation: what the folder contains, that it is whole or absent, and how mistakes are reported."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_process_prepares_and_tells_a_mistake_in_its_last_line(tmp_path: Path) -
     assert "Traceback" not in again.stderr
 
 
-def test_order_of_rows_is_told_by_number(tmp_path: Path) -> None:
+def test_order_of_rows_is_reported_by_number(tmp_path: Path) -> None:
     asked = supervised(tmp_path)
     Path(asked["sft_rows"]).write_text('{"prompt": "1", "response": "1"}\n{"prompt": "ü", "response": "1"}\n')
     assert len(sft.read_rows(Path(asked["sft_rows"]))) == 2

@@ -248,7 +248,7 @@ def test_offload_checkpointed_activations_and_kept_parameters_change_nothing(fsd
     assert_agree(fsdp, "fsdp-options", torch_metrics)
 
 
-def test_a_mean_per_rank_instead_of_the_global_one_is_told_apart(fsdp: Stage, torch_metrics: Any) -> None:
+def test_a_mean_per_rank_instead_of_the_global_one_is_distinguished(fsdp: Stage, torch_metrics: Any) -> None:
     with pytest.raises(AssertionError, match="the loss of step"):
         assert_agree(fsdp, "fsdp-wrong", torch_metrics)
 

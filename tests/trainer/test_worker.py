@@ -151,13 +151,13 @@ class FakeLink:
         for message in messages:
             self.to_trainer.put_nowait(message)
 
-    async def heard(self) -> m.Message:
+    async def received(self) -> m.Message:
         return await asyncio.wait_for(self.from_trainer.get(), LIMIT_S)
 
-    async def heard_until(self, wanted: m.Message) -> list[m.Message]:
-        seen = [await self.heard()]
+    async def received_until(self, wanted: m.Message) -> list[m.Message]:
+        seen = [await self.received()]
         while seen[-1] != wanted:
-            seen.append(await self.heard())
+            seen.append(await self.received())
         return seen
 
     def rest(self) -> list[m.Message]:
@@ -196,12 +196,12 @@ class Stage:
     task: asyncio.Task[str]
 
     async def first_batch(self) -> list[m.Message]:
-        before = await self.link.heard_until(asked(1))
+        before = await self.link.received_until(asked(1))
         self.link.tell(batch(1))
         return before
 
     async def ended(self) -> str:
-        """The end; a trainer whose work is done is told that the run is over."""
+        """The end; a trainer whose work is done is notified that the run is over."""
         async with asyncio.timeout(LIMIT_S):
             while not self.task.done() and self.activity.heartbeat({}).state != "serve":  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
@@ -249,15 +249,15 @@ async def failure(stage: Stage) -> BaseException:
 def test_run_goes_version_by_version_and_ends_with_checkpoint_and_export(tmp_path: Path) -> None:
     async def scene() -> None:
         async with on_stage(tmp_path, FakeTraining()) as stage:
-            assert await stage.link.heard_until(asked(1)) == [published(0), asked(1)]
+            assert await stage.link.received_until(asked(1)) == [published(0), asked(1)]
             stage.link.tell(batch(1))
-            assert await stage.link.heard() == asked(2)
+            assert await stage.link.received() == asked(2)
             stage.link.tell(batch(2))
-            seen = await stage.link.heard_until(asked(3))
+            seen = await stage.link.received_until(asked(3))
             stage.link.tell(no_more(2))
             assert await stage.ended() == "done"
-            told = [one for one in plain([*seen, *stage.link.rest()]) if not isinstance(one, m.BatchRequest)]
-            assert told == [published(1), published(2), saved(2)]  # the first while step 2 computes, or before
+            reports = [one for one in plain([*seen, *stage.link.rest()]) if not isinstance(one, m.BatchRequest)]
+            assert reports == [published(1), published(2), saved(2)]  # the first while step 2 computes, or before
         done = [line for line in stage.training.log if not line.startswith(("pack", "copy"))]
         assert done == ["publish 0", "train 1", "publish 1", "train 2", "publish 2", "save 2", "export 2"]
 
@@ -272,17 +272,19 @@ def test_damaged_version_is_written_again_while_the_trainer_waits_and_while_it_c
     async def scene() -> None:
         training = FakeTraining(gate=threading.Event())
         async with on_stage(tmp_path, training) as stage:
-            await stage.link.heard_until(asked(1))
+            await stage.link.received_until(asked(1))
             answer = m.VersionRewritten(version=0, lineage="l0", manifest_path="/store/again0")
             stage.link.tell(again(0))
-            assert await stage.link.heard() == answer
+            assert await stage.link.received() == answer
             stage.link.tell(batch(1))
-            await stage.link.heard_until(asked(2))
+            await stage.link.received_until(asked(2))
             stage.link.tell(again(0))
-            assert await stage.link.heard() == answer, "step 1 runs"
+            assert await stage.link.received() == answer, "step 1 runs"
             stage.link.tell(m.Welcome(run_id="t", incarnation="a"))
-            repeated = await stage.link.heard_until(asked(2))
-            assert [one.manifest_path for one in repeated[:-1]] == ["/store/again0"], "told again with the new place"
+            repeated = await stage.link.received_until(asked(2))
+            assert [one.manifest_path for one in repeated[:-1]] == ["/store/again0"], (
+                "reported again with the new place"
+            )
 
     asyncio.run(scene())
 
@@ -298,15 +300,15 @@ def test_damaged_version_is_written_again_while_the_trainer_waits_and_while_it_c
 def test_version_that_is_not_written_again_is_answered_with_the_reason(tmp_path, wanted, disk_error, reason) -> None:
     async def scene() -> None:
         async with on_stage(tmp_path, FakeTraining(disk_error=disk_error)) as stage:
-            await stage.link.heard_until(asked(1))
+            await stage.link.received_until(asked(1))
             stage.link.tell(wanted)
-            answer = await stage.link.heard()
+            answer = await stage.link.received()
             assert answer == m.VersionRewritten(version=wanted.version, lineage=wanted.lineage, reason=reason)
 
     asyncio.run(scene())
 
 
-def test_what_was_chosen_is_told_once_with_the_first_version(tmp_path: Path) -> None:
+def test_what_was_chosen_is_reported_once_with_the_first_version(tmp_path: Path) -> None:
     async def scene() -> None:
         async with on_stage(tmp_path, FakeTraining(setup_description="attention sdpa (auto)")) as stage:
             seen = await stage.first_batch()
@@ -337,7 +339,7 @@ def test_next_batch_is_fetched_and_packed_while_the_step_runs(tmp_path: Path) ->
         training = FakeTraining(gate=threading.Event())
         async with on_stage(tmp_path, training) as stage:
             await stage.first_batch()
-            await stage.link.heard_until(asked(2))
+            await stage.link.received_until(asked(2))
             stage.link.tell(batch(2))
             await written(training, "pack 2")
             assert "train 1" not in training.log
@@ -345,7 +347,7 @@ def test_next_batch_is_fetched_and_packed_while_the_step_runs(tmp_path: Path) ->
             assert stage.link.rest() == []  # one ahead, never two
             assert training.gate is not None
             training.gate.set()
-            await stage.link.heard_until(asked(3))
+            await stage.link.received_until(asked(3))
             stage.link.tell(no_more(2))
             await stage.ended()
 
@@ -357,7 +359,7 @@ def test_batch_packed_ahead_is_dropped_when_the_run_ends_before_it(tmp_path: Pat
         training = FakeTraining(gate=threading.Event())
         async with on_stage(tmp_path, training) as stage:
             await stage.first_batch()
-            await stage.link.heard_until(asked(2))
+            await stage.link.received_until(asked(2))
             stage.link.tell(batch(2), no_more(1))
             await written(training, "pack 2")
             assert training.gate is not None
@@ -374,7 +376,7 @@ def test_no_more_batches_for_a_later_step_lets_the_steps_before_it_run(tmp_path:
         async with on_stage(tmp_path, FakeTraining()) as stage:
             stage.link.tell(no_more(2))
             await stage.first_batch()
-            await stage.link.heard_until(asked(2))
+            await stage.link.received_until(asked(2))
             stage.link.tell(batch(2))
             await stage.ended()
         assert stage.training.version == 2
@@ -388,7 +390,7 @@ def test_no_more_batches_for_a_later_step_lets_the_steps_before_it_run(tmp_path:
 def test_batch_that_was_not_asked_for_is_refused(stray: m.Batch, tmp_path: Path) -> None:
     async def scene() -> None:
         async with on_stage(tmp_path, FakeTraining()) as stage:
-            await stage.link.heard_until(asked(1))
+            await stage.link.received_until(asked(1))
             stage.link.tell(stray, batch(1), no_more(1))
             await stage.ended()
         assert [line for line in stage.training.log if line.startswith("train")] == ["train 1"]
@@ -402,9 +404,9 @@ def test_repeated_batch_is_trained_on_once(tmp_path: Path) -> None:
         async with on_stage(tmp_path, FakeTraining()) as stage:
             await stage.first_batch()
             stage.link.tell(batch(1))
-            await stage.link.heard_until(asked(2))
+            await stage.link.received_until(asked(2))
             stage.link.tell(batch(1), batch(2), batch(2))
-            await stage.link.heard_until(asked(3))
+            await stage.link.received_until(asked(3))
             stage.link.tell(no_more(2))
             await stage.ended()
         assert [line for line in stage.training.log if line.startswith("train")] == ["train 1", "train 2"]
@@ -416,9 +418,9 @@ def test_checkpoints_come_every_so_many_steps_and_once_at_the_end(tmp_path: Path
     async def scene() -> None:
         async with on_stage(tmp_path, FakeTraining(every_steps=2)) as stage:
             for step in range(1, 5):
-                await stage.link.heard_until(asked(step))
+                await stage.link.received_until(asked(step))
                 stage.link.tell(batch(step))
-            await stage.link.heard_until(asked(5))
+            await stage.link.received_until(asked(5))
             stage.link.tell(no_more(4))
             await stage.ended()
         saves = [line for line in stage.training.log if line.startswith("save")]
@@ -430,9 +432,9 @@ def test_checkpoints_come_every_so_many_steps_and_once_at_the_end(tmp_path: Path
 def test_checkpoint_on_demand_is_saved_while_waiting(tmp_path: Path) -> None:
     async def scene() -> None:
         async with on_stage(tmp_path, FakeTraining(start=5)) as stage:
-            await stage.link.heard_until(asked(6))
+            await stage.link.received_until(asked(6))
             stage.link.tell(m.SaveCheckpoint(reason="the user asked"))
-            assert await stage.link.heard() == saved(5)
+            assert await stage.link.received() == saved(5)
             assert stage.training.log == ["publish 5", "copy 5", "save 5"]
 
     asyncio.run(scene())
@@ -443,12 +445,12 @@ def test_checkpoint_on_demand_waits_for_the_running_step(tmp_path: Path) -> None
         training = FakeTraining(gate=threading.Event())
         async with on_stage(tmp_path, training) as stage:
             await stage.first_batch()
-            await stage.link.heard_until(asked(2))
+            await stage.link.received_until(asked(2))
             stage.link.tell(m.SaveCheckpoint(reason="the user asked"))
             await asyncio.sleep(0.05)
             assert training.gate is not None
             training.gate.set()
-            seen = await stage.link.heard_until(saved(1))
+            seen = await stage.link.received_until(saved(1))
             assert plain(seen) == [published(1), saved(1)]
 
     asyncio.run(scene())
@@ -459,13 +461,13 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_one_waits_f
         training = FakeTraining(every_steps=1, disk=threading.Event())
         async with on_stage(tmp_path, training) as stage:
             for step in range(1, 5):
-                await stage.link.heard_until(asked(step))
+                await stage.link.received_until(asked(step))
                 stage.link.tell(batch(step))
             await written(training, "train 4")
             assert [line for line in training.log if line.startswith(("copy", "save"))] == ["copy 1"]
             assert training.disk is not None
             training.disk.set()
-            assert (await stage.link.heard_until(saved(4)))[-1] == saved(4), "of what came due meanwhile, the newest"
+            assert (await stage.link.received_until(saved(4)))[-1] == saved(4), "of what came due meanwhile, the newest"
             stage.link.tell(no_more(4))
             await stage.ended()
         saves = [line for line in training.log if line.startswith(("copy", "save"))]
@@ -480,20 +482,20 @@ def test_checkpoints_come_by_time_as_well(tmp_path: Path) -> None:
     async def scene() -> None:
         async with on_stage(tmp_path, FakeTraining(every_s=1e-9)) as stage:
             await stage.first_batch()
-            assert plain(await stage.link.heard_until(saved(1)))[-1] == saved(1)
+            assert plain(await stage.link.received_until(saved(1)))[-1] == saved(1)
 
     asyncio.run(scene())
 
 
-def test_checkpoint_that_the_disk_refuses_is_told_and_counted_and_training_goes_on(tmp_path: Path) -> None:
+def test_checkpoint_that_the_disk_refuses_is_reported_and_counted_and_training_goes_on(tmp_path: Path) -> None:
     async def scene() -> None:
         training = FakeTraining(every_steps=1, disk_error="the disk is full")
         async with on_stage(tmp_path, training) as stage:
             await stage.first_batch()
-            await stage.link.heard_until(m.CheckpointFailed(version=1, reason="the disk is full"))
+            await stage.link.received_until(m.CheckpointFailed(version=1, reason="the disk is full"))
             training.disk_error = ""
             stage.link.tell(batch(2))
-            await stage.link.heard_until(saved(2))
+            await stage.link.received_until(saved(2))
             stage.link.tell(no_more(2))
             await stage.ended()
         assert stage.activity.heartbeat({}).counters["failed_checkpoints"] == 1
@@ -516,12 +518,12 @@ def test_last_checkpoint_must_succeed_and_otherwise_one_sentence_says_what_to_do
 
 
 @pytest.mark.parametrize("how", ["signal", "message"])
-def test_told_to_stop_the_running_step_is_finished_published_and_saved(how: str, tmp_path: Path) -> None:
+def test_asked_to_stop_the_running_step_is_finished_published_and_saved(how: str, tmp_path: Path) -> None:
     async def scene() -> None:
         training = FakeTraining(gate=threading.Event())
         async with on_stage(tmp_path, training) as stage:
             await stage.first_batch()
-            await stage.link.heard_until(asked(2))
+            await stage.link.received_until(asked(2))
             if how == "signal":
                 stage.stop.set()
             else:
@@ -529,17 +531,17 @@ def test_told_to_stop_the_running_step_is_finished_published_and_saved(how: str,
                 await asyncio.sleep(0.05)
             assert training.gate is not None
             training.gate.set()
-            assert await stage.ended() == ("told to stop" if how == "signal" else "end of shift")
+            assert await stage.ended() == ("asked to stop" if how == "signal" else "end of shift")
             assert plain(stage.link.rest()) == [published(1), saved(1)]
         assert training.log[-4:] == ["train 1", "publish 1", "copy 1", "save 1"]
 
     asyncio.run(scene())
 
 
-def test_told_to_stop_while_waiting_it_saves_and_ends(tmp_path: Path) -> None:
+def test_asked_to_stop_while_waiting_it_saves_and_ends(tmp_path: Path) -> None:
     async def scene() -> None:
         async with on_stage(tmp_path, FakeTraining(start=3, is_saved=True)) as stage:
-            await stage.link.heard_until(asked(4))
+            await stage.link.received_until(asked(4))
             stage.stop.set()
             await stage.ended()
             assert stage.link.rest() == [saved(3)]
@@ -562,7 +564,7 @@ def test_batch_that_never_comes_is_an_error_that_names_the_controller(tmp_path: 
 def test_silent_hub_ends_the_process(tmp_path: Path) -> None:
     async def scene() -> None:
         async with on_stage(tmp_path, FakeTraining()) as stage:
-            await stage.link.heard_until(asked(1))
+            await stage.link.received_until(asked(1))
             stage.link.hub_silence_s = 5.5
             error = await failure(stage)
         assert isinstance(error, ChannelError)
@@ -580,14 +582,14 @@ def test_error_in_a_step_ends_the_process_at_once(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_hub_that_forgot_us_is_told_again(tmp_path: Path) -> None:
+def test_hub_that_forgot_us_gets_everything_again(tmp_path: Path) -> None:
     async def scene() -> None:
         async with on_stage(tmp_path, FakeTraining()) as stage:
             await stage.first_batch()
-            await stage.link.heard_until(asked(2))
-            await stage.link.heard()  # version 1
+            await stage.link.received_until(asked(2))
+            await stage.link.received()  # version 1
             stage.link.tell(m.Welcome(run_id="t", incarnation="new"))
-            again = [await stage.link.heard(), await stage.link.heard()]
+            again = [await stage.link.received(), await stage.link.received()]
             assert plain(again) == [published(1), asked(2)]
 
     asyncio.run(scene())
@@ -683,7 +685,7 @@ async def real_process(
             await process.wait()
 
 
-async def heard(hub: Hub, run_dir: Path) -> m.Message:
+async def next_message(hub: Hub, run_dir: Path) -> m.Message:
     received = await hub.receive(60.0)
     assert received is not None, (run_dir / "log").read_text()
     return received[1]
@@ -715,7 +717,7 @@ def test_real_process_trains_over_a_real_hub(run_dir: Path, make_samples: MakeSa
             async with real_process(run_dir, hub, address) as process:
                 seen: list[m.Message] = []
                 while not (seen and isinstance(seen[-1], m.Goodbye)):
-                    seen.append(await heard(hub, run_dir))
+                    seen.append(await next_message(hub, run_dir))
                     match seen[-1]:
                         case m.BatchRequest(step=step) if step <= 3:
                             samples = tuple(make_samples([4, 4, 4], version=step - 1, seed=step))
@@ -740,7 +742,8 @@ def test_real_process_trains_over_a_real_hub(run_dir: Path, make_samples: MakeSa
         newest, payload = open_payload(Path(rewritten.manifest_path))
         verify(newest, payload)
         assert [one.version for one in seen if isinstance(one, m.CheckpointSaved)] == [2, 3]
-        assert checkpoint.latest_valid(run_dir) == checkpoint.checkpoint_folder(run_dir, 3)
+        assert checkpoint.latest(run_dir) == checkpoint.checkpoint_folder(run_dir, 3)
+        checkpoint.verify(checkpoint.checkpoint_folder(run_dir, 3))
         final = AutoModelForCausalLM.from_pretrained(run_dir / "final")
         for name, parameter in final.named_parameters():
             assert bytes(payload[name]) == parameter.detach().numpy().tobytes()
@@ -776,13 +779,13 @@ def test_real_process_resumes_stops_on_sigterm_and_says_a_mistake_in_one_line(
         address = await hub.start()
         try:
             async with real_process(run_dir, hub, address, resume_from=str(folder), lineage="l1") as process:
-                while not isinstance(message := await heard(hub, run_dir), m.BatchRequest):
+                while not isinstance(message := await next_message(hub, run_dir), m.BatchRequest):
                     if isinstance(message, m.VersionPublished):
                         assert (message.version, message.lineage, message.metrics) == (1, "l1", {})
                 assert message.step == 2
                 process.send_signal(signal.SIGTERM)
-                assert isinstance(await heard(hub, run_dir), m.CheckpointSaved)
-                assert isinstance(await heard(hub, run_dir), m.Goodbye)
+                assert isinstance(await next_message(hub, run_dir), m.CheckpointSaved)
+                assert isinstance(await next_message(hub, run_dir), m.Goodbye)
                 assert await asyncio.wait_for(process.wait(), LIMIT_S) == 0
             nowhere = ModelSettings(path=str(run_dir / "nowhere"))
             async with real_process(run_dir, hub, address, model=nowhere) as process:

@@ -71,7 +71,7 @@ def all_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def mend(run_dir: Path) -> None:
+def repair(run_dir: Path) -> None:
     """Put back a checkpoint whose replacement was cut off, and remove what killed writers left.
 
     Only while no trainer of the run lives. A folder that may not be written stays as it is: `save` will say so.
@@ -86,18 +86,6 @@ def latest(run_dir: Path) -> Path | None:
     """The newest complete checkpoint, unverified; None where there is none."""
     found = all_checkpoints(run_dir)
     return found[-1][1] if found else None
-
-
-def latest_valid(run_dir: Path) -> Path | None:
-    """The newest checkpoint whose every file has its recorded checksum; damaged ones are logged and passed over."""
-    for version, folder in reversed(all_checkpoints(run_dir)):
-        try:
-            verify(folder)
-        except WeightError as error:
-            log.error("skipping the checkpoint of version %d: %s", version, error)
-        else:
-            return folder
-    return None
 
 
 def verify(folder: Path) -> None:

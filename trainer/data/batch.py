@@ -4,7 +4,7 @@ Owns: `prepare_batch` and what it returns. Refuses: the model and any device but
 thread, in the shadow of the step before. A pure function of its arguments: same samples, same bits.
 
 With several ranks each prepares the same batch and keeps its own part: advantages, mini-batches and denominators are
-those of the whole batch, whoever computes what. How a batch is cut into mini-batches, micro-batches and ranks changes
+those of the whole batch, on any rank. How a batch is cut into mini-batches, micro-batches and ranks changes
 no sequence's weight in the step.
 
 Shapes: B samples of the batch, S of a mini-batch or a micro-batch, N sampled tokens of one micro-batch.

@@ -74,7 +74,7 @@ def check(
             f"log-probs of {type(model).__name__} differ by {difference:.3g} nat between packed sequences and "
             f"single ones ({choice.name} attention)",
             where="model",
-            remedy="this architecture cannot be trained packed; use another model",
+            remedy="use another model: this architecture cannot be trained on packed sequences",
         )
     return difference
 

@@ -87,7 +87,9 @@ def read_config(folder: Path) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # fault boundary: transformers' validation has many exception types
-        raise UserError(f"is not a usable config ({first_line(error)})", where=str(file), remedy="mend it") from error
+        raise UserError(
+            f"is not a usable config ({first_line(error)})", where=str(file), remedy="correct it"
+        ) from error
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -163,7 +165,7 @@ def config_from_init(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     except Exception as error:  # fault boundary: huggingface_hub's strict dataclasses have error types of their own
         what = " ".join(str(error).split())[:300]
         raise UserError(
-            f"{model_type} refuses these settings ({what})", where="model.init", remedy="mend it"
+            f"{model_type} refuses these settings ({what})", where="model.init", remedy="correct it"
         ) from error
     return config
 
@@ -177,7 +179,9 @@ def make_model(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, s
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         except (ValueError, TypeError, RuntimeError, ZeroDivisionError, KeyError) as error:
             raise UserError(
-                f"no model can be made of these settings ({first_line(error)})", where="model.init", remedy="mend them"
+                f"no model can be made of these settings ({first_line(error)})",
+                where="model.init",
+                remedy="correct them",
             ) from error
     return _without_dropout(model)
 

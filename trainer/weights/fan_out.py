@@ -1,9 +1,9 @@
-"""Who fetches a parcel from whom, so that the trainer's uplink carries a constant number of copies.
+"""Who fetches a payload from whom, so that the trainer's uplink carries a constant number of copies.
 
-Owns: one tree per parcel: pure, no sockets and no clock. Refuses: finding out who is dead (its callers say so).
+Owns: one tree per payload: pure, no sockets and no clock. Refuses: finding out who is dead (its callers say so).
 
 Nodes get rising tickets as they join, and a node's parent always has a lower ticket than itself: there can be no
-circle, whoever fails and whoever is moved. A node fetches from the lowest ticket that has room, so the tree is about as
+circle, whichever node fails or is moved. A node fetches from the lowest ticket that has room, so the tree is about as
 shallow as its width allows. Where nobody has room (after failures) the root takes a node beyond its width.
 """
 
@@ -27,7 +27,7 @@ class _Node:
 
 
 class FanOutTree:
-    """The tree of one parcel; `width`: children of each node, the root included."""
+    """The tree of one payload; `width`: children of each node, the root included."""
 
     def __init__(self, root_address: str, width: int) -> None:
         assert width >= 1, "a tree needs branches"

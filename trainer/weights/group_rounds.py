@@ -4,7 +4,7 @@ Owns: the round of the newest version, its gathering, the membership of the grou
 versions that are not the newest and workers that come too late (both take the stream), waiting for anybody
 indefinitely.
 
-One round a version. It begins as soon as all workers of the last round that are still heard from have joined, or
+One round a version. It begins as soon as all workers of the last round that still send heartbeats have joined, or
 `gather_s` after the first did, with those that have; who comes later gets a NoGroup, and is waited for the next time.
 Members that are the same as last time meet no more; any others, and whatever follows a failure, are a new group (a new
 generation of it).
@@ -53,7 +53,7 @@ class _Round:
     payload: memoryview
     joined: dict[str, JoinRequest] = field(default_factory=dict)
     calls: dict[str, GroupCall] = field(default_factory=dict)
-    """What its members were told, once it has begun."""
+    """What its members were sent, once it has begun."""
 
 
 class GroupRounds:
@@ -65,7 +65,7 @@ class GroupRounds:
         self._round: _Round | None = None
         self._begun: _Round | None = None
         self._regulars: set[str] = set()
-        """Who took part in the last round or came too late for it, and is still heard from: these are waited for."""
+        """Who took part in the last round or came too late for it, and still sends heartbeats: these are waited for."""
         self._members: dict[str, int] = {}
         """Who is in the group that is up, and how many places each has; empty where none is."""
         self._root: GroupRoot | None = None
@@ -129,7 +129,7 @@ class GroupRounds:
                 await self._hold(round_)
 
     async def _is_complete(self, round_: _Round) -> bool:
-        """Wait for whoever is expected; False where another version took its place meanwhile, or all have left."""
+        """Wait for the expected workers; False where another version took its place meanwhile, or all have left."""
         due_s = time.monotonic() + (
             self._settings.gather_s if self._regulars else min(FIRST_S, self._settings.gather_s)
         )

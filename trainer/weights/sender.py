@@ -1,14 +1,14 @@
 """Serves published versions to the rollout workers through sockets, chunk by chunk, as they ask.
 
-Owns: the trainer's hub for weights, the parcels being sent, one fan-out tree per parcel. Refuses: pushing anything,
+Owns: the trainer's hub for weights, the payloads being sent, one fan-out tree per payload. Refuses: pushing anything,
 waiting for anybody, deciding when a version is due (worker.py) and what it consists of (version_writer.py). Versions
 that go by a process group (group_rounds.py) are gathered for over the same hub, and served here to who missed it.
 
 Map of the loops, on the trainer's event loop:
   run         waits for the hub; its waker is any rollout worker. Chunks and parents are answered at once.
-  (a task)    per WayRequest: opens the files and computes the chunks' checksums in a thread, once per parcel, then
+  (a task)    per WayRequest: opens the files and computes the chunks' checksums in a thread, once per payload, then
               answers. A worker has at most one of these under way; the next one of the same worker waits for it.
-Memory: a parcel is a mapped file; of its chunks at most WINDOW_CHUNKS per fetching worker are in the sockets' queues.
+Memory: a payload is a mapped file; of its chunks at most WINDOW_CHUNKS per fetching worker are in the sockets' queues.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ from trainer.weights.group_rounds import GroupRounds, Send
 log = logging.getLogger(__name__)
 
 RECEIVE_S = 0.5
-MAX_PARCELS = 512
-"""Parcels open at once; the one not asked for longest is closed. More than a chain of deltas has."""
+MAX_PAYLOADS = 512
+"""Payloads open at once; the one not asked for longest is closed. More than a chain of deltas has."""
 IDLE_S = 10.0
-"""A parcel whose file the store has deleted is closed, and its memory given back, when nobody asked for so long."""
+"""A payload whose file the store has deleted is closed, and its memory given back, when nobody asked for so long."""
 SILENT_S = 10.0
-"""A worker not heard from for this long leaves the trees."""
+"""A worker that sends nothing for this long leaves the trees."""
 
 
 @dataclass
 class _Open:
-    """A parcel being sent: its description, its bytes (a mapped file) and who fetches it from whom."""
+    """A payload being sent: its description, its bytes (a mapped file) and who fetches it from whom."""
 
-    parcel: Payload
+    payload: Payload
     path: Path
     data: memoryview
     tree: FanOutTree
@@ -91,7 +91,7 @@ class WeightSender:
         self._catalog, self._chunk_bytes, self._fan_out = Catalog(root), chunk_bytes, fan_out
         self._hub = Hub(run_id=run_id, role="trainer", bind=bind, curve_dir=curve_dir, accept=TO_TRAINER)
         self._rounds = make_rounds(self._hub.send) if make_rounds is not None else None
-        self._parcels: OrderedDict[str, _Open] = OrderedDict()
+        self._payloads: OrderedDict[str, _Open] = OrderedDict()
         self._asking: set[str] = set()
         self._opening = asyncio.Lock()
         self._num_rewrites = 0
@@ -116,11 +116,11 @@ class WeightSender:
         return str(Locator(self.address, version, lineage, by_group=self._rounds is not None))
 
     def rewritten(self, version: int, lineage: str) -> None:
-        """Its files were written again: parcels made of the old ones are not sent any more."""
+        """Its files were written again: payloads made of the old ones are not sent any more."""
         self._num_rewrites += 1
         stem = f"v{version:08d}-{lineage}."
-        for name in [name for name in self._parcels if name.startswith(stem)]:
-            del self._parcels[name]
+        for name in [name for name in self._payloads if name.startswith(stem)]:
+            del self._payloads[name]
 
     async def run(self) -> None:
         """Serve indefinitely. Stop: cancelled by the trainer."""
@@ -151,7 +151,7 @@ class WeightSender:
                     self._asking.add(peer)
                     group.create_task(self._answer(peer, message), name=f"way:{peer}")
             case ParentRequest():
-                self._hub.send(peer, UpstreamPeer(parcel=message.parcel, address=self._parent(peer, message)))
+                self._hub.send(peer, UpstreamPeer(payload=message.payload, address=self._parent(peer, message)))
             case JoinRequest():
                 self._join(peer, message)
             case Hello():  # a new process of this name is in no group
@@ -168,46 +168,46 @@ class WeightSender:
         self._hub.send(peer, refused)
 
     def _send_chunk(self, peer: str, request: ChunkRequest) -> None:
-        found = self._parcels.get(request.parcel)
-        if found is None or not 0 <= request.index < found.parcel.num_chunks:
+        found = self._payloads.get(request.payload)
+        if found is None or not 0 <= request.index < found.payload.num_chunks:
             self._counts["weights_refused_chunks"] += 1
-            self._hub.send(peer, NoChunk(parcel=request.parcel, index=request.index, reason="no longer available"))
+            self._hub.send(peer, NoChunk(payload=request.payload, index=request.index, reason="no longer available"))
             return
         found.asked_s = time.monotonic()
-        data = np.frombuffer(found.data[found.parcel.span(request.index)], np.uint8)
-        if self._hub.send(peer, Chunk(parcel=request.parcel, index=request.index, data=data)):
+        data = np.frombuffer(found.data[found.payload.span(request.index)], np.uint8)
+        if self._hub.send(peer, Chunk(payload=request.payload, index=request.index, data=data)):
             self._counts["weights_sent_chunks"] += 1
             self._counts["weights_sent_bytes"] += data.nbytes
 
     def _parent(self, peer: str, request: ParentRequest) -> str:
-        found = self._parcels.get(request.parcel)
+        found = self._payloads.get(request.payload)
         if found is None:
             return ""
-        self._parcels.move_to_end(request.parcel)
+        self._payloads.move_to_end(request.payload)
         if not request.lost:
             return found.tree.join(peer, request.address)
         self._counts["weights_moved_children"] += 1
-        log.warning("%s lost %s while it fetched %s: it fetches from another", peer, request.lost, request.parcel)
+        log.warning("%s lost %s while it fetched %s: it fetches from another", peer, request.lost, request.payload)
         return found.tree.replace(peer, request.address, request.lost)
 
     async def _answer(self, peer: str, request: WayRequest) -> None:
         base = Base(request.base_version, request.base_digest) if request.base_version >= 0 else None
         try:
-            parcels = await self._opened(request, base)
+            payloads = await self._opened(request, base)
         except WeightError as error:
             log.warning("no transfer path to version %d for %s: %s", request.version, peer, error)
             self._hub.send(
                 peer, TransferUnavailable(version=request.version, lineage=request.lineage, reason=str(error))
             )
         else:
-            for opened in parcels:
+            for opened in payloads:
                 self._keep(opened)
-            way = tuple(opened.parcel for opened in parcels)
-            self._hub.send(peer, TransferPlan(version=request.version, lineage=request.lineage, parcels=way))
+            way = tuple(opened.payload for opened in payloads)
+            self._hub.send(peer, TransferPlan(version=request.version, lineage=request.lineage, payloads=way))
         finally:
             self._asking.discard(peer)
 
-    # ------------------------------------------------------------ parcels
+    # ------------------------------------------------------------ payloads
 
     async def _opened(self, request: WayRequest, base: Base | None) -> list[_Open]:
         """Raises WeightError. What was opened while files were written again may be of the old ones: once more then."""
@@ -215,24 +215,24 @@ class WeightSender:
             while True:
                 num_rewrites = self._num_rewrites
                 try:
-                    parcels = await asyncio.to_thread(self._open_way, request.version, request.lineage, base)
+                    payloads = await asyncio.to_thread(self._open_way, request.version, request.lineage, base)
                 except WeightError:
                     if num_rewrites == self._num_rewrites:
                         raise
                 else:
                     if num_rewrites == self._num_rewrites:
-                        return parcels
+                        return payloads
 
     def _open_way(self, version: int, lineage: str, base: Base | None) -> list[_Open]:
         way = self._catalog.way(version, lineage, base)
-        return [self._parcels.get(_payload(manifest)) or self._open(path, manifest) for path, manifest in way]
+        return [self._payloads.get(_payload(manifest)) or self._open(path, manifest) for path, manifest in way]
 
     def _open(self, path: Path, manifest: AnyManifest) -> _Open:
         path = path.with_name(_payload(manifest))
         data = map_payload(path, manifest.num_bytes)
         size = self._chunk_bytes
         crcs = [zlib.crc32(data[start : start + size]) for start in range(0, len(data), size)]
-        parcel = Payload(
+        payload = Payload(
             name=_payload(manifest),
             is_delta=isinstance(manifest, DeltaManifest),
             num_bytes=len(data),
@@ -240,28 +240,28 @@ class WeightSender:
             chunk_crcs=np.array(crcs, np.uint32),
             manifest=msgspec.json.encode(manifest),
         )
-        return _Open(parcel, path, data, FanOutTree(self.address, self._fan_out))
+        return _Open(payload, path, data, FanOutTree(self.address, self._fan_out))
 
     def _keep(self, opened: _Open) -> None:
-        kept = self._parcels.setdefault(opened.parcel.name, opened)
+        kept = self._payloads.setdefault(opened.payload.name, opened)
         kept.asked_s = time.monotonic()
-        self._parcels.move_to_end(opened.parcel.name)
-        for name, other in list(self._parcels.items()):
+        self._payloads.move_to_end(opened.payload.name)
+        for name, other in list(self._payloads.items()):
             if kept.asked_s - other.asked_s > IDLE_S and not other.path.exists():
-                del self._parcels[name]
-        while len(self._parcels) > MAX_PARCELS:
-            self._parcels.popitem(last=False)
+                del self._payloads[name]
+        while len(self._payloads) > MAX_PAYLOADS:
+            self._payloads.popitem(last=False)
 
     def _forget(self, peer: str) -> None:
         self._hub.forget(peer)
         if self._rounds is not None:
             self._rounds.left(peer)
-        for opened in self._parcels.values():
+        for opened in self._payloads.values():
             opened.tree.leave(peer)
 
     def trees(self) -> Mapping[str, FanOutTree]:
-        """The tree of each open parcel, for whoever wants to know who fetched from whom."""
-        return {name: opened.tree for name, opened in self._parcels.items()}
+        """The tree of each open payload, which shows who fetched from whom."""
+        return {name: opened.tree for name, opened in self._payloads.items()}
 
 
 def sender_of(spec: ProcessSpec, trainer: TrainerSettings) -> WeightSender | None:
@@ -286,5 +286,5 @@ def sender_of(spec: ProcessSpec, trainer: TrainerSettings) -> WeightSender | Non
 
 
 def _payload(manifest: AnyManifest) -> str:
-    """The payload's file name, which also names the parcel: it holds version and lineage."""
+    """The name of the payload's file: it holds version and lineage."""
     return manifest.payload

@@ -5,7 +5,7 @@ Owns: when a full version is due, the base deltas are made from, the delta files
 
 A full version is written first, every `full_every` versions, when names or shapes change, and when the deltas since the
 last one would add up to more than it: so nobody ever fetches more than twice a full version. Deltas since the last full
-version but one stay, so that whoever is on the way along a chain can finish it.
+version but one stay, so that a worker on its way along a chain can finish it.
 
 The newest version's tensors stay in memory until its successor is copied, so that it can be written again, whole, where
 its files turn out damaged.
@@ -37,7 +37,7 @@ Tensors = Mapping[str, TensorBytes]
 
 
 class Written(NamedTuple):
-    """A version in the store: its manifest, and how many bytes have to travel to whoever has the version before."""
+    """A version in the store: its manifest, and how many bytes a worker with the version before needs."""
 
     path: Path
     num_bytes: int

@@ -42,12 +42,6 @@ class PoolSize:
         device = units(self.gpus_each, "GPU") if self.gpus_each else units(self.cpus_each, "CPU")
         return f"{self.num_processes} {kind}{'s' * (self.num_processes > 1)} x {device}"
 
-    def per_node(self, node_gpus: int, node_cpus: int) -> int:
-        """Processes of this pool that one empty node holds, at most."""
-        limits = [node_gpus // self.gpus_each] if self.gpus_each else []
-        limits += [node_cpus // self.cpus_each] if self.cpus_each else []
-        return int(min(limits, default=self.num_processes))
-
 
 def units(count: float, name: str) -> str:
     """`1 GPU`, `2.5 CPUs`"""

@@ -128,7 +128,7 @@ def _layers(config: RunConfig) -> Iterator[Problem]:
             siblings = {f"{head}.{part}" if head else part for part in parts}
             if last in parts and not siblings <= set(layers):
                 others = ", ".join(sorted(siblings - set(layers)))
-                yield Problem((key,), f"SGLang keeps {', '.join(parts)} as one layer", f"name {others} as well")
+                yield Problem((key,), f"SGLang keeps {', '.join(parts)} as one layer", f"add {others}")
 
 
 def _proof(config: RunConfig) -> Iterator[Problem]:

@@ -56,8 +56,8 @@ def guard(work: Callable[[], int]) -> int:
     for number in STOPS:
         signal.signal(number, lambda *_: os.write(word_in, STOP))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    told = os.read(status_out, 1)  # a signal interrupts it for its handler only
-    return told[0] if told else UNKNOWN
+    byte = os.read(status_out, 1)  # a signal interrupts it for its handler only
+    return byte[0] if byte else UNKNOWN
 
 
 def _work(work: Callable[[], int], status_in: int, word_out: int) -> None:

@@ -55,9 +55,9 @@ class RayLauncher(Launcher):
         """Those of rollout workers that were added, by name."""
         self._host = ""
         self._addresses: dict[str, str] = {}
-        """What `address_for` told, with the host where that process was last seated."""
-        self._told: dict[str, str] = {}
-        """The same as it was told first: it stands in specs."""
+        """What `address_for` returned, with the host where that process was last seated."""
+        self._reported: dict[str, str] = {}
+        """The address as returned at first: it stands in specs."""
         self._meeting = Meeting(())
         """Of the trainer's ranks in their present life."""
 
@@ -94,7 +94,7 @@ class RayLauncher(Launcher):
         node = await asyncio.to_thread(self._node_of, name)
         port = await asyncio.to_thread(self._cluster.free_port, node)
         address = with_host(f"tcp://host:{port}", node.address)
-        self._addresses[name] = self._told[name] = address
+        self._addresses[name] = self._reported[name] = address
         return address
 
     def reap(self) -> list[Exit]:
@@ -213,7 +213,7 @@ class RayLauncher(Launcher):
     ) -> Order:
         """With addresses as they are now, and the run's keys. ranks_address: where this rank meets the others."""
         spec = dict(spec)
-        now = {self._told[name]: self._addresses[name] for name in self._told}
+        now = {self._reported[name]: self._addresses[name] for name in self._reported}
         if "reward_addresses" in spec:
             spec["reward_addresses"] = [now.get(address, address) for address in spec["reward_addresses"]]
         if ranks_address:
@@ -234,7 +234,7 @@ class RayLauncher(Launcher):
         )
 
     def _moved(self, name: str, seated: Seated) -> None:
-        """The process has its seat: whoever listens may be somewhere else than before."""
+        """The process has its seat: its address may have changed."""
         log.info("%s is placed on node %s (process %d)", name, seated.address, seated.pid)
         before = self._addresses.get(name)
         if before is None or urlsplit(before).hostname == seated.address.strip("[]"):
@@ -257,7 +257,7 @@ class Meeting:
         self._is_complete = asyncio.Event()
 
     async def address(self, name: str, place: Place) -> str:
-        """tcp://host:port, as soon as all ranks have told their places. Its deadline is supervision's."""
+        """tcp://host:port, as soon as all ranks have reported their places. Its deadline is supervision's."""
         self._places[name] = place
         if len(self._places) == len(self._ranks):
             self._is_complete.set()

@@ -78,7 +78,7 @@ class Place(NamedTuple):
 
 
 class News(NamedTuple):
-    """New bytes of the log, and the end once all of it was told."""
+    """New bytes of the log, and the end once all of it was reported."""
 
     log: bytes
     returncode: int | None

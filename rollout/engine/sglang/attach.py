@@ -72,7 +72,7 @@ def check_server(url: str, server: Mapping[str, Any], interruption: Interruption
         raise UserError(
             f"the server at {url} is SGLang {version}, and {KNOWN_VERSION} is needed",
             where=WHERE,
-            remedy=f"start one of version {KNOWN_VERSION}",
+            remedy=f"start a server of version {KNOWN_VERSION}",
         )
     if interruption == "keep_kv" and not server.get("disable_overlap_schedule"):
         raise UserError(

@@ -11,7 +11,7 @@ whatever happens to servers; those whose version was not confirmed when an attem
 The gate is closed while a version is swapped in, so that no attempt begins between a pause and the new weights. Where
 nothing is kept of the old weights (`recompute`), a swap also ends the attempts under way (`end_attempts`): their last
 events bring the spans that prove their versions, and each attempt lies within one version. An attempt that a swap could
-not end, or that keeps its keys and values (`keep_kv`), is told that weights change, and hides its tokens from then on
+not end, or that keeps its keys and values (`keep_kv`), is notified of new weights, and hides its tokens from then on
 until its end (answer.py).
 
 Prefix
@@ -46,9 +46,9 @@ from rollout.engine.sglang.meter import Meter
 
 log = logging.getLogger(__name__)
 
-MAX_BARREN_ATTEMPTS = 5
+MAX_FRUITLESS_ATTEMPTS = 5
 """Attempts in a row that bring an answer no token: then the server, or the request, is at fault."""
-BARREN_WAIT_S = 0.5
+FRUITLESS_WAIT_S = 0.5
 ABORT_AGAIN_S = 0.05
 """Between aborts: a request that was on its way to the server when the first one came knows nothing of it."""
 
@@ -109,7 +109,7 @@ class Attempts:
         self._num_tickets = 0
 
     def close(self) -> None:
-        """Whoever waits at the gate finds out that there is no server."""
+        """The requests that wait at the gate find out that there is no server."""
         for task in list(self._background):
             task.cancel()
         self.gate.set()
@@ -242,12 +242,12 @@ class Attempts:
         """int32 [positions, layers, experts per token]; None where a server died before it reported them. Raises
         EngineError for what is not of that shape.
         """
-        told_at, told = running.routed_experts or (-1, "")
-        if self._experts_shape is None or told_at != len(running.answer):
+        reported_at, encoded = running.routed_experts or (-1, "")
+        if self._experts_shape is None or reported_at != len(running.answer):
             return None
         request = running.request
         positions = len(request.prompt_P) + len(request.prefix) + len(running.answer) - 1
-        flat = np.frombuffer(base64.b64decode(told), np.int32)
+        flat = np.frombuffer(base64.b64decode(encoded), np.int32)
         if flat.size != positions * math.prod(self._experts_shape):
             raise EngineError(f"{flat.size} routed experts for {positions} positions of {self._experts_shape}")
         return flat.reshape(positions, *self._experts_shape)
@@ -262,7 +262,9 @@ class Attempts:
             return "cancelled"  # what it has goes on elsewhere
         # Everything else is no end of ours: the model's own end-of-sequence id where it is no stop id, or a server that
         # could not go on for want of memory.
-        await self._count_barren(running, before, f"{finish.type}: {finish.message}" if finish else "no reason given")
+        await self._count_fruitless(
+            running, before, f"{finish.type}: {finish.message}" if finish else "no reason given"
+        )
         return None
 
     def _reached(self, running: _Running) -> EndReason | None:
@@ -280,17 +282,17 @@ class Attempts:
     async def _after_break(self, running: _Running, live: RunningServer, before: int, words: str) -> None:
         if running.is_void:
             return  # it ends, and what became of the server is no matter to it
-        await self._count_barren(running, before, words)
+        await self._count_fruitless(running, before, words)
         await self._keeper.settle(live.epoch, words)
 
-    async def _count_barren(self, running: _Running, before: int, words: str) -> None:
+    async def _count_fruitless(self, running: _Running, before: int, words: str) -> None:
         running.consecutive_failures = 0 if len(running.answer) > before else running.consecutive_failures + 1
-        if running.consecutive_failures >= MAX_BARREN_ATTEMPTS:
+        if running.consecutive_failures >= MAX_FRUITLESS_ATTEMPTS:
             raise EngineError(
-                f"{MAX_BARREN_ATTEMPTS} attempts produced no token for an answer; the last one ended with: {words}"
+                f"{MAX_FRUITLESS_ATTEMPTS} attempts produced no token for an answer; the last one ended with: {words}"
             )
         if running.consecutive_failures:
-            await asyncio.sleep(BARREN_WAIT_S)
+            await asyncio.sleep(FRUITLESS_WAIT_S)
 
     def _streams(self, running: _Running, is_streaming: bool) -> None:
         if running.is_streaming == is_streaming:
@@ -350,7 +352,7 @@ class Attempts:
         """
         for running in self._running.values():
             running.is_void = True
-        self.gate.set()  # whoever waits there looks up
+        self.gate.set()  # requests that wait there look again
         self.gate.clear()
 
 

@@ -54,7 +54,7 @@ class ServerInGroup:
         """Group that the server of an epoch is in."""
 
     async def meet(self, call: GroupCall, live: RunningServer) -> None:
-        """Be in the group, with this server. Raises TransferBroken; ServerGone: it is not heard from any more."""
+        """Be in the group, with this server. Raises TransferBroken; ServerGone: it does not answer any more."""
         if self._joined == (call.group, live.epoch):
             return
         (old, epoch), self._joined = self._joined, ("", 0)

@@ -178,7 +178,7 @@ def make_scratch() -> Path:
 _CAUSES: tuple[tuple[str, str, str], ...] = (
     # words in the log; what they mean ({0} is what was found); how to fix it
     (r"error: (unrecognized arguments: .+|argument .+)", "SGLang refuses its command line: {0}",
-     "mend rollout.engine.sglang.arguments"),
+     "correct rollout.engine.sglang.arguments"),
     (r"(Model architectures? .+ (?:are|is) not supported[^.\n]*"
      r"|Cannot find model module\. '[^'\n]+' is not a registered model)", "SGLang cannot load this model here: {0}",
      "rollout.engine.kind: embedded, or an environment with the kernels this model needs"),

@@ -64,7 +64,7 @@ class Sleeper:
                     if await self.wake():
                         self._attempts.gate.set()
         except EngineError:
-            self._attempts.gate.set()  # whoever passes it finds the reason at the keeper
+            self._attempts.gate.set()  # a request that passes it finds the reason at the keeper
 
     async def _is_wanted_within(self, wait_s: float) -> bool:
         try:

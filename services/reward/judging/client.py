@@ -55,11 +55,11 @@ class Judges:
             theirs.close()
         self._stream = ours
         atexit.register(self.close)
-        told = self._exchange(self._wanted, START_TIMEOUT_S)
-        if "missing" in told:
+        reply = self._exchange(self._wanted, START_TIMEOUT_S)
+        if "missing" in reply:
             self.close()
-            raise NoSandbox(str(told["missing"]))
-        self.layer, self.words = str(told["layer"]), str(told["words"])
+            raise NoSandbox(str(reply["missing"]))
+        self.layer, self.words = str(reply["layer"]), str(reply["words"])
 
     def judge(self, task: Task) -> dict[str, Any]:
         """What `judging.judge.judge` says. Raises JudgeLost."""

@@ -204,24 +204,24 @@ def _await_end(tests: Exchange) -> None:
 def _read_findings(body: bytes) -> dict[str, Any]:
     """What a process of tests reported, checked: code of the row may have written it. Raises Over, Unjudgeable."""
     try:
-        told = json.loads(body) if len(body) <= MAX_FINDINGS_BYTES else None
+        findings = json.loads(body) if len(body) <= MAX_FINDINGS_BYTES else None
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
+        findings = None
+    if not isinstance(findings, dict):
         raise Over("it reported no findings")
-    if isinstance(told.get("unjudgeable"), str):
-        raise Unjudgeable(told["unjudgeable"][:MAX_WORD_CHARS])
-    numbers = [told.get("num_tests"), told.get("num_passed")]
-    words = [told.get("failures"), told.get("weaker")]
-    uses_helpers = told.get("uses_helpers")
+    if isinstance(findings.get("unjudgeable"), str):
+        raise Unjudgeable(findings["unjudgeable"][:MAX_WORD_CHARS])
+    numbers = [findings.get("num_tests"), findings.get("num_passed")]
+    words = [findings.get("failures"), findings.get("weaker")]
+    uses_helpers = findings.get("uses_helpers")
     are_counts = all(type(number) is int and 0 <= number < 1 << 31 for number in numbers)
     if not are_counts or not all(map(_are_words, words)) or not isinstance(uses_helpers, bool):
         raise Over("it reported no findings")
     return Findings(
-        told["num_tests"],
-        told["num_passed"],
-        told["failures"][:MAX_FAILURES],
-        set(told["weaker"]),
+        findings["num_tests"],
+        findings["num_passed"],
+        findings["failures"][:MAX_FAILURES],
+        set(findings["weaker"]),
         uses_helpers,
     ).as_dict()
 

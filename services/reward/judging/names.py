@@ -177,8 +177,8 @@ def bind(source: str, namespace: dict[str, Any], world: World, hints: Hints, mea
 
 def _resolved(name: str, world: World) -> tuple[str, Any]:
     """What the program says of a name: kind and value."""
-    told = world.program.ask("resolve", name)
-    return (str(told[0]), told[1]) if type(told) is list and len(told) == 2 else ("missing", None)
+    reply = world.program.ask("resolve", name)
+    return (str(reply[0]), reply[1]) if type(reply) is list and len(reply) == 2 else ("missing", None)
 
 
 def _bind_from_program(name: str, namespace: dict[str, Any], world: World, hints: Hints, meanings: Meanings) -> None:

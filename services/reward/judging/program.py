@@ -112,10 +112,10 @@ class Program:
         except Exception as error:  # a test's function may raise anything; the program receives it
             return f"('raise',({type(error).__name__!r},{str(error)[:200]!r}))"
 
-    def _exception(self, told: Any) -> BaseException:
-        if type(told) is not list or len(told) != 3 or not all(type(word) is str for word in told):
+    def _exception(self, fields: Any) -> BaseException:
+        if type(fields) is not list or len(fields) != 3 or not all(type(word) is str for word in fields):
             self._end(BROKE_PROTOCOL)
-        name, base_name, text = told
+        name, base_name, text = fields
         return exception_like(name, base_name, text, self.exceptions.get(name))
 
     def _exchange(self, text: str) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def read_all(fd: int) -> bytes:
 
 
 def wait_for(pid: int) -> int:
-    """The wait status of a child; whoever else is orphaned meanwhile is reaped."""
+    """The wait status of a child; other processes orphaned meanwhile are reaped."""
     while True:
         ended, status = os.waitpid(-1, 0)
         if ended == pid:

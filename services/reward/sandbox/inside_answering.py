@@ -36,7 +36,7 @@ _OPERATORS = """
 
 
 def operations() -> dict[str, Callable[..., Any]]:
-    """What may be asked of an object, beside calls and attributes."""
+    """What may be asked of an object, in addition to calls and attributes."""
     import _operator
 
     functions = (len, bool, str, repr, int, float, complex, round, iter, next, reversed, hash, format, divmod)
@@ -143,10 +143,10 @@ class Respondent:
         kind = type(error)
         base = next((base.__name__ for base in kind.__mro__ if self.exceptions.get(base.__name__) is base), "Exception")
         try:
-            told = str(error)[:MAX_NAME_CHARS]
+            message = str(error)[:MAX_NAME_CHARS]
         except BaseException:
-            told = "(its text cannot be shown)"
-        return tag("raised", self.write([str(kind.__name__)[:MAX_NAME_CHARS], base, told]))
+            message = "(its text cannot be shown)"
+        return tag("raised", self.write([str(kind.__name__)[:MAX_NAME_CHARS], base, message]))
 
     def write(self, value: Any) -> str:
         try:

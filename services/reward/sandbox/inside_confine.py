@@ -1,4 +1,4 @@
-"""The inside of a sandbox where no namespaces are to be had: a process gives up all it can before its program runs.
+"""The inside of a sandbox where namespaces are not available: a process gives up all it can before its program runs.
 
 Owns: capabilities, Landlock (which files it may read; none to write), the seccomp filter. Refuses: deciding which of
 these there are (layers). Handed over as code like the other `inside_*`; each step raises OSError where it fails.

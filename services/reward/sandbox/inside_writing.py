@@ -115,9 +115,9 @@ class Writer:
         module, name = kind.__module__, kind.__name__
         home = sys.modules.get(module) if type(module) is str else None
         if home is not None and getattr(home, name, None) is kind:
-            told = self.library_value(value, module, name, depth)
-            if told is not None:
-                return told
+            encoded = self.library_value(value, module, name, depth)
+            if encoded is not None:
+                return encoded
         fields = getattr(kind, "_fields", None)
         if tuple in kind.__mro__ and type(fields) is tuple and len(fields) == tuple.__len__(value):
             content = [self.text(str(name)), self.items([str(field) for field in fields], depth)]

@@ -71,27 +71,27 @@ def find_interpreter(python: str = "") -> Interpreter:
         answer = subprocess.run(
             tied(command), capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True, env={}
         )
-        told = json.loads(answer.stdout)
-        packages = tuple(path for path in dict.fromkeys(told["packages"]) if python and os.path.isdir(path))
-        executable = os.path.abspath(chosen) if python else told["executable"]
-        shown = _shown(told, executable, packages)
+        facts = json.loads(answer.stdout)
+        packages = tuple(path for path in dict.fromkeys(facts["packages"]) if python and os.path.isdir(path))
+        executable = os.path.abspath(chosen) if python else facts["executable"]
+        shown = _shown(facts, executable, packages)
     except subprocess.CalledProcessError as error:
         raise NoInterpreter(f"{chosen} failed: {error.stderr.strip()[-300:]}") from error
     except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
         raise NoInterpreter(f"{chosen} cannot be used ({type(error).__name__}: {error})") from error
-    hidden = () if python else tuple(path for path in _package_folders(told) if _is_under(path, shown))
-    return Interpreter(executable, shown, hidden, packages, tuple(told["version"]), told["implementation"])
+    hidden = () if python else tuple(path for path in _package_folders(facts) if _is_under(path, shown))
+    return Interpreter(executable, shown, hidden, packages, tuple(facts["version"]), facts["implementation"])
 
 
-def _shown(told: dict[str, list[str] | str], executable: str, packages: tuple[str, ...]) -> tuple[str, ...]:
-    real = str(told["executable"])
+def _shown(facts: dict[str, list[str] | str], executable: str, packages: tuple[str, ...]) -> tuple[str, ...]:
+    real = str(facts["executable"])
     wanted = [path for path in _SYSTEM if os.path.isdir(path)]
-    for prefix in (str(told["prefix"]), str(told["exec_prefix"])):
+    for prefix in (str(facts["prefix"]), str(facts["exec_prefix"])):
         wanted += [os.path.join(prefix, "lib")] if prefix not in _TOO_MUCH else []
-    wanted += [*told["stdlib"], *packages, real, executable]
+    wanted += [*facts["stdlib"], *packages, real, executable]
     if executable != real:  # an environment of its own: the file alongside bin/ says so, links lead to the real one
         wanted += [os.path.join(os.path.dirname(os.path.dirname(executable)), "pyvenv.cfg"), *_links_of(executable)]
-    wanted += [path for path in told["mapped"] if path.startswith("/") and not _is_under(path, wanted)]
+    wanted += [path for path in facts["mapped"] if path.startswith("/") and not _is_under(path, wanted)]
     kept: list[str] = []
     for path in sorted(dict.fromkeys(wanted)):
         if os.path.exists(path) and not _is_under(path, kept):
@@ -108,10 +108,10 @@ def _links_of(path: str) -> list[str]:
     return found
 
 
-def _package_folders(told: dict[str, list[str] | str]) -> list[str]:
+def _package_folders(facts: dict[str, list[str] | str]) -> list[str]:
     """Folders of installed packages that lie within what is shown anyway."""
-    found = [*told["packages"]]
-    for stdlib in told["stdlib"]:
+    found = [*facts["packages"]]
+    for stdlib in facts["stdlib"]:
         found += [os.path.join(stdlib, "site-packages"), os.path.join(stdlib, "dist-packages")]
     found += ["/usr/lib/python3/dist-packages"]
     return [path for path in dict.fromkeys(found) if os.path.isdir(path)]

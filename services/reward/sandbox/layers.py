@@ -84,7 +84,7 @@ class LayerMissing(Exception):
 
 @dataclass(frozen=True)
 class SandboxLayers:
-    """chosen: the layer programs run in (empty: none works). parts: per layer how it fares here, in words."""
+    """chosen: the layer programs run in (empty: none works). parts: per layer whether it works here, as text."""
 
     chosen: str
     words: str
@@ -160,7 +160,7 @@ def _try_all(python: str) -> SandboxLayers:
         try:
             sandbox = find_sandbox(layer, (layer,), python)
         except LayerMissing as error:
-            parts[layer] = str(error)
+            parts[layer] = str(error).removeprefix(f"{layer}: ")  # the reader of `parts` adds the name
             continue
         sandbox.close()
         parts[layer] = f"works: {sandbox.layers.words}"
@@ -191,8 +191,8 @@ def find_sandbox(required: str, allowed: tuple[str, ...] = LAYERS, python: str =
                 return _ready(layer, uid, python, code, tests_code, faults)
             except (SandboxFailed, Stopped, OSError) as error:
                 faults[layer] = str(error)
-    told = "; ".join(f"{layer}: {fault}" for layer, fault in faults.items())
-    raise LayerMissing(told or f"{required} is not among {', '.join(allowed)}")
+    message = "; ".join(f"{layer}: {fault}" for layer, fault in faults.items())
+    raise LayerMissing(message or f"{required} is not among {', '.join(allowed)}")
 
 
 def _words_for_root(fault: str) -> str:
@@ -281,20 +281,20 @@ def _try_out(setup: Setup, code_fd: int, promises: str, num_runs: int = 1) -> No
     """Run a program of ours in it, which looks whether the layer holds. Raises SandboxFailed and Stopped."""
     limits = Limits(time_s=5.0)
     source = _TRIAL.format(promises=promises, homes=_homes_shown(setup)).encode()
-    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as errors:
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         cell = Cell.start(setup, limits, code_fd, source, errors.fileno())
         try:
             cell.wait_ready()
             with open(os.devnull, "r+b") as nothing:
                 for _ in range(num_runs):
                     run = Run(cell, limits, time.monotonic() + limits.time_s)
-                    cell.begin("script", [nothing.fileno(), told.fileno(), errors.fileno()])
+                    cell.begin("script", [nothing.fileno(), output.fileno(), errors.fileno()])
                     run.wait({})
         except (SandboxFailed, Stopped) as error:
             raise SandboxFailed(f"{error} {_last_line(errors.fileno())}".strip()) from error
         finally:
             cell.close()
-        answer = os.pread(told.fileno(), 100, 0).decode()
+        answer = os.pread(output.fileno(), 100, 0).decode()
         if answer != "holds" * num_runs:
             raise SandboxFailed(answer or f"its trial failed: {_last_line(errors.fileno())}")
 

@@ -44,4 +44,23 @@ class Scorer(Protocol):
         """Load and compile what the first sample would otherwise wait for."""
         ...
 
-    def score(self, sample: ScorerInput) -> Mapping[str, Any]: ...
+    def score(self, sample: ScorerInput) -> Mapping[str, Any]:
+        """Judge one answer.
+
+        Args:
+            sample: the data row, the text of the answer and how it ended.
+
+        Returns:
+            The value under "value", named components, and a text under "remark" where there is one.
+
+        Raises:
+            CannotJudge: the row has nothing to compare with; the verdict is `invalid`.
+            TookTooLong: the scorer's own deadline passed; the verdict is `timed_out`.
+
+        Example:
+            A scorer that accepts answers which contain the gold answer:
+
+                def score(self, sample):
+                    return {"value": float(sample.row["answer"] in sample.response)}
+        """
+        ...

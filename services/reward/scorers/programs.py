@@ -95,18 +95,18 @@ class CodeScorer:
         entry_point = sample.row.get("entry_point")
         return program_in(sample.response, prompt_of(sample.row), entry_point if isinstance(entry_point, str) else "")
 
-    def _values(self, told: Mapping[str, Any]) -> Mapping[str, Any]:
-        if "unjudgeable" in told:
-            raise CannotJudge(str(told["unjudgeable"]))
-        if "failed" in told:
-            raise SandboxBroke(str(told["failed"]))
-        num_tests, num_passed = int(told["num_tests"]), int(told["num_passed"])
-        weaker = list(told["weaker"])
+    def _values(self, outcome: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "unjudgeable" in outcome:
+            raise CannotJudge(str(outcome["unjudgeable"]))
+        if "failed" in outcome:
+            raise SandboxBroke(str(outcome["failed"]))
+        num_tests, num_passed = int(outcome["num_tests"]), int(outcome["num_passed"])
+        weaker = list(outcome["weaker"])
         if weaker and self._options.own_classes == "invalid":
             raise CannotJudge(f"the tests compare objects of the program's own classes ({', '.join(weaker)[:100]})")
-        is_correct = num_passed == num_tests and not told["failures"]
+        is_correct = num_passed == num_tests and not outcome["failures"]
         share = min(num_passed / num_tests, 1.0) if num_tests else 0.0
-        words = [*map(str, told["failures"])]
+        words = [*map(str, outcome["failures"])]
         if weaker:
             words.append(f"weaker mode: objects of the program's own types decided ({', '.join(weaker)[:100]})")
         return {

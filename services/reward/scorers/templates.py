@@ -1,6 +1,6 @@
 """Texts for judging models out of a template and a sample: Jinja over `prompt`, `response`, `answer` and `row`.
 
-Owns: filling in, and what a row lacks. Refuses: whether a template is one (scorer_options.fault_of_template, told by
+Owns: filling in, and what a row lacks. Refuses: if a template is one (scorer_options.fault_of_template, reported by
 validate). What a sample holds is data: it is never read as a template.
 """
 

@@ -117,7 +117,7 @@ def test_new_incarnation_replaces_the_old_and_the_old_is_refused() -> None:
     run(test())
 
 
-def test_peer_of_a_restarted_hub_registers_again_and_is_told() -> None:
+def test_peer_of_a_restarted_hub_registers_again_and_is_reported() -> None:
     async def test() -> None:
         async with open_hub() as (hub, address), open_peer(address) as peer:
             await met(hub, peer)
@@ -133,7 +133,7 @@ def test_peer_of_a_restarted_hub_registers_again_and_is_told() -> None:
     run(test())
 
 
-def test_forgotten_peer_says_hello_again_and_is_told() -> None:
+def test_forgotten_peer_says_hello_again_and_is_reported() -> None:
     async def test() -> None:
         async with open_hub() as (hub, address), open_peer(address) as peer:
             await met(hub, peer)

@@ -39,7 +39,7 @@ def test_role_and_name_do_not_run_together() -> None:
     assert secret.token("a", "bc") != secret.token("ab", "c")
 
 
-def test_credentials_are_made_anew_for_each_stretch_and_old_ones_are_removed(tmp_path: Path) -> None:
+def test_credentials_are_created_again_for_each_session_and_old_ones_are_removed(tmp_path: Path) -> None:
     make_run_credentials(tmp_path / "keys")
     given = issue_credentials(tmp_path / "keys", "rollout", "rollout-0")
     before = token_for(given, "controller", "rollout", "rollout-0")

@@ -96,7 +96,7 @@ def test_resume_makes_a_folder_that_others_may_enter_private_and_says_so(config,
     assert "was open" not in capsys.readouterr().err
 
 
-def test_resume_of_a_moved_run_looks_beside_it(config, stretches, tmp_path):
+def test_resume_of_a_moved_run_looks_next_to_it(config, stretches, tmp_path):
     folder = stopped_run(config)
     (tmp_path / "elsewhere").mkdir()
     moved = folder.root.rename(tmp_path / "elsewhere" / "job")
@@ -137,7 +137,7 @@ def test_folder_of_an_evaluation_is_not_resumed_as_a_training_run(config, stretc
     assert jobs.read_config(folder) == config, "its config can be used again"
 
 
-def test_damaged_config_of_a_run_is_told_in_words(config, stretches):
+def test_damaged_config_of_a_run_is_reported_in_words(config, stretches):
     folder = stopped_run(config)
     for text in ("a: [", "\0", "num_steps: many\n", "[]"):
         folder.config.write_text(text)
@@ -405,7 +405,7 @@ def test_newest_whole_checkpoint_that_the_ledger_knows_is_the_one_to_go_on_from(
     assert work._base == 4
 
 
-def test_full_disk_is_told_with_the_path_and_what_to_do(config, monkeypatch):
+def test_full_disk_is_reported_with_the_path_and_what_to_do(config, monkeypatch):
     async def serve(self, *_):
         raise OSError(28, "No space left on device", "/runs/x/metrics.jsonl")
 
@@ -419,14 +419,14 @@ def test_full_disk_is_told_with_the_path_and_what_to_do(config, monkeypatch):
 
 def test_signal_before_there_is_a_server_is_handed_over_to_it():
     async def test():
-        heard: list[str] = []
+        received: list[str] = []
         with Signals() as stop:
             os.kill(os.getpid(), signal.SIGINT)
             await until(lambda: stop._asked.is_set())
-            stop.hand_to(heard.append)
+            stop.hand_to(received.append)
             os.kill(os.getpid(), signal.SIGTERM)
-            await until(lambda: len(heard) == 2)
-        assert heard == ["a signal", "SIGTERM"]
+            await until(lambda: len(received) == 2)
+        assert received == ["a signal", "SIGTERM"]
 
     asyncio.run(test())
 

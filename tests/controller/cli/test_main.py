@@ -27,7 +27,7 @@ data: {train: {generator: running_sum, limit: 20}}
 
 
 class FakeJob(types.ModuleType):
-    """Stands in for controller.cli.jobs: notes calls, and raises what it is told to."""
+    """Stands in for controller.cli.jobs: notes calls, and raises what it is given."""
 
     def __init__(self) -> None:
         super().__init__("controller.cli.jobs")
@@ -125,12 +125,12 @@ class TestMistakes:
         assert lines[0].startswith("error: ")
         assert words in lines[0]
 
-    def test_several_are_all_told(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_several_are_all_reported(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["validate", "tiny.yaml", "num_steps=x", "grop_size=2", "seed=-1"]) == 2
         assert len(error_lines(capsys)) == 3
 
     @pytest.mark.parametrize("arguments", [[], ["trane", "x"], ["train"], ["resume"]])
-    def test_in_the_command_itself_are_told_without_usage_noise(
+    def test_in_the_command_itself_are_reported_without_usage_noise(
         self, capsys: pytest.CaptureFixture[str], arguments: list[str]
     ) -> None:
         with pytest.raises(SystemExit) as ended:

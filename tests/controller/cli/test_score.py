@@ -30,18 +30,18 @@ def standing(num_scored: int = 3, num_rows: int = 4, **fields: Any) -> Standing:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the services were asked for; `result` and `raises` say what they do."""
-    told: dict[str, Any] = {"result": standing()}
+    script: dict[str, Any] = {"result": standing()}
 
     def score_rows(scorer: str, options: Any, source: Path, target: Path, **rest: Any) -> Standing:
-        told.update(scorer=scorer, options=options, source=source, target=target, **rest)
-        rest["show"](told["result"])
-        if "raises" in told:
-            raise told["raises"]
-        return told["result"]
+        script.update(scorer=scorer, options=options, source=source, target=target, **rest)
+        rest["show"](script["result"])
+        if "raises" in script:
+            raise script["raises"]
+        return script["result"]
 
     monkeypatch.setattr(controller.cli.score, "score_rows", score_rows)
     monkeypatch.setattr(controller.cli.score, "set_environment", lambda: None)
-    return told
+    return script
 
 
 def test_arguments_reach_the_scorer(asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +60,7 @@ def test_without_options_there_is_a_worker_for_each_core(asked: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_is_told_and_is_the_exit_status(
+def test_an_interruption_is_reported_and_is_the_exit_status(
     asked: dict[str, Any], capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     asked["result"] = standing(stopped_by=int(number))
@@ -84,9 +84,9 @@ def test_what_goes_wrong_is_one_sentence(
 ) -> None:
     asked["raises"] = error
     assert main(ARGUMENTS) == status
-    told = capsys.readouterr().err.strip().splitlines()
-    assert words in told[-1]
-    assert len(told) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert words in lines[-1]
+    assert len(lines) == 1
 
 
 @pytest.mark.parametrize("arguments", [ARGUMENTS[:-2], [*ARGUMENTS, "--workers", "0"], [*ARGUMENTS, "--timeout", "-1"]])

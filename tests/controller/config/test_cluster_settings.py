@@ -21,7 +21,7 @@ def refusal(*overrides: str) -> str:
     return str(caught.value)
 
 
-def test_weights_are_streamed_unless_told_otherwise():
+def test_weights_are_streamed_unless_reported_otherwise():
     assert load_config("quickstart", RAY).config.trainer.weights.kind == "stream"
     assert load_config("quickstart").config.trainer.weights.kind == "shm"
     shared = [*RAY, "trainer.weights={kind: disk, shared_dir: /tmp/weights}"]
@@ -79,7 +79,7 @@ def test_devices_are_the_ones_ray_shows_each_process():
     assert config.rollout_devices == ("cuda",) * 3
 
 
-def test_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyPatch):
+def test_cluster_that_is_not_there_is_reported_at_once(monkeypatch: pytest.MonkeyPatch):
     """Ray itself tries for more than ten minutes."""
     pytest.importorskip("ray", reason="ray is not installed")
     with socket.create_server(("127.0.0.1", 0)) as server:

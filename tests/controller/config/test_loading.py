@@ -190,7 +190,7 @@ class TestProblems:
     def test_temperature_zero_points_to_evaluation(self) -> None:
         assert "eval.temperature" in problems("sampling.temperature=0")[0]
 
-    def test_of_combinations_are_found_beside_wrong_values(self) -> None:
+    def test_of_combinations_are_found_together_with_wrong_values(self) -> None:
         found = problems("num_steps=ten", "trainer.mini_batches=1000")
         assert any("cannot be dealt" in line for line in found)
 
@@ -291,6 +291,6 @@ class TestPlaces:
     def test_a_section_given_on_the_command_line_is_not_blamed_on_the_file(self, key: str) -> None:
         assert all(problem.startswith("command line: ") for problem in problems(f"{key}=1"))
 
-    def test_a_wrong_key_of_the_file_keeps_its_line_beside_overrides_of_its_section(self) -> None:
+    def test_a_wrong_key_of_the_file_keeps_its_line_next_to_overrides_of_its_section(self) -> None:
         Path("job.yaml").write_text(MINIMAL + "trainer:\n  ppo: 1\n")
         assert problems("trainer.ranks=1")[0].startswith("job.yaml:7: trainer.ppo: no such key")

@@ -65,9 +65,9 @@ def test_a_scorer_that_cannot_work_is_one_clear_error(
     scorer: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["validate", "tiny.yaml", f"reward.scorers=[{scorer}]"]) == 2
-    told = "".join(capsys.readouterr())
-    assert words in told, told
-    assert "Traceback" not in told
+    printed = "".join(capsys.readouterr())
+    assert words in printed, printed
+    assert "Traceback" not in printed
 
 
 def test_a_server_where_nobody_listens_stops_a_start_and_is_a_remark_of_validate(
@@ -96,6 +96,6 @@ def test_without_the_package_the_extra_is_named(
 
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     assert main(["validate", "reasoning_gym_tiny"]) == 2
-    told = "".join(capsys.readouterr())
-    assert "the package reasoning-gym is not installed" in told
-    assert "areal-like[reasoning-gym]" in told
+    printed = "".join(capsys.readouterr())
+    assert "the package reasoning-gym is not installed" in printed
+    assert "areal-like[reasoning-gym]" in printed

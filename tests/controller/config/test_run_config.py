@@ -96,7 +96,7 @@ def test_workers_spread_over_gpus_and_leave_the_trainers_out(
     assert config.rollout_devices == expected
 
 
-def test_evaluation_samples_greedily_and_as_long_as_training_unless_told() -> None:
+def test_evaluation_samples_greedily_and_as_long_as_training_unless_reported() -> None:
     config = make(sampling={"max_new_tokens": 77, "stop_token_ids": [5]})
     assert (config.eval_sampling.temperature, config.eval_sampling.max_new_tokens) == (0.0, 77)
     assert config.eval_sampling.stop_token_ids == (5,)

@@ -256,7 +256,7 @@ def test_a_late_answer_older_than_its_groups_floor_is_refused() -> None:
     assert has(desk.report(new, group_id=0, worker="w1", first=1), StoreFinished)
 
 
-def test_a_worker_that_comes_back_is_told_to_stop_what_others_took_over() -> None:
+def test_a_worker_that_comes_back_is_asked_to_stop_what_others_took_over() -> None:
     desk = Desk(max_staleness=0)
     desk.start(workers=("w0", "w1"))
     held = sorted(i for i, (worker, _) in desk.held.items() if worker == "w0")
@@ -358,4 +358,4 @@ def test_tokens_below_the_minimum_version_are_refused() -> None:
     effects = desk.finish(2, first=0)
     assert only(effects, Note).kind == "refused"
     assert has(effects, SendAck)
-    assert leased(effects)[0].group_id == 2, "sampled anew"
+    assert leased(effects)[0].group_id == 2, "sampled again"

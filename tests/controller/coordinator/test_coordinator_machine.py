@@ -1,4 +1,4 @@
-"""Laws 1 to 6 under faults: thousands of seeded schedules, and hypothesis looking for the nastier ones.
+"""The invariants under faults: thousands of seeded schedules, and hypothesis looking for the nastier ones.
 
 Every event is checked by `virtual_cluster` and `ledger_model`: strict bound under wait and drop, exactly once, versions
 that never decrease, invariant I, credits, counts that add up; at the end faults stop and the run must finish.
@@ -58,7 +58,7 @@ def test_large_bounds_with_slow_workers_ship_every_group_in_time() -> None:
         run_schedule(seed, settings=chosen, num_actions=500)
 
 
-def test_a_stop_in_mid_run_ends_in_good_order_and_a_resume_completes_it() -> None:
+def test_a_stop_in_mid_run_ends_normally_and_a_resume_completes_it() -> None:
     for seed in range(60):
         rng = random.Random(seed)
         cluster = VirtualCluster(random_settings(rng), rng)
@@ -74,7 +74,7 @@ def test_a_stop_in_mid_run_ends_in_good_order_and_a_resume_completes_it() -> Non
 
 
 class RealCluster(VirtualCluster):
-    """The same, with the real ledger on disk beside the model; restarts read the real one."""
+    """The same, with the real ledger on disk in addition to the model; restarts read the real one."""
 
     def __init__(self, *args: Any, folder: Path, **kwargs: Any) -> None:
         self.folder = folder

@@ -111,12 +111,12 @@ def test_a_worker_that_joins_during_a_replay_gets_the_version_when_it_is_there_a
     assert not has(desk.join("w1"), SendVersion), "what the dead trainer published may be gone"
     desk.publish(2)
     desk.ask(3)
-    told = only(desk.publish(3), SendVersion)
-    assert (told.worker, told.version, told.lineage) == ("w1", 3, "l1")
+    sent = only(desk.publish(3), SendVersion)
+    assert (sent.worker, sent.version, sent.lineage) == ("w1", 3, "l1")
     assert not has(desk.load("w1", 3), Note), "which would say that it is ignored"
 
 
-def test_a_worker_that_was_still_loading_may_say_so_by_the_old_lineage_or_is_told_again() -> None:
+def test_a_worker_that_was_still_loading_may_say_so_by_the_old_lineage_or_is_reported_again() -> None:
     desk = played(steps=3, checkpoint=2)
     desk.join("w1")
     restarted(desk, 3, base=2)
@@ -181,7 +181,7 @@ def test_a_restored_coordinator_counts_what_the_ledger_counted() -> None:
     assert counts.add_up()
 
 
-def test_a_tightened_bound_drops_what_can_no_longer_be_used_instead_of_waiting_for_ever() -> None:
+def test_a_tightened_bound_drops_what_can_no_longer_be_used_instead_of_waiting_indefinitely() -> None:
     live = tuple(GroupRecord(group_id=i, version=0, samples=()) for i in range(1, 6))
     state = state_of(num_drawn=6, batches=(batch_of(1, 0),), live=live)
     settings = CoordinatorSettings(groups_per_step=1, group_size=1, num_steps=9, max_staleness=2)
@@ -202,7 +202,7 @@ def test_contradictions_with_the_record_are_the_users_mistake() -> None:
 # ---------------------------------------------------------------- evaluation
 
 
-def test_the_baseline_uses_all_workers_and_training_goes_on_beside_it() -> None:
+def test_the_baseline_uses_all_workers_and_training_goes_on_meanwhile() -> None:
     desk = Desk(num_eval_rows=6, max_staleness=0, groups_per_step=8)
     orders = leased(desk.start(workers=("w0", "w1"), capacity=4))
     assert sum(order.purpose == "eval" for order in orders) == 4, "half of each worker's credits"

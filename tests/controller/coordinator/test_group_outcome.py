@@ -39,7 +39,7 @@ def test_a_non_score_is_handled_as_configured(on_failure: Any, fate: str) -> Non
     assert stored.value == (None if on_failure == "drop_sample" else 0.5), "errors are not zeros"
 
 
-def test_the_policy_is_that_of_the_scorer_that_failed_and_the_ledger_is_told() -> None:
+def test_the_policy_is_that_of_the_scorer_that_failed_and_the_ledger_is_reported() -> None:
     desk = Desk(
         group_size=4, groups_per_step=1, max_staleness=0, on_failure="drop_sample",
         on_failure_of={"judge": 0.25, "code": "drop_group"},
@@ -143,7 +143,7 @@ def test_a_stop_before_anything_was_published_ends_at_once() -> None:
     assert only(desk.do(StopRequested()), EndRun).status == "stopped"
 
 
-def test_data_that_runs_out_ends_the_run_in_good_order() -> None:
+def test_data_that_runs_out_ends_the_run_normally() -> None:
     desk = Desk(groups_per_step=2, max_staleness=4, max_draws=3)
     desk.start()
     for group_id in range(3):

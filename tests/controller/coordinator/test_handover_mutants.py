@@ -112,7 +112,7 @@ def _as_ended(event: Event) -> Event:
 
 
 def test_an_engine_that_is_not_asked_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENGINE[Engine.RELEASING], EngineEvent.HEARD_AGAIN, (Engine.RELEASING, ()))
+    monkeypatch.setitem(ENGINE[Engine.RELEASING], EngineEvent.BACK, (Engine.RELEASING, ()))
     assert caught("silences")
 
 

@@ -135,7 +135,7 @@ def test_a_duplicate_answer_taken_twice_is_caught(monkeypatch: pytest.MonkeyPatc
 
 
 def test_another_order_than_earliest_deadline_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under `wait` the step then waits for ever for groups that are ready already."""
+    """Under `wait` the step then waits indefinitely for groups that are ready already."""
 
     def newest_first(ready: Mapping[int, set[int]], count: int) -> list[int]:
         return sorted((group_id for ids in ready.values() for group_id in ids), reverse=True)[:count]
@@ -289,7 +289,7 @@ def test_a_late_answer_that_brings_a_deadline_forward_is_caught(monkeypatch: pyt
     assert late_schedules()
 
 
-def test_a_prefix_that_is_sampled_anew_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefix_that_is_sampled_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgetful(state: RunState, group: Group, sample: Any, *, is_loss: bool) -> None:
         sample.num_tokens, sample.first_version, sample.last_version = 0, -1, -1
         state.table.push_pending(group, sample)
@@ -309,7 +309,7 @@ def test_schedules_migrate_and_drain_without_a_complaint() -> None:
 
 
 def test_a_migrated_sample_kept_on_both_workers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leased anew at once, instead of when its worker has let go of it."""
+    """Leased again at once, instead of when its worker has let go of it."""
     honest = migration._recall
 
     def hasty(state: RunState, lease: Lease, target: Worker) -> None:
@@ -350,7 +350,7 @@ def test_a_migration_that_forgets_the_prefix_is_caught(monkeypatch: pytest.Monke
 
 
 def test_a_migration_to_an_older_version_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`stamped-versions`: along an answer versions never decrease, whoever goes on with it."""
+    """`stamped-versions`: along an answer versions never decrease, whichever worker continues it."""
     honest = Group.min_version
 
     def any_version(group: Group, sample: Any) -> int:
@@ -360,7 +360,7 @@ def test_a_migration_to_an_older_version_is_caught(monkeypatch: pytest.MonkeyPat
     assert caught(**MOVING)
 
 
-def test_a_draining_worker_that_is_leased_to_for_ever_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draining_worker_that_is_leased_to_indefinitely_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its refusals come back and go out again."""
     monkeypatch.setattr("controller.coordinator.worker_lifecycle.drain", lambda *_: None)
     assert "leaves" in caught(**MOVING)

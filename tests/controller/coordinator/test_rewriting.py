@@ -17,7 +17,7 @@ from controller.coordinator.snapshot import BatchRecord
 
 
 def desk(*, workers: tuple[str, ...] = ("w0",), version: int = 1, **settings) -> Desk:
-    """Workers that have version 0, and were told of `version`."""
+    """Workers that have version 0, and were notified of `version`."""
     made = Desk(load_deadline_s=60.0, **settings)
     made.start(workers=workers)
     if version:
@@ -29,7 +29,7 @@ def desk(*, workers: tuple[str, ...] = ("w0",), version: int = 1, **settings) ->
 
 
 def first_version(**settings) -> Desk:
-    """A worker that was told of version 0."""
+    """A worker that was notified of version 0."""
     made = Desk(**settings)
     made.lineage = "l0"
     made.do(RunStarted(lineage="l0", checkpoint_version=0))
@@ -96,7 +96,7 @@ def test_rewrites_are_bounded_and_then_the_run_ends_with_the_reason():
     assert "bad checksum" in end.reason
 
 
-def test_worker_that_is_loading_is_neither_told_again_nor_given_up():
+def test_worker_that_is_loading_is_neither_reported_again_nor_given_up():
     run = first_version(load_retry_s=1.0, max_load_attempts=2, load_deadline_s=60.0)
     run.ask(1)
     run.fail("w0", 0)

@@ -117,7 +117,7 @@ def test_a_sample_may_be_lost_as_often_as_the_limit_says() -> None:
 
 
 @pytest.mark.parametrize("reason", ["drain", "migrated"])
-def test_a_sample_handed_back_in_good_order_is_never_a_loss(reason: str) -> None:
+def test_a_sample_handed_back_normally_is_never_a_loss(reason: str) -> None:
     desk = running(max_sample_losses=0)
     for _ in range(3):
         effects = desk.give_back(desk.lease_of(0), 0, [], reason)

@@ -30,27 +30,27 @@ def failed(**fates: int) -> RunState:
 
 
 def test_a_run_gives_up_after_so_many_steps_worth_of_groups_without_one_to_train_on() -> None:
-    assert termination.barren_reason(failed(filtered=3)) == ""
-    assert "4 groups in a row" in termination.barren_reason(failed(filtered=4))
+    assert termination.no_usable_group_reason(failed(filtered=3)) == ""
+    assert "4 groups in a row" in termination.no_usable_group_reason(failed(filtered=4))
     never = state_of(max_filtered_batches=0)
     never.has_kept = True
     never.consecutive_failures["filtered"] = 100
-    assert termination.barren_reason(never) == ""
+    assert termination.no_usable_group_reason(never) == ""
 
 
 def test_the_most_frequent_fate_is_named_with_its_number_and_its_advice() -> None:
-    reason = termination.barren_reason(failed(filtered=1, timeout=3))
+    reason = termination.no_usable_group_reason(failed(filtered=1, timeout=3))
     assert "(3 timeout, 1 filtered); most were timeout (3): answers take longer than" in reason
-    assert "scoring fails" in termination.barren_reason(failed(verdict_crashed=4))
-    assert "see the controller's log" in termination.barren_reason(failed(unheard_of=4))
+    assert "scoring fails" in termination.no_usable_group_reason(failed(verdict_crashed=4))
+    assert "see the controller's log" in termination.no_usable_group_reason(failed(unheard_of=4))
 
 
-def test_the_first_failure_is_told_only_where_scoring_failed() -> None:
-    for fate, is_told in (("too_few_scores", True), ("verdict_crashed", True), ("timeout", False)):
+def test_the_first_failure_is_reported_only_where_scoring_failed() -> None:
+    for fate, is_reported in (("too_few_scores", True), ("verdict_crashed", True), ("timeout", False)):
         state = failed(**{fate: 4})
-        assert "the first failure" not in termination.barren_reason(state)
+        assert "the first failure" not in termination.no_usable_group_reason(state)
         state.first_failure = "crashed, no module"
-        assert ("the first failure: crashed, no module" in termination.barren_reason(state)) is is_told
+        assert ("the first failure: crashed, no module" in termination.no_usable_group_reason(state)) is is_reported
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_run_whose_first_step_is_rejected_whole_ends_at_once(
     state = failed(rejected=rejected, filtered=filtered)
     state.has_kept, state.last_rejection = has_kept, "too long"
     expected = f"all of the first {rejected} prompts were rejected: too long" if ends else ""
-    assert termination.barren_reason(state) == expected
+    assert termination.no_usable_group_reason(state) == expected
 
 
 def add(state: RunState, name: str, **facts: Any) -> Worker:
@@ -147,7 +147,7 @@ def test_a_run_is_complete_when_its_last_version_is_there_or_the_trainer_asks_be
 def finishing(status: Any = "completed", **facts: Any) -> RunState:
     state = state_of(eval_at_end=False)
     state.phase, state.end_status, state.end_reason = Phase.FINISHING, status, "why"
-    for name, value in {"last_step": 3, "trained": 3, "version": 3, "is_trainer_told": True, **facts}.items():
+    for name, value in {"last_step": 3, "trained": 3, "version": 3, "is_trainer_reported": True, **facts}.items():
         setattr(state, name, value)
     return state
 
@@ -171,16 +171,16 @@ def test_a_run_that_trained_nothing_in_this_life_needs_no_new_checkpoint() -> No
 
 
 def test_the_trainer_learns_once_that_no_batch_follows() -> None:
-    state = finishing(is_trainer_told=False)
-    (told,) = effects(state)
-    assert (told.last_step, told.reason) == (3, "why")
+    state = finishing(is_trainer_reported=False)
+    (sent,) = effects(state)
+    assert (sent.last_step, sent.reason) == (3, "why")
     assert effects(state) == []
     state.requested = 3
     assert effects(state) == [], "a batch that it still gets"
     state.requested = 4
     assert [type(effect) for effect in effects(state)] == [SendNoMoreBatches]
     assert state.requested is None
-    assert effects(finishing(is_trainer_told=False, trained=2)) == []
+    assert effects(finishing(is_trainer_reported=False, trained=2)) == []
 
 
 def test_a_trainer_that_dies_at_a_stop_ends_the_run_with_the_checkpoint_it_started_from() -> None:

@@ -29,7 +29,7 @@ def looked_at(workers: Workers) -> dict[str, object]:
     }
 
 
-def told(workers: Workers) -> dict[str, object]:
+def reported(workers: Workers) -> dict[str, object]:
     names = {key: [w.name for w in getattr(workers, key)] for key in ("present", "usable", "open")}
     return {**names, **{key: getattr(workers, key) for key in ("speeds", "newest", "capacity", "speed_capacity")}}
 
@@ -68,7 +68,7 @@ def test_roster_tells_what_looking_at_every_worker_would(seed):
         workers[f"w{number}"] = Worker(f"w{number}", is_present=True, capacity=2)
     for _ in range(300):
         disturb(rng, workers)
-        assert told(workers) == looked_at(workers)
+        assert reported(workers) == looked_at(workers)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -1,4 +1,4 @@
-"""Claims about `sampling.forced_lengths`: what is told to workers, and what is refused."""
+"""Claims about `sampling.forced_lengths`: what is sent to workers, and what is refused."""
 
 from __future__ import annotations
 
@@ -95,5 +95,5 @@ def test_lengths_that_cannot_be_read_are_named_before_anything_starts() -> None:
 
 
 def test_emulated_answers_have_drawn_lengths_already() -> None:
-    told = "; ".join(map(str, cross_check(config("30", emulation={}))))
-    assert "emulation.mean_tokens" in told
+    problems_text = "; ".join(map(str, cross_check(config("30", emulation={}))))
+    assert "emulation.mean_tokens" in problems_text

@@ -70,6 +70,6 @@ def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:
         ({"template": "{{ text }}", "columns": {"prompt": "text"}}, "makes the prompt, and so does"),
     ],
 )
-def test_a_template_that_cannot_work_is_told_before_the_rows_are_read(train: dict[str, Any], words: str) -> None:
+def test_a_template_that_cannot_work_is_reported_before_the_rows_are_read(train: dict[str, Any], words: str) -> None:
     problems = cross_check(config_of(path="/nowhere/rows.jsonl", **train))
     assert any(words in problem.what and problem.keys[0] == "data.train.template" for problem in problems), problems

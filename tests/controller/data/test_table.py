@@ -75,7 +75,7 @@ class TestColumns:
             write_lines(tmp_path / "c.jsonl", {"messages": messages, "answer": "1"})
         )
 
-    def test_rows_without_a_final_answer_are_left_out_and_told(self, tmp_path: Path) -> None:
+    def test_rows_without_a_final_answer_are_left_out_and_reported(self, tmp_path: Path) -> None:
         table = rows_of(write_lines(tmp_path / "m.jsonl", MATH, {**MATH, "solution": r"It is $\boxed{}$."}, MATH))
         assert len(table) == 2
         assert table.skipped == [f"{tmp_path}/m.jsonl:2: no answer in `solution`"]
@@ -366,7 +366,7 @@ class TestPublishedRows:
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_rows_from_a_pipe_or_a_device_are_refused_in_words(tmp_path, kind):
-    """Reading them would wait for ever, or never end."""
+    """Reading them would wait indefinitely, or never end."""
     path = tmp_path / "rows.jsonl"
     if kind == "pipe":
         os.mkfifo(path)

@@ -77,7 +77,7 @@ def test_reference_has_every_measure_with_an_ordered_spread() -> None:
         assert 0 < figure.low <= figure.median <= figure.high
 
 
-def test_committed_engine_benchmark_is_told_with_its_own_machine_and_day() -> None:
+def test_committed_engine_benchmark_is_reported_with_its_own_machine_and_day() -> None:
     result = json.loads(measures.ENGINE_RESULT.read_text())
     found = measures.engine_speed()
     assert found is not None
@@ -129,7 +129,7 @@ def test_whole_budget_is_less_than_half_a_minute(monkeypatch: pytest.MonkeyPatch
     assert {line.finding.verdict for line in lines[1:]} == {"warning"}
 
 
-def test_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_machine_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures, "GROUPS", ())
     monkeypatch.setattr(measures, "busy_share", lambda: 0.8)
     (line,) = measures.measure_all(FakeMachine())
@@ -147,7 +147,7 @@ def test_loopback_and_disk_are_measured_in_their_units(monkeypatch: pytest.Monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_start_of_python_is_timed_and_its_failure_told() -> None:
+def test_start_of_python_is_timed_and_its_failure_reported() -> None:
     assert len(measures.start(FakeMachine(says=lambda argv: Ran(0)))["start"]) == measures.REPEATS
     with pytest.raises(OperationError, match="python: no answer"):
         measures.start(FakeMachine(says=lambda argv: Ran(None, fault="no answer within 5 s")))

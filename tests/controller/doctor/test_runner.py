@@ -72,7 +72,7 @@ def test_check_without_anything_to_say_has_no_line() -> None:
     assert run_checks([Check("t", "n", lambda machine: None)], Machine()) == []
 
 
-def test_whoever_waits_is_told_for_which_checks() -> None:
+def test_progress_names_the_checks_under_way() -> None:
     said: list[list[str]] = []
     run_checks([Check("t", "one", lambda machine: ok(""))], Machine(), lambda names: said.append(list(names)))
     assert said == [["one"]]
@@ -130,7 +130,7 @@ def test_overdue_program_says_so() -> None:
         ([sys.executable, "-c", "import sys; sys.exit(3)"], "ended with status 3"),
     ],
 )
-def test_bad_ends_are_told_in_words(argv: list[str], fault: str) -> None:
+def test_bad_ends_are_reported_in_words(argv: list[str], fault: str) -> None:
     assert Machine().run(argv, deadline_s=60).fault == fault
 
 
@@ -179,7 +179,7 @@ def test_this_machine_answers_every_question() -> None:
 
 def test_remedies_go_by_the_last_words() -> None:
     assert "torchvision" in remedy("operator torchvision::nms does not exist", "other")
-    assert remedy("never heard of", "other") == "other"
+    assert remedy("unknown", "other") == "other"
 
 
 # ---------------------------------------------------------------- the page

@@ -56,7 +56,7 @@ def test_cpu_build_without_gpu_is_ok_and_cuda_is_never_started() -> None:
     assert "torch_devices" not in machine.probed
 
 
-def test_cpu_build_beside_a_gpu_is_a_warning_that_says_how_to_get_the_other() -> None:
+def test_cpu_build_with_a_gpu_is_a_warning_that_says_how_to_get_the_other() -> None:
     found = torch_build.devices(FakeMachine(answers={"torch_build": CPU_TORCH}, folders=NVIDIA))
     assert (found.verdict, "1 NVIDIA GPU" in found.found) == ("warning", True)
     assert "--index-url" in found.advice

@@ -1,4 +1,4 @@
-"""Claims about processes on a cluster as the controller sees them, with a seat and a Ray that are told what to say."""
+"""Claims about processes on a cluster as the controller sees them, with a seat and a Ray that follow a script."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def process_in(seat: Any, log_path: Path, *, is_alive: bool = True) -> SeatProce
     return SeatProcess(seat, order, log_path, cluster, lambda seated: None, needs="CPU 1")
 
 
-def test_log_comes_home_in_order_and_the_seat_is_left_before_the_end_is_told(tmp_path, ray):
+def test_log_comes_home_in_order_and_the_seat_is_left_before_the_end_is_reported(tmp_path, ray):
     async def test():
         seat = FakeSeat(b"one\n", Unavailable("a blink"), b"two\n", returncode=3)
         process = process_in(seat, tmp_path / "x.log")
@@ -162,7 +162,7 @@ def test_process_on_its_way_is_stopped_without_waiting_for_its_place(tmp_path, r
     bounded(test())
 
 
-# ---------------------------------------------------------------- what a process is told
+# ---------------------------------------------------------------- what a process is given
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "3", USER_PATH: "/home/me", "WANDB_API_KEY": "s3cret"}
 
@@ -194,7 +194,7 @@ def test_only_the_streaming_trainers_first_rank_gets_a_store_of_its_node(tmp_pat
     assert order_of(launcher, role="rollout", rank=0).weight_versions == 0
 
 
-class Told(SeatProcess):
+class WorkerWithAddress(SeatProcess):
     """A process that remembers how it was ended."""
 
     def __init__(self) -> None:
@@ -207,16 +207,16 @@ class Told(SeatProcess):
 def test_reward_service_on_another_node_is_found_there_by_workers_that_start_and_others_start_again(tmp_path):
     async def test():
         launcher = launcher_in(tmp_path)
-        told = "tcp://10.0.0.2:4000"
-        launcher._told["reward"] = launcher._addresses["reward"] = told
-        worker = Told()
+        given = "tcp://10.0.0.2:4000"
+        launcher._reported["reward"] = launcher._addresses["reward"] = given
+        worker = WorkerWithAddress()
         launcher._children["rollout-0"] = Child("rollout-0", worker)
         launcher._moved("reward", Seated(1, "n2", "10.0.0.2"))
         assert not worker.words, "it sits where it was to sit"
         launcher._moved("reward", Seated(1, "n3", "10.0.0.3"))
         assert worker.words == ["RewardMoved: reward is on node 10.0.0.3 now"]
         assert not launcher._children["rollout-0"].is_stopping, "so that supervision starts it again"
-        spec = json.loads(order_of(launcher, role="rollout", reward_addresses=[told]).spec)
+        spec = json.loads(order_of(launcher, role="rollout", reward_addresses=[given]).spec)
         assert spec["reward_addresses"] == ["tcp://10.0.0.3:4000"]
 
     bounded(test())
@@ -239,9 +239,9 @@ def test_ranks_meet_on_the_first_ones_node_at_a_port_that_is_free_there_and_none
         assert not one.done(), "the first rank has no place yet"
         zero = await first.address("trainer", Place("n3", "10.0.0.3", 5000))
         assert await one == zero == "tcp://10.0.0.3:5000"
-        told = launcher._order((), {"rank": 1, "ranks_address": "tcp://127.0.0.1:1"}, ENVIRONMENT, zero)
-        assert json.loads(told.spec)["ranks_address"] == zero
-        assert launcher._meeting_of("trainer") is not first, "after a restart they meet anew"
+        trainer_order = launcher._order((), {"rank": 1, "ranks_address": "tcp://127.0.0.1:1"}, ENVIRONMENT, zero)
+        assert json.loads(trainer_order.spec)["ranks_address"] == zero
+        assert launcher._meeting_of("trainer") is not first, "after a restart they meet again"
 
     bounded(test())
 

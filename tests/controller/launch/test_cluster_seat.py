@@ -69,7 +69,7 @@ def until(condition: Any) -> None:
         time.sleep(0.02)
 
 
-def test_log_and_end_of_the_child_are_told_in_order_and_the_end_only_after_the_whole_log(seat: Seat):
+def test_log_and_end_of_the_child_are_reported_in_order_and_the_end_only_after_the_whole_log(seat: Seat):
     seated = seat.start(order("import sys; print('x' * 400_000); print('error: words', file=sys.stderr); sys.exit(3)"))
     assert (seated.node_id, seated.address) == ("node-1", "127.0.0.1")
     text, returncode = everything(seat)
@@ -93,17 +93,17 @@ def test_spec_is_made_for_this_node(seat: Seat):
     assert not folder.exists(), "keys do not stay on the node"
 
 
-def test_place_is_told_before_anything_starts_with_a_port_that_is_free_at_its_own_address(seat: Seat):
+def test_place_is_reported_before_anything_starts_with_a_port_that_is_free_at_its_own_address(seat: Seat):
     found = seat.place()
     assert found[:2] == ("node-1", "127.0.0.1")
     assert can_listen(found.port, found.address)
 
 
 def test_keys_appear_neither_in_the_environment_nor_in_the_words_of_an_order(seat: Seat):
-    told = order("import os; print(dict(os.environ))", keys={"curve_dir": {"client.secret": b"s3cret"}})
-    seat.start(told)
+    start_order = order("import os; print(dict(os.environ))", keys={"curve_dir": {"client.secret": b"s3cret"}})
+    seat.start(start_order)
     assert "s3cret" not in everything(seat)[0]
-    assert "s3cret" not in repr(told)
+    assert "s3cret" not in repr(start_order)
 
 
 def test_streaming_trainer_gets_a_store_of_this_node_that_goes_with_its_seat(seat: Seat, tmp_path: Path):

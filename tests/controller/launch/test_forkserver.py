@@ -370,10 +370,10 @@ def test_what_is_preloaded_starts_no_thread_and_touches_no_device():
         "import torch; print(len(os.listdir('/proc/self/task')), torch.cuda.is_initialized())"
     )
     environment = child_environment(1, user_path=Path.cwd())
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, timeout=120
     )
-    assert told.stdout.split() == ["1", "False"], told.stderr
+    assert done.stdout.split() == ["1", "False"], done.stderr
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_guard_killed_after_a_stop_leaves_its_worker_time_to_save(tmp_path):
     guarded.until(guarded.saved.exists)
 
 
-def test_guard_that_is_killed_without_a_word_stops_its_worker_in_good_order(tmp_path):
+def test_guard_that_is_killed_without_a_word_stops_its_worker_normally(tmp_path):
     guarded = Guarded(tmp_path, 1)
     guarded.process.kill()
     guarded.until(guarded.saved.exists)

@@ -41,7 +41,7 @@ def test_output_of_a_process_is_in_its_own_log(tmp_path):
     bounded(test())
 
 
-def test_exit_of_a_process_that_was_told_to_end_is_expected(tmp_path):
+def test_exit_of_a_process_that_was_asked_to_end_is_expected(tmp_path):
     async def test():
         launcher = LocalLauncher(tmp_path)
         for name, tell in (("a", launcher.terminate), ("b", launcher.kill)):
@@ -139,7 +139,7 @@ def test_tail_is_the_end_of_a_long_log_and_empty_without_one(tmp_path):
     assert tail_of(path, num_lines=2).splitlines() == ["line 49999", "\N{REPLACEMENT CHARACTER}"]
 
 
-def test_status_is_told_in_words():
+def test_status_is_reported_in_words():
     assert describe_status(3) == "status 3"
     assert describe_status(-9) == "signal SIGKILL"
     assert describe_status(-99) == "signal 99"

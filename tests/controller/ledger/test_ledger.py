@@ -96,15 +96,15 @@ def test_kill_9_at_any_moment_leaves_exactly_the_committed_bursts(tmp_path: Path
             path.unlink()
         with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
-            told = [int(process.stdout.readline()) for _ in range(20)]
+            committed = [int(process.stdout.readline()) for _ in range(20)]
             process.send_signal(signal.SIGKILL)
-            told += [int(line) for line in process.stdout.read().split()]
+            committed += [int(line) for line in process.stdout.read().split()]
         newest = max((tmp_path / "segments").glob("*.seg"))
         with newest.open("ab") as orphan:
             orphan.write(b"half a record that no row names")
         with Ledger(tmp_path) as ledger:
             state = ledger.load()
-            assert len(state.batches) >= len(told), "what was committed is there"
+            assert len(state.batches) >= len(committed), "what was committed is there"
             assert len(ledger.batch_samples([g for b in state.batches for g in b.groups])) == len(state.batches)
             ledger.apply([admit(state.num_drawn, started=state.num_drawn + 1)])
         assert audit(tmp_path).is_clean

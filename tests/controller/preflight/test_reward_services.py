@@ -75,7 +75,7 @@ def problems(*services: contextlib.AbstractAsyncContextManager[str], **reward: A
     return asyncio.run(look())
 
 
-def test_services_that_answer_and_agree_are_no_problem_and_are_told_in_a_line_each() -> None:
+def test_services_that_answer_and_agree_are_no_problem_and_are_reported_in_a_line_each() -> None:
     assert problems(service(), service()) == []
     assert problems(service("math@1+code@2"), ask_for="code", scorers=[{"kind": "code"}]) == []
 

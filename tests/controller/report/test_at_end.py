@@ -1,4 +1,4 @@
-"""A run's report is drawn beside the run: whatever happens to it is one line on the screen."""
+"""A run's report is drawn while the run ends: whatever happens to it is one line on the screen."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_no_two_series_of_a_chart_look_alike(charts):
 
 def test_every_colour_a_chart_names_is_in_both_palettes(charts):
     named = {series.colour for chart in charts.values() for series in chart.series}
-    named |= {colours.activity_colour(name) for name in ("generate", "wait:batch", "never heard of", "idle")}
+    named |= {colours.activity_colour(name) for name in ("generate", "wait:batch", "unknown", "idle")}
     assert named <= set(colours.LIGHT)
     assert set(colours.LIGHT) == set(colours.DARK)
 

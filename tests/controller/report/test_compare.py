@@ -39,8 +39,8 @@ def test_the_table_says_what_came_out_and_by_how_much_it_differs(runs, tmp_path)
 
 
 def test_the_trainers_wait_is_the_number_of_each_runs_own_page(runs):
-    told = json.loads(runs[0].summary.read_text()) | {"trainer_wait_share": 0.31}
-    runs[0].summary.write_text(json.dumps(told))
+    summary = json.loads(runs[0].summary.read_text()) | {"trainer_wait_share": 0.31}
+    runs[0].summary.write_text(json.dumps(summary))
     runs[1].summary.unlink()
     both = sides(runs)
     row = next(row for row in summary_rows(both) if row.label == "trainer waited, share")
@@ -61,7 +61,7 @@ def test_runs_set_alike_are_called_so(tmp_path):
     assert "nothing is set differently" in text
 
 
-def test_page_and_picture_lie_where_they_are_asked_for_or_beside_the_first_run(runs, tmp_path):
+def test_page_and_picture_lie_where_they_are_asked_for_or_next_to_the_first_run(runs, tmp_path):
     text = compare(runs, tmp_path / "a" / "b")
     assert text.endswith(f"{tmp_path}/a/b/compare.html\n{tmp_path}/a/b/compare.png")
     assert (tmp_path / "a" / "b" / "compare.png").read_bytes().startswith(b"\x89PNG")
@@ -69,7 +69,7 @@ def test_page_and_picture_lie_where_they_are_asked_for_or_beside_the_first_run(r
     assert (tmp_path / "compare.html").is_file()
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path):
+def test_runs_of_one_name_are_distinguished(tmp_path):
     folders = [report_run(tmp_path / place, "same", num_steps=2, has_traces=False) for place in ("x", "y")]
     text = compare(folders, tmp_path)
     assert "x/same (1)" in text

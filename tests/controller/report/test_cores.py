@@ -30,7 +30,7 @@ child.wait()
 
 
 @pytest.mark.processes
-def test_a_process_is_told_with_what_it_started_dead_or_alive(tmp_path):
+def test_a_process_is_reported_with_what_it_started_dead_or_alive(tmp_path):
     async def test():
         launcher = LocalLauncher(tmp_path)
         await launcher.start("family", ["-S", "-c", FAMILY], dict(os.environ))
@@ -60,7 +60,7 @@ def test_what_an_ended_process_has_spent_is_not_booked_to_the_one_that_started_i
     bounded(test())
 
 
-def test_a_process_on_another_machine_has_what_its_seat_told(tmp_path):
+def test_a_process_on_another_machine_has_what_its_seat_reported(tmp_path):
     launcher = LocalLauncher(tmp_path)
     far: Any = SimpleNamespace(pid=os.getpid(), cpu_s=7.5, rss_mb=12.0)
     unknown: Any = SimpleNamespace(pid=0, cpu_s=None, rss_mb=None)
@@ -91,7 +91,7 @@ def test_cores_are_the_growth_of_processor_time_over_the_time_between_pulses():
     assert found[1][2] == {"trainer": 0.0}, "what fell has not grown; rollout-0 is not there any more"
 
 
-def test_a_process_that_began_anew_has_what_its_new_life_has_spent():
+def test_a_process_that_began_again_has_what_its_new_life_has_spent():
     before, after = pulse_rows(1, step_s=2.0, used={"trainer": 0.9, "controller": 0.1})
     before["processor"]["cpu_s"] = {"trainer": 100.0, "controller": 1.0}
     after["processor"]["cpu_s"] = {"trainer": 150.0, "controller": 1.5}
@@ -106,9 +106,9 @@ def test_the_rest_between_two_stretches_is_no_time():
     assert used([*first, *later]) == pytest.approx({"trainer": 0.75})
 
 
-@pytest.mark.parametrize("told", [None, 3, {}, {"cpu_s": 1}, {"cpu_s": {"trainer": "x"}, "cores": "y"}])
-def test_pulses_that_tell_no_processor_time_give_none(told):
-    pulses = [{**row, "processor": told} for row in pulse_rows(3)]
+@pytest.mark.parametrize("reported", [None, 3, {}, {"cpu_s": 1}, {"cpu_s": {"trainer": "x"}, "cores": "y"}])
+def test_pulses_that_tell_no_processor_time_give_none(reported):
+    pulses = [{**row, "processor": reported} for row in pulse_rows(3)]
     data = made_run(pulses=pulses)
     assert used(pulses) == {}
     assert not available(data) > 0

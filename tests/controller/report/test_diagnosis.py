@@ -80,7 +80,7 @@ def test_cause_of_a_wait_is_named_first_on_any_machine(step_s, shares, severity,
     assert found.severity == severity
 
 
-def test_shares_of_the_steady_part_and_of_the_whole_run_are_told_apart():
+def test_shares_of_the_steady_part_and_of_the_whole_run_are_distinguished():
     steady = measure(made_run(pulses=pulse_rows(**TOO_FEW)))
     assert steady.is_steady
     assert "leave out the start and the end of the run" in verdict(pulses=pulse_rows(**TOO_FEW)).detail
@@ -100,7 +100,7 @@ def test_the_trainers_wait_is_one_number_on_a_page():
     assert shown(run, "trainer waited") == ("22 %", "of its time, whole run")
 
 
-def test_numbers_of_the_last_stretch_are_told_from_those_of_the_whole_run():
+def test_numbers_of_the_last_stretch_are_distinguished_from_those_of_the_whole_run():
     summary = {"samples_per_s": 12.0, "wall_s": 60.0, "groups_drawn": 90, "groups_consumed": 80}
     once, resumed = made_run(summary={**summary, "lives": 1}), made_run(summary={**summary, "lives": 2})
     for label in ("samples/s", "wall time"):
@@ -205,7 +205,7 @@ def test_single_worker_with_time_to_spare_is_healthy_where_two_are_one_too_many(
     assert diagnose(two)[0].severity == "warning"
 
 
-def test_slow_scores_are_told_from_too_few_rollouts_with_scorer_share_and_verdicts():
+def test_slow_scores_are_distinguished_from_too_few_rollouts_with_scorer_share_and_verdicts():
     found = verdict(pulses=pulse_rows(**HUNG_SCORES))
     assert "mine:score" in found.title
     assert "% of the samples held by the workers wait for a score" in found.title
@@ -227,7 +227,7 @@ def test_stalled_scores_are_seen_before_any_step_is_done():
     assert found[0].title.startswith("The reward function stalls the run")
 
 
-def test_failing_scores_are_told_even_where_nobody_waits():
+def test_failing_scores_are_reported_even_where_nobody_waits():
     pulses = pulse_rows(verdicts={"scored": 300.0, "crashed": 60.0, "invalid": 24.0})
     found = verdict(pulses=pulses)
     assert found.title == "22 % of the answers got no score (crashed: scorer mine:score)"
@@ -314,7 +314,7 @@ UNSTABLE = {"ess": np.where(np.arange(40) >= 3, 0.9, 0.99)}
 @pytest.mark.parametrize(
     "reason", ["data.eval: no such file -> give its path", "disk full", "trainer ended with signal 9"]
 )
-def test_run_that_died_of_something_else_is_not_told_to_lower_its_learning_rate(reason):
+def test_run_that_died_of_something_else_is_not_advised_to_lower_its_learning_rate(reason):
     found = diagnose(made_run(kind="failed", reason=reason, steps=step_rows(**UNSTABLE)[:20]))
     assert found[0].title == "The run failed after 20 of 40 steps"
     assert "lr" not in found[0].advice
@@ -365,7 +365,7 @@ def test_memory_that_grows_without_end_is_a_warning_and_a_cache_that_fills_is_no
     assert verdict(pulses=cache).severity == "good"
 
 
-def test_lost_processes_are_told_and_those_that_leave_at_the_end_are_not():
+def test_lost_processes_are_reported_and_those_that_leave_at_the_end_are_not():
     lost = [{"name": "rollout-0", "event": "lost", "reason": "ended with signal 9"}] * 3
     found = verdict(processes=[*lost, {"name": "rollout-0", "event": "restarted", "reason": ""}])
     assert found.title == "Processes were lost 3 times: rollout-0 most often (3)"
@@ -374,12 +374,12 @@ def test_lost_processes_are_told_and_those_that_leave_at_the_end_are_not():
     assert verdict(notes=notes).severity == "good"
 
 
-def test_worker_that_cannot_load_a_version_is_told():
+def test_worker_that_cannot_load_a_version_is_reported():
     notes = [{"note": "quarantined", "text": "rollout-0 cannot load version 3: no space"}]
     assert "rollout-0 cannot load version 3: no space" in verdict(notes=notes).detail
 
 
-def test_sink_that_is_down_is_told_with_its_loss():
+def test_sink_that_is_down_is_reported_with_its_loss():
     sinks = [
         {"sink": "wandb", "event": "down", "error": "no route to host"},
         {"sink": "wandb", "event": "closed", "lost": 12},
@@ -390,7 +390,7 @@ def test_sink_that_is_down_is_told_with_its_loss():
     assert found.detail == "no route to host"
 
 
-def test_slow_swaps_slow_staging_and_a_full_shared_memory_are_told(tmp_path):
+def test_slow_swaps_slow_staging_and_a_full_shared_memory_are_reported(tmp_path):
     assert "were paused for them 30 %" in verdict(pulses=pulse_rows(busy=0.65, paused=0.3)).title
     swaps = [{"stage_s": 0.7, "pause_s": 0.01}] * 3
     assert verdict(swaps=swaps).title == "New weights take 70 % of a step to reach a rollout worker"
@@ -398,12 +398,12 @@ def test_slow_swaps_slow_staging_and_a_full_shared_memory_are_told(tmp_path):
     assert found.title == "Weights are transferred through the disk: there was no room in shared memory"
 
 
-def test_half_empty_micro_batches_are_told_but_not_a_batch_that_fits_into_one():
+def test_half_empty_micro_batches_are_reported_but_not_a_batch_that_fits_into_one():
     assert "only 40 % full" in verdict(steps=step_rows(packing_efficiency=0.4)).title
     assert verdict(steps=step_rows(packing_efficiency=0.4, micro_batches=1.0)).severity == "good"
 
 
-def test_damage_is_told_beside_what_can_still_be_said():
+def test_damage_is_reported_with_what_can_still_be_said():
     found = diagnose(made_run(problems=["ledger.sqlite: there is none"]))
     assert found[0].severity == "good"
     assert found[1].severity == "warning"

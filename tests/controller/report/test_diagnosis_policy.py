@@ -1,4 +1,4 @@
-"""Claims about the diagnosis of the policy: collapse told from chance and success; samples that teach nothing."""
+"""Diagnosis of the policy: collapse distinguished from chance and success; samples that teach nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_signs_of_a_collapse_to_come_are_a_warning_with_their_step(column, value
     assert found.title.startswith("Updates are unstable")
 
 
-def test_ordinary_ppo_is_told_of_its_distance_and_of_the_decoupled_loss():
+def test_ordinary_ppo_is_warned_of_its_distance_and_of_the_decoupled_loss():
     naive = config(trainer__loss__proximal="behaviour", trainer__loss__weight__mode="off")
     away = step_rows(kl_behaviour_proximal=0.0, kl_proximal_current=np.linspace(0.0, 0.39, 40))
     found = verdict(steps=away, settings=naive)
@@ -60,9 +60,9 @@ def test_a_token_that_ran_away_once_is_no_warning_but_again_and_again_it_is():
     once = np.where(np.arange(40) == 39, 1200.0, 1.5)
     assert verdict(steps=step_rows(ratio_max=once)).severity == "good"
     lasting = np.where(np.arange(40) >= 37, 1200.0, 1.5)
-    told = verdict(steps=step_rows(ratio_max=lasting))
-    assert told.title == "Updates are unstable: largest ratio within a step rose to 1,200"
-    assert "trainer.loss.dual_clip: 3" in told.advice
+    finding = verdict(steps=step_rows(ratio_max=lasting))
+    assert finding.title == "Updates are unstable: largest ratio within a step rose to 1,200"
+    assert "trainer.loss.dual_clip: 3" in finding.advice
     clipped = config(trainer__loss__dual_clip=3.0)
     assert "dual_clip" not in verdict(steps=step_rows(ratio_max=lasting), settings=clipped).advice
 
@@ -76,7 +76,7 @@ def test_a_gradient_that_was_large_once_is_no_growth():
     )
 
 
-def test_a_gradient_that_grew_while_the_policy_learns_is_told_beside_other_signs_alone():
+def test_a_gradient_that_grew_while_the_policy_learns_is_reported_only_with_other_signs():
     grown = np.where(np.arange(40) >= 30, 6.0, 0.3)
     assert verdict(steps=step_rows(grad_norm_max=grown)).severity == "good"
     away = verdict(steps=step_rows(grad_norm_max=grown, ess=np.linspace(0.99, 0.2, 40)))
@@ -89,14 +89,14 @@ def test_a_gradient_that_grew_while_the_policy_learns_is_told_beside_other_signs
     spiked = np.where(np.arange(40) == 38, 600.0, np.where(np.arange(40) >= 32, 6.0, 0.3))
     assert "gradient norm grew" in verdict(steps=step_rows(grad_norm_max=spiked)).title
     later = np.where(np.arange(40) >= 37, 60.0, np.where(np.arange(40) >= 11, 4.0, 0.3))
-    told = verdict(steps=step_rows(grad_norm_max=later))
-    assert "the first sign" not in told.title
-    assert "up to step 13" in told.advice, "where it began to grow, not where it was a hundredfold"
+    finding = verdict(steps=step_rows(grad_norm_max=later))
+    assert "the first sign" not in finding.title
+    assert "up to step 13" in finding.advice, "where it began to grow, not where it was a hundredfold"
     hundredfold = verdict(steps=step_rows(grad_norm_max=np.where(np.arange(40) >= 30, 60.0, 0.3)))
     assert hundredfold.title == "Updates are unstable: gradient norm grew from 0.3 to 60"
 
 
-def test_what_needs_no_trend_is_told_before_there_is_one():
+def test_what_needs_no_trend_is_reported_before_there_is_one():
     rows = step_rows(ess=np.where(np.arange(40) >= 3, 0.95, 0.99), entropy=np.geomspace(1.0, 1e-3, 40))
     assert "unstable" not in titles(diagnose(made_run(kind="running", steps=rows[:4])))
     found = diagnose(made_run(kind="running", steps=rows[:5]))
@@ -105,12 +105,12 @@ def test_what_needs_no_trend_is_told_before_there_is_one():
     assert not any("entropy" in one.detail for one in found), "an early and a late mean would be the same"
 
 
-def test_a_policy_that_runs_away_in_its_first_steps_is_told_by_versions():
+def test_a_policy_that_runs_away_in_its_first_steps_is_reported_by_versions():
     aging = {"staleness_mean": [0.0, 1.0, 2.0, 3.0, 3.1, 4.0], "ess": [1.0, 0.999, 0.995, 0.983, 0.969, 0.969]}
     rows = step_rows(**{key: [*values, *[values[-1]] * 34] for key, values in aging.items()})
     assert "unstable" not in titles(diagnose(made_run(kind="running", steps=rows[:4])))
-    told = titles(diagnose(made_run(kind="running", steps=rows[:5])))
-    assert "effective sample size of the weights falls with each version by 0.00567" in told
+    finding = titles(diagnose(made_run(kind="running", steps=rows[:5])))
+    assert "effective sample size of the weights falls with each version by 0.00567" in finding
     aged = step_rows(staleness_mean=9.0, ess=[1.0, *[0.98] * 39])
     assert "unstable" not in titles(diagnose(made_run(kind="running", steps=aged[:5]))), (
         "as much, but over nine versions"
@@ -126,13 +126,13 @@ def test_a_run_of_a_few_steps_gets_no_warning_from_signs_alone():
     assert "unstable" in titles(diagnose(made_run(steps=rows[:8])))
 
 
-def test_drift_that_came_back_is_told_only_where_it_lasted_a_fifth_of_the_run():
+def test_drift_that_came_back_is_reported_only_where_it_lasted_a_fifth_of_the_run():
     n = np.arange(40)
     drift = np.where((n >= 8) & (n < 14), 0.05, 0.001)
     assert verdict(steps=step_rows(kl_behaviour_proximal=drift)).severity == "good"
     drift = np.where((n >= 8) & (n < 24), 0.05, 0.001)
-    told = verdict(steps=step_rows(kl_behaviour_proximal=drift))
-    assert told.title == "Updates are unstable: KL to the sampling policy rose to 0.05"
+    finding = verdict(steps=step_rows(kl_behaviour_proximal=drift))
+    assert finding.title == "Updates are unstable: KL to the sampling policy rose to 0.05"
 
 
 def test_ordinary_ppo_on_fresh_samples_has_no_drift_but_its_own_updates():
@@ -145,8 +145,8 @@ def test_an_engine_that_computes_otherwise_from_the_start_is_no_drift():
     assert verdict(steps=step_rows(ess=0.93)).severity == "good"
     sinking = np.where(np.arange(40) < 30, 0.93, 0.9)
     assert verdict(steps=step_rows(kl_behaviour_proximal=0.04)).severity == "good"
-    told = verdict(steps=step_rows(ess=sinking))
-    assert told.title == "Updates are unstable: effective sample size of the weights fell to 0.9"
+    finding = verdict(steps=step_rows(ess=sinking))
+    assert finding.title == "Updates are unstable: effective sample size of the weights fell to 0.9"
 
 
 def test_accuracy_that_falls_between_evaluations_is_a_collapse_though_the_reward_holds():
@@ -181,7 +181,7 @@ def test_equal_rewards_within_groups_do_carry_a_signal_where_the_batch_is_the_ba
     assert "no signal" not in titles(diagnose(made_run(samples=stats(mixed), settings=settings)))
 
 
-def test_groups_left_out_for_want_of_signal_are_told_where_they_are_many():
+def test_groups_left_out_for_want_of_signal_are_reported_where_they_are_many():
     found = verdict(summary={"audit": "clean", "groups_drawn": 1000, "groups_filtered": 750})
     assert found.title.startswith("75 % of the groups drawn were left out")
     assert "4 times as many batches" in found.predicted

@@ -225,7 +225,7 @@ def test_a_run_of_a_newer_version_is_refused_and_nothing_written(tmp_path):
     assert not (folder.root / "report.html").exists()
 
 
-def test_a_place_that_cannot_be_written_is_the_users_to_mend_and_leaves_nothing_behind(tmp_path):
+def test_a_place_that_cannot_be_written_is_the_users_to_fix_and_leaves_nothing_behind(tmp_path):
     folder = report_run(tmp_path, num_steps=1, has_traces=False, has_ledger=False)
     (folder.root / "report.html").mkdir()
     with pytest.raises(UserError, match="cannot be written"):

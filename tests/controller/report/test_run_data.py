@@ -69,7 +69,7 @@ def test_samples_carry_step_length_reward_staleness_and_components(whole):
     assert stats.verdicts == {"scored": 120}
     assert stats.components_by_step["correct"] == [(step, 0.5) for step in range(1, 11)]
     assert stats.timings_s == pytest.approx({"generate_s": 0.3, "score_s": 0.1})
-    assert stats.zero_signal_share == 0.0
+    assert stats.zero_signal_late[0] == 0.0
 
 
 def test_too_many_samples_are_thinned_by_whole_groups_evenly_over_the_steps(whole):

@@ -16,7 +16,7 @@ from controller.run_folder.owner_host import refuse_if_elsewhere, status_exit, w
 
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", zoo.KINDS)
-def test_every_kind_is_told_apart(tmp_path, kind):
+def test_every_kind_is_distinguished(tmp_path, kind):
     found = whereabouts(zoo.make_run(tmp_path, kind))
     assert found.kind == kind
     assert kind in found.words or kind == "foreign"

@@ -122,18 +122,18 @@ class TestFinding:
         with pytest.raises(UserError, match="quick-two"):
             find_run("quick-tow")
 
-    def test_without_any_run_the_way_to_the_first_is_told(self):
+    def test_without_any_run_the_way_to_the_first_is_reported(self):
         with pytest.raises(UserError, match="areal-like train"):
             find_run("x")
 
-    def test_half_written_folder_is_told_from_none(self, tmp_path):
+    def test_half_written_folder_is_distinguished_from_none(self, tmp_path):
         folder = zoo.make_run(tmp_path / "runs", name="half")
         folder.config.write_text("name: half\n")
         folder.state.unlink()
         with pytest.raises(UserError, match="was interrupted"):
             find_run("half")
 
-    def test_folder_of_runs_names_what_lies_in_it(self, tmp_path):
+    def test_folder_of_runs_names_what_is_in_it(self, tmp_path):
         zoo.make_run(tmp_path / "runs", name="job")
         with pytest.raises(UserError, match=r"folder of runs.*job"):
             find_run("runs")

@@ -65,7 +65,7 @@ def test_run_is_found_by_name_and_by_path_and_a_typo_names_the_nearest(tmp_path)
         RunFolder.find("x", tmp_path / "empty")
 
 
-def test_state_keeps_what_is_not_given_anew_and_its_run_id(tmp_path):
+def test_state_keeps_what_is_not_given_again_and_its_run_id(tmp_path):
     folder = RunFolder.create(tmp_path, "job")
     folder.write_state("running", command="train", data={"data.train": "abc"})
     first = folder.read_state()

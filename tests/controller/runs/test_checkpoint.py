@@ -55,13 +55,13 @@ def test_checkpoint_is_waited_for_longer_than_an_answer_and_its_place_is_printed
     assert not list(folder.requests.iterdir())
 
 
-def test_refusal_is_told_with_status_1(tmp_path, capsys):
+def test_refusal_is_reported_with_status_1(tmp_path, capsys):
     folder, _, time = run(tmp_path, answer=("the disk is full", False))
     assert checkpoint(folder, **time) == 1
     assert "the disk is full" in capsys.readouterr().err
 
 
-def test_controller_that_takes_no_request_is_told_after_seconds(tmp_path, capsys):
+def test_controller_that_takes_no_request_is_reported_after_seconds(tmp_path, capsys):
     folder, controller, time = run(tmp_path)
     controller.takes = False
     assert checkpoint(folder, **time) == 1
@@ -70,7 +70,7 @@ def test_controller_that_takes_no_request_is_told_after_seconds(tmp_path, capsys
     assert not list(folder.requests.iterdir())
 
 
-def test_step_that_takes_too_long_is_told(tmp_path, capsys):
+def test_step_that_takes_too_long_is_reported(tmp_path, capsys):
     folder, _, time = run(tmp_path, answer=None)
     assert checkpoint(folder, timeout_s=60.0, **time) == 1
     assert "no checkpoint within 1 min" in capsys.readouterr().err
@@ -150,7 +150,7 @@ def test_export_takes_the_newest_whole_checkpoint_or_the_one_that_is_named(tmp_p
         export(str(one), str(tmp_path / "d"), version=3, dtype=None)
 
 
-def test_run_without_a_checkpoint_is_told_in_one_sentence(tmp_path):
+def test_run_without_a_checkpoint_is_reported_in_one_sentence(tmp_path):
     folder = zoo.make_run(tmp_path, "finished")
     with pytest.raises(UserError, match="this run has no whole checkpoint -> areal-like checkpoint makes one"):
         export(str(folder.root), str(tmp_path / "a"), version=None, dtype=None)

@@ -1,4 +1,4 @@
-"""The commands as typed: exit status, words, and no traceback whatever lies in the folder."""
+"""The commands as typed: exit status, words, and no traceback whatever the folder contains."""
 
 from __future__ import annotations
 

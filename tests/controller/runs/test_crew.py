@@ -68,7 +68,7 @@ def test_add_waits_until_the_worker_has_joined(tmp_path, capsys):
     assert "rollout-2 has joined" in capsys.readouterr().out
 
 
-def test_refusal_is_told_with_status_1(tmp_path, capsys):
+def test_refusal_is_reported_with_status_1(tmp_path, capsys):
     folder, _, time = run(tmp_path, grants=False)
     assert drain(folder, "rollout-0", **time) == 1
     assert "it stays" in capsys.readouterr().err

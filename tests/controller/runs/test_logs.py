@@ -159,7 +159,7 @@ class TestFollow:
 
         assert self.follow(folder, end, tail=0)[-1].endswith("the very last")
 
-    def test_file_that_was_cut_is_read_anew(self, tmp_path):
+    def test_file_that_was_cut_is_read_again(self, tmp_path):
         folder = zoo.make_run(tmp_path, "running")
         lines = self.follow(folder, lambda: (folder.logs / "trainer.log").write_text("new\n"), tail=0)
         assert lines == ["trainer    | new"]

@@ -148,7 +148,7 @@ class TestPayloads:
         assert found.samples[0].answer == "four"
 
     @pytest.mark.parametrize("place", ["checkpoints/step_000002", "model"])
-    def test_tokenizer_is_found_beside_any_model_of_the_run(self, tmp_path, place):
+    def test_tokenizer_is_found_next_to_any_model_of_the_run(self, tmp_path, place):
         folder = zoo.make_sampled_run(tmp_path)
         (folder.final / "tokenizer.json").write_text("{")
         zoo.give_tokenizer(folder.root / place)
@@ -298,7 +298,7 @@ class TestPage:
     def test_without_samples_it_says_so(self, sampled):
         assert "No sample fits." in self.page(sampled, grep="nowhere")
 
-    def test_goes_into_the_runs_folder_or_where_it_is_told(self, tmp_path, capsys):
+    def test_goes_into_the_runs_folder_or_where_it_is_asked_for(self, tmp_path, capsys):
         folder = zoo.make_sampled_run(tmp_path)
         samples(folder, Choice(), format="html")
         assert capsys.readouterr().out == f"samples: {folder.root / 'samples.html'}\n"

@@ -77,7 +77,7 @@ class TestPage:
 
     @pytest.mark.processes
     @pytest.mark.parametrize("kind", ["crashed", "stopped", "failed"])
-    def test_what_to_do_next_is_told(self, tmp_path, kind):
+    def test_what_to_do_next_is_reported(self, tmp_path, kind):
         assert "areal-like resume" in said(zoo.make_run(tmp_path, kind))[1]
 
     def test_preparing_run_tells_what_it_prepares(self, tmp_path):
@@ -105,7 +105,7 @@ class TestHealth:
         assert verdict == "bad"
         assert "no message from the controller for 40 s" in words
 
-    def test_suspended_controller_is_told_with_the_remedy(self, tmp_path):
+    def test_suspended_controller_is_reported_with_the_remedy(self, tmp_path):
         facts = read_facts(zoo.make_run(tmp_path, "running"))
         facts.controller["is_suspended"] = True
         assert "kill -CONT" in health(facts).words
@@ -125,7 +125,7 @@ class TestHealth:
         assert verdict == "warning"
         assert "rollout-1" in words
 
-    def test_overdue_step_is_told_with_the_usual_time(self, tmp_path):
+    def test_overdue_step_is_reported_with_the_usual_time(self, tmp_path):
         folder = zoo.make_run(tmp_path, "running")
         zoo.write_status(folder, last_step={"step": 3, "time_s": time.time() - 300})
         verdict, words = self.judged(folder)

@@ -1,4 +1,4 @@
-"""`areal-like stop`: the right process is asked, nobody else ever is, and the end is told as it was."""
+"""`areal-like stop`: the right process is asked, nobody else ever is, and the end is reported as it was."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def reaped(controller: Controller) -> Any:
     return sleep
 
 
-def test_run_ends_in_good_order_and_is_reported(tmp_path, play, capsys):
+def test_run_ends_normally_and_is_reported(tmp_path, play, capsys):
     folder = zoo.make_run(tmp_path, "running")
     controller = play(folder)
     assert stop(folder, sleep=reaped(controller)) == 0
@@ -140,7 +140,7 @@ def test_timeout_is_status_1_and_says_that_it_still_runs(tmp_path, play, capsys)
     assert controller.process.poll() is None
 
 
-def test_controller_that_is_killed_meanwhile_is_told_as_crashed(tmp_path, play, capsys):
+def test_controller_that_is_killed_meanwhile_is_reported_as_crashed(tmp_path, play, capsys):
     folder = zoo.make_run(tmp_path, "running")
     controller = play(folder, "deaf")
 
@@ -225,7 +225,7 @@ def test_without_pidfd_the_start_time_is_looked_at_before_each_signal(tmp_path, 
     assert stop(folder, sleep=reaped(controller)) == 0
 
 
-def test_what_it_waits_for_is_told(tmp_path, play, capsys):
+def test_what_it_waits_for_is_reported(tmp_path, play, capsys):
     folder = zoo.make_run(tmp_path, "running")
     zoo.write_status(folder, waits=["the run ends (SIGTERM): waits for the trainer to finish step 4"])
     assert stop(folder, timeout_s=0.2, sleep=reaped(play(folder, "deaf"))) == 1

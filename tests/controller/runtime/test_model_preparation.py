@@ -147,7 +147,7 @@ def test_home_folder_may_be_written_with_a_tilde(tmp_path, monkeypatch):
     bounded(test())
 
 
-def test_users_mistake_is_told_in_the_words_of_the_process(tmp_path):
+def test_users_mistake_is_reported_in_the_words_of_the_process(tmp_path):
     async def test():
         scene = Scene(tmp_path)
         code = "import sys; print('error: model.init: no such key `hidden`'); sys.exit(2)"

@@ -44,11 +44,11 @@ names = [name for name in os.listdir("/dev/shm") if name.startswith("areal_like-
 with socket.create_connection(("127.0.0.1", port), 5) as stream:
     stream.settimeout(5)
     stream.sendall(b"\\xff" + bytes(8) + b"\\x7f\\x03\\x00" + b"NULL".ljust(20, b"\\0") + bytes(32))
-    heard = b""
+    received = b""
     try:
-        while part := stream.recv(4096): heard += part
+        while part := stream.recv(4096): received += part
     except OSError: pass
-print(json.dumps(dict(uid=os.getuid(), got=got, names=names, heard=len(heard))))
+print(json.dumps(dict(uid=os.getuid(), got=got, names=names, received=len(received))))
 """
 
 needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become a user")
@@ -88,11 +88,11 @@ def test_stranger_of_another_uid_gets_nothing_at_all(open_place: Path) -> None:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-S", "-c", code, port, *map(str, places), stdout=subprocess.PIPE, cwd="/"
             )
-            told, _ = await process.communicate()
+            output, _ = await process.communicate()
             assert process.returncode == 0
             assert sum(count for kind, count in hub.counters.items() if kind.startswith("rejected")) == 0
             assert list(hub.peers) == ["rollout-0"]
-            return dict(json.loads(told))
+            return dict(json.loads(output))
 
     try:
         found = asyncio.run(scene())
@@ -102,12 +102,12 @@ def test_stranger_of_another_uid_gets_nothing_at_all(open_place: Path) -> None:
     assert found["uid"] == NOBODY
     assert found["got"] == []
     assert not any(secret in str(found["names"]) for secret in secrets)
-    assert int(str(found["heard"])) <= 128, "a greeting that says CURVE, and no more"
+    assert int(str(found["received"])) <= 128, "a greeting that says CURVE, and no more"
 
 
 @needs_root
 def test_fork_server_hangs_up_on_another_user(open_place: Path) -> None:
-    """Also where its socket can be reached: whoever is served has code run as its user."""
+    """Also where its socket can be reached: a process that is served has code run as its user."""
     path = open_place / "socket"
     argv = [sys.executable, "-P", "-m", "areal_like.forkserver", "--starter", str(os.getpid()), "--listen", str(path)]
     server = subprocess.Popen(argv, cwd=Path(__file__).parents[3])

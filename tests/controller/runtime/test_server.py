@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 import msgspec
-from small_run import Trainer, Worker, answer, assert_whole, beside, bounded, segment, small_run, until
+from small_run import Trainer, Worker, answer, assert_whole, bounded, concurrently, segment, small_run, until
 
 from areal_like.verdict import Verdict
 from areal_like.wire import messages as m
@@ -21,7 +21,7 @@ def test_small_run_consumes_every_step_once_and_its_ledger_is_clean(tmp_path):
     async def test():
         async with small_run(tmp_path) as run:
             worker, trainer = Worker(run), Trainer(run)
-            async with beside(worker.work(), trainer.work()):
+            async with concurrently(worker.work(), trainer.work()):
                 outcome = await run.go()
                 assert (outcome.status, outcome.error) == ("completed", None)
                 await run.server.farewell(5.0)
@@ -37,7 +37,7 @@ def test_small_run_consumes_every_step_once_and_its_ledger_is_clean(tmp_path):
 def test_every_step_row_carries_what_a_run_is_judged_by(tmp_path):
     async def test():
         async with small_run(tmp_path) as run:
-            async with beside(Worker(run).work(), Trainer(run).work()):
+            async with concurrently(Worker(run).work(), Trainer(run).work()):
                 await run.go()
             rows = run.rows("step")
             assert [row["step"] for row in rows] == [1, 2, 3], "a metric of the trainer must not hide the step"
@@ -53,14 +53,14 @@ def test_every_step_row_carries_what_a_run_is_judged_by(tmp_path):
 def test_what_the_trainer_chose_is_shown_once(tmp_path):
     async def test():
         async with small_run(tmp_path) as run:
-            async with beside(Worker(run).work(), Trainer(run).work()):
+            async with concurrently(Worker(run).work(), Trainer(run).work()):
                 await run.go()
             assert run.shown.getvalue().count("trainer: attention sdpa (auto)") == 1
 
     bounded(test())
 
 
-def test_sample_is_in_the_ledger_before_its_worker_is_told_so(tmp_path):
+def test_sample_is_in_the_ledger_before_its_worker_is_notified(tmp_path):
     async def test():
         async with small_run(tmp_path) as run:
             worker = Worker(run)
@@ -85,7 +85,7 @@ def test_sample_is_in_the_ledger_before_its_worker_is_told_so(tmp_path):
                 return send(peer, message)
 
             run.hub.send = watch  # type: ignore[method-assign]
-            async with beside(worker.work(), Trainer(run).work()):
+            async with concurrently(worker.work(), Trainer(run).work()):
                 await run.go()
             assert seen
             assert all(seen)
@@ -93,7 +93,7 @@ def test_sample_is_in_the_ledger_before_its_worker_is_told_so(tmp_path):
     bounded(test())
 
 
-def test_finished_sample_told_three_times_is_used_once_and_acknowledged_each_time(tmp_path):
+def test_finished_sample_reported_three_times_is_used_once_and_acknowledged_each_time(tmp_path):
     class Repeating(Worker):
         async def on_lease(self, task):
             for _ in range(3):
@@ -102,7 +102,7 @@ def test_finished_sample_told_three_times_is_used_once_and_acknowledged_each_tim
     async def test():
         async with small_run(tmp_path) as run:
             worker = Repeating(run)
-            async with beside(worker.work(), Trainer(run).work()):
+            async with concurrently(worker.work(), Trainer(run).work()):
                 assert (await run.go()).status == "completed"
                 await run.server.farewell(5.0)
             assert run.tally.samples == 12
@@ -132,7 +132,7 @@ def test_lost_acknowledgement_is_made_good_by_the_next_report(tmp_path):
                 return send(peer, message)
 
             run.hub.send = deaf  # type: ignore[method-assign]
-            async with beside(Resending(run).work(), Trainer(run).work()):
+            async with concurrently(Resending(run).work(), Trainer(run).work()):
                 assert (await run.go()).status == "completed"
             assert run.tally.samples == 12
             assert len(lost) == 4
@@ -150,10 +150,10 @@ def test_samples_of_a_vanished_worker_go_on_elsewhere_from_their_tokens(tmp_path
     async def test():
         async with small_run(tmp_path) as run:
             first, second = Vanishing(run, "rollout-0"), Worker(run, "rollout-1")
-            async with beside(first.work(), Trainer(run).work()):
+            async with concurrently(first.work(), Trainer(run).work()):
                 ending = asyncio.create_task(run.go())
                 await until(lambda: any(record.samples for record in run.ledger.load().live))
-                async with beside(second.work()):
+                async with concurrently(second.work()):
                     await until(lambda: "rollout-1" in run.hub.peers)
                     run.supervisor.losses.append(Loss("rollout-0", "rollout", "killed", is_permanent=True))
                     assert (await ending).status == "completed"
@@ -194,7 +194,7 @@ def test_a_killed_worker_is_lost_at_once_and_its_end_is_reported_once_it_was_see
     monkeypatch.setattr(Coordinator, "handle", record)
 
     async def test():
-        async with small_run(tmp_path) as run, beside(Worker(run, "rollout-1").work()):
+        async with small_run(tmp_path) as run, concurrently(Worker(run, "rollout-1").work()):
             ending = asyncio.create_task(run.go())
             run.supervisor.losses.append(Loss("rollout-0", "rollout", "silent", is_permanent=True, may_live=True))
             await until(lambda: events)
@@ -202,7 +202,7 @@ def test_a_killed_worker_is_lost_at_once_and_its_end_is_reported_once_it_was_see
             run.supervisor.ended.append("rollout-0")
             await until(lambda: len(events) > 1)
             assert events[1:] == [("WorkerEnded", "rollout-0", None)]
-            async with beside(Trainer(run).work()):
+            async with concurrently(Trainer(run).work()):
                 assert (await ending).status == "completed"
 
     bounded(test())
@@ -215,18 +215,18 @@ def test_worker_that_says_goodbye_unasked_is_lost_but_stays_under_supervision(tm
             raise asyncio.CancelledError
 
     async def test():
-        async with small_run(tmp_path) as run, beside(Leaving(run).work(), Trainer(run).work()):
+        async with small_run(tmp_path) as run, concurrently(Leaving(run).work(), Trainer(run).work()):
             ending = asyncio.create_task(run.go())
             await until(lambda: "spot machine taken away" in run.shown.getvalue())
             assert run.supervisor.released == []
-            async with beside(Worker(run).work()):  # its successor
+            async with concurrently(Worker(run).work()):  # its successor
                 assert (await ending).status == "completed"
 
     bounded(test())
     assert_whole(tmp_path, 3)
 
 
-def test_worker_out_of_reach_is_struck_off_and_its_leases_are_given_anew(tmp_path):
+def test_worker_out_of_reach_is_removed_and_its_leases_are_given_again(tmp_path):
     async def test():
         async with small_run(tmp_path) as run:
             worker = Worker(run)
@@ -239,7 +239,7 @@ def test_worker_out_of_reach_is_struck_off_and_its_leases_are_given_anew(tmp_pat
                 return send(peer, message)
 
             run.hub.send = full  # type: ignore[method-assign]
-            async with beside(worker.work(), Trainer(run).work()):
+            async with concurrently(worker.work(), Trainer(run).work()):
                 assert (await run.go()).status == "completed"
             assert run.supervisor.out_of_touch == ["rollout-0"]
             assert {task.lease_id for task in refused[0].tasks}.isdisjoint(task.lease_id for task in worker.leased)
@@ -276,7 +276,7 @@ def test_trainer_that_missed_its_batch_gets_it_when_it_says_hello_again(tmp_path
 
             run.hub.send = full  # type: ignore[method-assign]
             trainer = Asking(run)
-            async with beside(Worker(run).work(), trainer.work()):
+            async with concurrently(Worker(run).work(), trainer.work()):
                 assert (await run.go()).status == "completed"
             assert [batch.step for batch in trainer.batches] == [1, 2, 3]
 
@@ -292,7 +292,7 @@ def test_version_announced_twice_is_one_step(tmp_path):
 
     async def test():
         async with small_run(tmp_path) as run:
-            async with beside(Worker(run).work(), Twice(run).work()):
+            async with concurrently(Worker(run).work(), Twice(run).work()):
                 await run.go()
             assert run.tally.steps == 3
             assert [row["step"] for row in run.rows("step")] == [1, 2, 3]
@@ -308,7 +308,7 @@ def test_evaluations_count_correct_answers_of_one_version(tmp_path):
             worker.on_lease = lambda task: worker.peer.send(  # type: ignore[method-assign]
                 answer(task, worker.version, reward=-7.0 if task.purpose == "eval" else 1.0)
             )
-            async with beside(worker.work(), Trainer(run).work()):
+            async with concurrently(worker.work(), Trainer(run).work()):
                 assert (await run.go()).status == "completed"
             assert run.tally.accuracy[0] == 1.0, "the component `correct`, not the reward"
             assert run.tally.accuracy[3] == 1.0
@@ -335,7 +335,7 @@ def test_evaluation_without_any_score_is_no_accuracy_and_no_zero(tmp_path):
 
     async def test():
         async with small_run(tmp_path, num_eval_rows=2, num_steps=1) as run:
-            async with beside(Unscored(run).work(), Trainer(run).work()):
+            async with concurrently(Unscored(run).work(), Trainer(run).work()):
                 assert (await run.go()).status == "completed"
             assert run.tally.accuracy == {}
             assert "2 of 2 evaluated answers got no score" in run.shown.getvalue()
@@ -354,7 +354,7 @@ def test_evaluation_waits_for_workers_that_are_still_to_come(tmp_path):
             await until(lambda: run.coordinator.version == 0)
             await asyncio.sleep(0.3)
             assert not ending.done()
-            async with beside(Worker(run).work()):
+            async with concurrently(Worker(run).work()):
                 assert (await ending).status == "completed"
             assert run.tally.accuracy == {0: 1.0}
 
@@ -369,7 +369,7 @@ def test_message_that_is_not_for_its_sender_to_send_is_shown_and_harmless(tmp_pa
 
     async def test():
         async with small_run(tmp_path) as run:
-            async with beside(Confused(run).work(), Trainer(run).work()):
+            async with concurrently(Confused(run).work(), Trainer(run).work()):
                 assert (await run.go()).status == "completed"
             assert "unexpected message BatchRequest from rollout-0" in run.shown.getvalue()
 

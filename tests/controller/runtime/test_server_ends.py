@@ -10,7 +10,7 @@ import threading
 from typing import Any, Literal
 
 import pytest
-from small_run import Trainer, Worker, assert_whole, beside, bounded, segment, small_run, until
+from small_run import Trainer, Worker, assert_whole, bounded, concurrently, segment, small_run, until
 
 from areal_like.errors import DeadlineExceeded, LedgerError, OperationError, PolicyDiverged, ProcessDied, UserError
 from areal_like.process import DIVERGED
@@ -28,13 +28,13 @@ def test_one_stop_finishes_the_running_step_saves_and_ends_well(tmp_path):
         async def on_batch(self, batch):
             if batch.step == 2:
                 self.run.server.request_stop("SIGINT")
-                await until(lambda: self.run.server._is_stop_told)
+                await until(lambda: self.run.server._is_stop_sent)
             await super().on_batch(batch)
 
     async def test():
         async with small_run(tmp_path, num_steps=9) as run:
             trainer = Slow(run)
-            async with beside(Worker(run).work(), trainer.work()):
+            async with concurrently(Worker(run).work(), trainer.work()):
                 outcome = await run.go()
             assert (outcome.status, outcome.reason, outcome.error) == ("stopped", "SIGINT", None)
             assert trainer.version == 2
@@ -56,7 +56,7 @@ def test_second_stop_waits_for_nobody(tmp_path):
     async def test():
         async with small_run(tmp_path) as run:
             worker = Worker(run)
-            async with beside(worker.work()):
+            async with concurrently(worker.work()):
                 ending = asyncio.create_task(run.go())
                 await until(lambda: "rollout-0" in run.hub.peers)
                 run.server.request_stop("SIGINT")
@@ -84,7 +84,7 @@ def test_stop_that_takes_too_long_ends_with_words_although_tokens_flow(tmp_path)
                         run.tally.add_counters("rollout-7", "x", {"tokens": asyncio.get_running_loop().time()})
                         await asyncio.sleep(0.02)
 
-            async with beside(Worker(run).work(), Stuck(run).work()):
+            async with concurrently(Worker(run).work(), Stuck(run).work()):
                 outcome = await run.go()
             assert outcome.status == "failed"
             assert isinstance(outcome.error, DeadlineExceeded)
@@ -100,7 +100,7 @@ def test_run_without_progress_ends_and_says_who_waits_for_whom(tmp_path):
 
     async def test():
         async with small_run(tmp_path, stall_after_s=0.8) as run:
-            async with beside(Silent(run).work(), Trainer(run).work()):
+            async with concurrently(Silent(run).work(), Trainer(run).work()):
                 outcome = await run.go()
             assert isinstance(outcome.error, DeadlineExceeded)
             assert "trainer waits for batch 1" in outcome.reason
@@ -150,7 +150,7 @@ def test_trainer_that_dies_within_its_budget_goes_on_from_its_checkpoint_in_the_
                 second.version, second.lineage = 0, spec.lineage
                 await second.work()
 
-            async with beside(Worker(run).work(), lives()):
+            async with concurrently(Worker(run).work(), lives()):
                 outcome = await run.go()
             assert outcome.status == "completed"
             assert [(batch.step, batch.is_replay) for batch in second.batches] == [(1, True), (2, True), (3, False)]
@@ -188,7 +188,7 @@ def test_other_processes_are_looked_after_while_the_checkpoint_of_a_dead_trainer
                 for _ in range(2):
                     run.server.request_stop("enough")
 
-            async with beside(losses()):
+            async with concurrently(losses()):
                 outcome = await run.go()
             assert outcome.status == "stopped"
 
@@ -214,7 +214,7 @@ def test_trainer_that_crashes_after_its_work_is_done_spoils_nothing(tmp_path):
                         await until(lambda: trainer.has_left)
                     await super().on_lease(task)
 
-            async with beside(Patient(run).work(), trainer.work()):
+            async with concurrently(Patient(run).work(), trainer.work()):
                 assert (await run.go()).status == "completed"
             assert run.tally.accuracy == {3: 1.0}
 
@@ -228,9 +228,9 @@ def test_goodbye_of_a_trainer_that_is_not_done_does_not_release_it(tmp_path):
             raise asyncio.CancelledError
 
     async def test():
-        async with small_run(tmp_path) as run, beside(Worker(run).work(), Deserting(run).work()):
+        async with small_run(tmp_path) as run, concurrently(Worker(run).work(), Deserting(run).work()):
             ending = asyncio.create_task(run.go())
-            await until(lambda: "trainer" in run.supervisor.heard and "trainer" not in run.hub.peers)
+            await until(lambda: "trainer" in run.supervisor.received and "trainer" not in run.hub.peers)
             assert "trainer" not in run.supervisor.released
             run.supervisor.losses.append(Loss("trainer", "trainer", "ended with status 0", True, 0))
             assert (await ending).status == "failed"
@@ -252,11 +252,11 @@ def test_reward_service_lost_for_good_ends_the_run(tmp_path):
     bounded(test())
 
 
-def test_one_of_several_reward_services_lost_for_good_is_told_and_the_run_goes_on(tmp_path):
+def test_one_of_several_reward_services_lost_for_good_is_reported_and_the_run_goes_on(tmp_path):
     async def test():
         async with small_run(tmp_path) as run:
             run.supervisor.losses.append(Loss("reward-0", "reward", "ended with status 1", True, 1))
-            async with beside(Trainer(run).work(), Worker(run).work()):
+            async with concurrently(Trainer(run).work(), Worker(run).work()):
                 outcome = await run.go()
             assert outcome.status == "completed"
             assert "the other reward services continue" in run.shown.getvalue()
@@ -267,9 +267,9 @@ def test_one_of_several_reward_services_lost_for_good_is_told_and_the_run_goes_o
 def test_last_worker_lost_for_good_ends_the_run_with_its_words(tmp_path):
     async def test():
         async with small_run(tmp_path) as run:
-            async with beside(Trainer(run).work()):
+            async with concurrently(Trainer(run).work()):
                 ending = asyncio.create_task(run.go())
-                async with beside(Worker(run, capacity=0).work()):
+                async with concurrently(Worker(run, capacity=0).work()):
                     await until(lambda: "rollout-0" in run.hub.peers)
                     await until(lambda: run.coordinator.version == 0)
                 run.supervisor.gone.add("rollout-0")
@@ -308,7 +308,7 @@ def test_one_worker_alone_that_calls_the_policy_diverged_is_started_again(tmp_pa
         async with small_run(tmp_path) as run:
             run.supervisor.members = ["trainer", "rollout-0", "rollout-1"]
             run.supervisor.losses += [divergence("rollout-1"), divergence("rollout-1")]
-            async with beside(Trainer(run).work(), Worker(run).work()):
+            async with concurrently(Trainer(run).work(), Worker(run).work()):
                 outcome = await run.go()
             assert outcome.status == "completed"
             assert "rollout-1: the policy has diverged at version 3" in run.shown.getvalue()
@@ -321,7 +321,7 @@ def test_worker_that_has_finished_a_sample_since_does_not_call_the_policy_diverg
         async with small_run(tmp_path) as run:
             run.supervisor.members = ["trainer", "rollout-0", "rollout-1"]
             run.server._diverged.add("rollout-0")
-            async with beside(Trainer(run).work(), Worker(run).work()):
+            async with concurrently(Trainer(run).work(), Worker(run).work()):
                 ending = asyncio.create_task(run.go())
                 await until(lambda: not run.server._diverged)
                 run.supervisor.losses.append(divergence("rollout-1"))
@@ -356,7 +356,7 @@ def test_prompt_that_is_too_long_stops_or_drops_as_configured(tmp_path, stops):
 
     async def test():
         async with small_run(tmp_path, stop_on_long_prompt=stops) as run:
-            async with beside(Rejecting(run).work(), Trainer(run).work()):
+            async with concurrently(Rejecting(run).work(), Trainer(run).work()):
                 outcome = await run.go()
             if stops:
                 assert isinstance(outcome.error, UserError)
@@ -381,7 +381,7 @@ def test_nothing_is_written_after_a_write_that_failed(tmp_path):
                 apply(entries)
 
             run.ledger.apply = full  # type: ignore[method-assign]
-            async with beside(worker.work(), Trainer(run).work()):
+            async with concurrently(worker.work(), Trainer(run).work()):
                 outcome = await run.go()
                 num_writes = len(applied)
                 await run.server.farewell(0.5)
@@ -401,7 +401,7 @@ def test_refusal_of_the_operating_system_ends_the_run_in_words(tmp_path):
                 raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
 
             run.server._journal.append = full  # type: ignore[method-assign]
-            async with beside(Worker(run).work(), Trainer(run).work()):
+            async with concurrently(Worker(run).work(), Trainer(run).work()):
                 outcome = await run.go()
                 await run.server.farewell(0.2)
             assert isinstance(outcome.error, OperationError)
@@ -410,20 +410,20 @@ def test_refusal_of_the_operating_system_ends_the_run_in_words(tmp_path):
     bounded(test())
 
 
-def test_what_broke_and_was_mended_is_on_screen_and_in_the_ledger_in_the_order_of_other_facts(tmp_path):
-    class Mending(Worker):
-        is_mended = False
+def test_what_broke_and_was_repaired_is_on_screen_and_in_the_ledger_in_the_order_of_other_facts(tmp_path):
+    class Recovering(Worker):
+        is_repaired = False
 
         async def on_lease(self, task):
-            if not self.is_mended:
-                self.is_mended = True
+            if not self.is_repaired:
+                self.is_repaired = True
                 await self.peer.send(m.Incident(text="SGLang server: it ended with signal SIGKILL; starting another"))
             await super().on_lease(task)
 
     async def test():
         async with small_run(tmp_path) as run:
             run.supervisor.losses.append(Loss("rollout-7", "rollout", "ended with signal SIGKILL", False, -9))
-            async with beside(Trainer(run).work(), Mending(run).work()):
+            async with concurrently(Trainer(run).work(), Recovering(run).work()):
                 assert (await run.go()).status == "completed"
             words = "rollout-0: SGLang server: it ended with signal SIGKILL; starting another"
             assert words in run.shown.getvalue()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from small_run import Trainer, Worker, answer, assert_whole, beside, bounded, small_run, until
+from small_run import Trainer, Worker, answer, assert_whole, bounded, concurrently, small_run, until
 
 from areal_like.wire import messages as m
 from controller.ledger.ledger import Ledger
@@ -23,7 +23,7 @@ def test_what_is_finished_during_the_farewell_is_kept_for_the_next_stretch(tmp_p
     async def test():
         async with small_run(tmp_path) as run:
             worker = Late(run)
-            async with beside(worker.work(), Trainer(run).work()):
+            async with concurrently(worker.work(), Trainer(run).work()):
                 ending = asyncio.create_task(run.go())
                 await until(lambda: hasattr(worker, "held"))
                 run.server.request_stop("SIGINT")
@@ -41,7 +41,7 @@ def test_what_is_finished_during_the_farewell_is_kept_for_the_next_stretch(tmp_p
 def test_farewell_does_not_wait_for_the_dead(tmp_path):
     async def test():
         async with small_run(tmp_path) as run:
-            async with beside(Worker(run).work()):
+            async with concurrently(Worker(run).work()):
                 ending = asyncio.create_task(run.go())
                 await run.connect("rollout-1", "rollout", set(Worker.ACCEPT))
                 await until(lambda: "rollout-0" in run.hub.peers)
@@ -65,7 +65,7 @@ def test_process_that_comes_up_during_the_farewell_is_sent_home(tmp_path):
             idle = await run.connect("idle", "reward", set())
             run.server.request_stop("SIGINT")
             await ending
-            async with beside(late.work()):
+            async with concurrently(late.work()):
                 farewell = asyncio.create_task(run.server.farewell(5.0))
                 await until(lambda: late.was_shut_down)
                 await idle.close("bye")
@@ -89,13 +89,13 @@ def test_crashed_run_replays_its_batches_unchanged_and_finishes(tmp_path):
                 else:
                     await super().on_batch(batch)
 
-        async with small_run(tmp_path) as run, beside(Worker(run).work(), Dying(run).work()):
+        async with small_run(tmp_path) as run, concurrently(Worker(run).work(), Dying(run).work()):
             assert (await run.go()).status == "failed"
 
     async def resume():
         async with small_run(tmp_path) as run:
             trainer = Trainer(run)
-            async with beside(Worker(run).work(), trainer.work()):
+            async with concurrently(Worker(run).work(), trainer.work()):
                 assert (await run.go()).status == "completed"
             assert [batch.is_replay for batch in trainer.batches] == [True, True, False]
             assert [names(batch) for batch in trainer.batches[:2]] == shipped
@@ -119,24 +119,24 @@ def test_stop_during_a_replay_is_orderly_and_the_next_resume_finishes(tmp_path):
         async def on_batch(self, batch):
             if batch.step == 1:
                 self.run.server.request_stop("SIGINT")
-                await until(lambda: self.run.server._is_stop_told)
+                await until(lambda: self.run.server._is_stop_sent)
             await super().on_batch(batch)
 
     async def crash():
-        async with small_run(tmp_path) as run, beside(Worker(run).work(), Dying(run).work()):
+        async with small_run(tmp_path) as run, concurrently(Worker(run).work(), Dying(run).work()):
             assert (await run.go()).status == "failed"
 
     async def stop():
         async with small_run(tmp_path) as run:
             trainer = Stopped(run)
-            async with beside(Worker(run).work(), trainer.work()):
+            async with concurrently(Worker(run).work(), trainer.work()):
                 assert (await run.go()).status == "stopped"
             assert trainer.version == 1
 
     async def finish():
         async with small_run(tmp_path, base=1) as run:
             trainer = Trainer(run)
-            async with beside(Worker(run).work(), trainer.work()):
+            async with concurrently(Worker(run).work(), trainer.work()):
                 assert (await run.go()).status == "completed"
             assert [batch.step for batch in trainer.batches] == [2, 3]
 
@@ -154,7 +154,7 @@ def test_run_killed_in_its_final_evaluation_only_evaluates_again(tmp_path):
     async def train():
         async with small_run(tmp_path, num_eval_rows=2, eval_at_start=False) as run:
             trainer = Trainer(run)
-            async with beside(Deaf(run).work(), trainer.work()):
+            async with concurrently(Deaf(run).work(), trainer.work()):
                 ending = asyncio.create_task(run.go())
                 await until(lambda: trainer.has_left)
                 ending.cancel()
@@ -163,7 +163,7 @@ def test_run_killed_in_its_final_evaluation_only_evaluates_again(tmp_path):
     async def resume():
         async with small_run(tmp_path, base=3, num_eval_rows=2, eval_at_start=False) as run:
             trainer = Trainer(run)
-            async with beside(Worker(run).work(), trainer.work()):
+            async with concurrently(Worker(run).work(), trainer.work()):
                 assert (await run.go()).status == "completed"
             assert trainer.batches == []
             assert run.tally.accuracy == {3: 1.0}

@@ -1,4 +1,4 @@
-"""Claims about the supervisor, with real tiny processes and a hub that is told what to say."""
+"""Claims about the supervisor, with real tiny processes and a hub that follows a script."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_accident_within_the_budget_is_started_again_and_beyond_it_is_permanent(
     bounded(test())
 
 
-def test_policy_that_diverged_is_told_without_the_log(tmp_path):
+def test_policy_that_diverged_is_reported_without_the_log(tmp_path):
     async def test():
         source = f"import sys; print('Traceback'); print('error: the policy has diverged'); sys.exit({DIVERGED})"
         watch = Watch(tmp_path, source, max_restarts=0)
@@ -352,7 +352,7 @@ def test_states_say_what_each_process_does(tmp_path):
     bounded(test())
 
 
-def test_processes_are_told_with_role_pid_incarnation_and_counters(tmp_path):
+def test_processes_are_reported_with_role_pid_incarnation_and_counters(tmp_path):
     async def test():
         watch = Watch(tmp_path, "import time; time.sleep(60)")
         await watch.tick()
@@ -479,7 +479,7 @@ def test_process_that_announced_that_it_leaves_is_not_started_again(tmp_path):
         watch.supervisor.leaving("one", watch.now_s)
         assert watch.supervisor.is_leaving("one")
         (loss,) = await watch.until_exit()
-        assert loss.is_permanent, "without a Goodbye it is told as a loss, once"
+        assert loss.is_permanent, "without a Goodbye it is reported as a loss, once"
         await watch.tick(100.0)
         assert watch.launcher.starts == ["one"]
 

@@ -44,7 +44,7 @@ def test_steps_per_second_are_those_of_the_smallest_batch_lately() -> None:
     assert found[1] == pytest.approx(98), "steps of the small batches count"
 
 
-def test_restarted_process_starts_anew() -> None:
+def test_restarted_process_starts_again() -> None:
     gauge = SpeedGauge()
     read(gauge, 0, 0)
     read(gauge, 1000, 1.0)

@@ -12,7 +12,7 @@ def watchdog() -> Watchdog:
     return Watchdog(stall_after_s=10.0, stop_grace_s=5.0, now_s=0.0)
 
 
-def test_progress_keeps_it_quiet_for_ever():
+def test_progress_keeps_it_quiet_indefinitely():
     dog = watchdog()
     assert [dog.look(now_s, now_s, []) for now_s in range(0, 100, 9)] == [""] * 12
 

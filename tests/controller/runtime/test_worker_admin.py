@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from small_run import Trainer, Worker, assert_whole, beside, bounded, small_run, until
+from small_run import Trainer, Worker, assert_whole, bounded, concurrently, small_run, until
 
 from areal_like.trajectory import Segment
 from areal_like.wire import messages as m
@@ -52,7 +52,7 @@ def test_worker_that_leaves_on_notice_is_released_and_the_run_goes_on(tmp_path):
     async def test():
         async with small_run(tmp_path) as run:
             leaver, stayer = Slow(run, "rollout-1", capacity=2), Worker(run, "rollout-0", capacity=2)
-            async with beside(leaver.until_notice(), stayer.work(), Trainer(run).work()):
+            async with concurrently(leaver.until_notice(), stayer.work(), Trainer(run).work()):
                 outcome = await run.go()
             assert outcome.status == "completed"
             assert run.supervisor.left == ["rollout-1"]
@@ -74,7 +74,7 @@ def test_drain_on_request_tells_the_worker_to_leave(tmp_path):
                 await until(lambda: bool(slow.leased))
                 assert await asked(tmp_path, "drain", "rollout-1") == (True, "rollout-1")
 
-            async with beside(stayer.work(), slow.work(), Trainer(run).work(), operator()):
+            async with concurrently(stayer.work(), slow.work(), Trainer(run).work(), operator()):
                 outcome = await run.go()
                 assert slow.was_shut_down
             assert outcome.status == "completed"
@@ -95,7 +95,7 @@ def test_the_only_worker_is_not_drained_and_strangers_are_refused_in_words(tmp_p
                 run.server.request_stop("enough")
                 run.server.request_stop("enough")
 
-            async with beside(slow.work(), Trainer(run).work(), operator()):
+            async with concurrently(slow.work(), Trainer(run).work(), operator()):
                 await run.go()
             assert [is_granted for is_granted, _ in answers] == [False] * 3
             assert "only rollout worker" in answers[0][1]
@@ -105,7 +105,7 @@ def test_the_only_worker_is_not_drained_and_strangers_are_refused_in_words(tmp_p
     bounded(test())
 
 
-def test_added_worker_is_named_to_whoever_asked(tmp_path):
+def test_added_worker_is_named_to_its_requester(tmp_path):
     async def test():
         async with small_run(tmp_path) as run:
             slow = Slow(run)
@@ -116,7 +116,7 @@ def test_added_worker_is_named_to_whoever_asked(tmp_path):
                 run.server.request_stop("enough")
                 run.server.request_stop("enough")
 
-            async with beside(slow.work(), Trainer(run).work(), operator()):
+            async with concurrently(slow.work(), Trainer(run).work(), operator()):
                 await run.go()
             assert run.supervisor.added == ["rollout-9"]
 
@@ -134,7 +134,7 @@ def test_last_worker_that_leaves_all_the_same_is_left_to_the_supervisor(tmp_path
                 await until(lambda: "rollout-0" not in run.hub.peers)
                 await Worker(run, "rollout-0").work()
 
-            async with beside(lonely(), Trainer(run).work()):
+            async with concurrently(lonely(), Trainer(run).work()):
                 outcome = await run.go()
             assert outcome.status == "completed"
             assert run.supervisor.left == []
@@ -156,13 +156,13 @@ def test_speed_of_a_worker_comes_from_its_heartbeats(tmp_path):
                 for tokens, steps, busy_s in ((0.0, 0.0, 0.0), (500.0, 50.0, 2.0)):
                     counters = {"tokens": tokens, "steps": steps, "busy_s": busy_s}
                     info.heartbeat = m.Heartbeat(state="generate", counters=counters)
-                    told = crew.tick(0.0)
-                (event,) = (one.event for one in told)
+                    events = crew.tick(0.0)
+                (event,) = (one.event for one in events)
                 assert (event.tokens_per_s, event.steps_per_s) == (250.0, 25.0)
                 run.server.request_stop("enough")
                 run.server.request_stop("enough")
 
-            async with beside(slow.work(), Trainer(run).work(), operator()):
+            async with concurrently(slow.work(), Trainer(run).work(), operator()):
                 await run.go()
 
     bounded(test())
@@ -203,7 +203,7 @@ def test_checkpoint_on_request_is_answered_when_the_trainer_has_it(tmp_path, ref
                 run.server.request_stop("enough")
                 run.server.request_stop("enough")
 
-            async with beside(saver.work(), operator()):
+            async with concurrently(saver.work(), operator()):
                 await run.go()
             if refusal:
                 assert (
@@ -229,13 +229,13 @@ def test_checkpoint_without_a_trainer_is_refused_in_words(tmp_path):
                 run.server.request_stop("enough")
                 run.server.request_stop("enough")
 
-            async with beside(slow.work(), operator()):
+            async with concurrently(slow.work(), operator()):
                 await run.go()
 
     bounded(test())
 
 
-def test_checkpoint_of_a_trainer_that_replays_answers_whoever_asked_meanwhile(tmp_path):
+def test_checkpoint_of_a_trainer_that_replays_answers_a_request_made_meanwhile(tmp_path):
     hub = SimpleNamespace(peers={}, send=lambda name, message: True)
     coordinator = SimpleNamespace(version=10, trained=6)  # it died at 10, and has come from its checkpoint to 6 again
     requests = Requests(tmp_path)

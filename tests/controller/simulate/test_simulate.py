@@ -273,7 +273,7 @@ def test_lengths_of_a_file_can_be_scaled_and_are_cut(tmp_path):
     assert found.mean_length() == pytest.approx(92.5, rel=0.03)  # 160 is cut to 130
     for bad in ("[]", "[[0]]", "{}", "[[1.5, null]]", "x"):
         file.write_text(bad)
-        with pytest.raises(UserError, match="no lengths can be read"):
+        with pytest.raises(UserError, match="the lengths cannot be read"):
             parse_lengths(str(file), 100)
 
 
@@ -408,7 +408,7 @@ def test_json_has_one_object_a_variant(capsys):
         (["--plot", "/no/such/folder/x.png"], "cannot be written"),
     ],
 )
-def test_mistakes_are_told_in_one_line(capsys, arguments, words):
+def test_mistakes_are_reported_in_one_line(capsys, arguments, words):
     try:
         status = main([*ARGUMENTS, *arguments])
     except SystemExit as stopped:
@@ -423,18 +423,18 @@ def test_a_sweep_over_modes_says_of_each_whether_a_runs_costs_are_its_own(tmp_pa
     monkeypatch.setattr("controller.wiring.process_specs.num_cores", lambda: 2)
     run = str(run_of_like_batches(tmp_path).root)
     Path(run, "config.yaml").write_text(Path("configs/quickstart.yaml").read_text())
-    told = ["simulate", "configs/quickstart.yaml", "--calibrate", run, "--steps", "4"]
-    assert main([*told, "--sweep", "mode=async,sync"]) == 0
+    command = ["simulate", "configs/quickstart.yaml", "--calibrate", run, "--steps", "4"]
+    assert main([*command, "--sweep", "mode=async,sync"]) == 0
     warned = capsys.readouterr().err
     assert warned.count("its costs are not those of this job") == 1
     assert "`mode: sync` gives 2 and 2" in warned
-    assert main([*told, "mode=sync", "--sweep", "mode=async"]) == 0
+    assert main([*command, "mode=sync", "--sweep", "mode=async"]) == 0
     assert "not those of this job" not in capsys.readouterr().err, "what is not simulated"
-    assert main([*told, "mode=sync", "--sweep", "groups_per_step=8,16,24"]) == 0
+    assert main([*command, "mode=sync", "--sweep", "groups_per_step=8,16,24"]) == 0
     assert capsys.readouterr().err.count("its costs are not those of this job") == 1
     for extra in ("--sweep gpus=8,16", "--sweep tp=1,2", "--efficiency bandwidth=0.5", "--model 7b", "--gpus 16",
                   "--gpu h200", "--tp 2", "--rollout-share 0.5"):  # fmt: skip
-        assert main([*told, *extra.split()]) == 2
+        assert main([*command, *extra.split()]) == 2
         assert "together with --calibrate: costs as a run measured them" in capsys.readouterr().err
     assert main(["simulate", "configs/quickstart.yaml", "--calibrate", "no-such-run"]) == 2
     assert "no-such-run" in capsys.readouterr().err

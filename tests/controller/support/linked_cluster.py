@@ -85,9 +85,9 @@ class LinkedCluster(VirtualCluster):
 
     def _start_loader(self, worker: VirtualWorker) -> None:
         def report(message: m.Message) -> None:
-            told = translate(worker.name, message, is_eval=lambda _: False)
-            assert told is not None
-            self.post(worker.name, told.event)
+            received = translate(worker.name, message, is_eval=lambda _: False)
+            assert received is not None
+            self.post(worker.name, received.event)
 
         self._end_loader(worker.name)
         engine = self.engines[worker.name] = AccountedEngine(self, worker)
@@ -215,7 +215,7 @@ class LinkedCluster(VirtualCluster):
         loader = self.loaders[worker.name][0]
         match effect:
             case SendVersion():
-                assert effect.manifest_path, "a version was announced that is not to be had"
+                assert effect.manifest_path, "a version was announced that is not available"
                 loader.announce(
                     m.AnnounceVersion(
                         version=effect.version, lineage=effect.lineage, manifest_path=effect.manifest_path,
@@ -294,7 +294,7 @@ class LinkedCluster(VirtualCluster):
         return [worker for worker in self.workers.values() if worker.is_alive and self._is_asked(worker.name)]
 
     def _silence(self, worker: VirtualWorker) -> None:
-        if not self._is_heard(worker):
+        if not self._is_reachable(worker):
             return
         if self.rng.random() < 0.5:
             self.links.pop(worker.name, None)
@@ -303,7 +303,7 @@ class LinkedCluster(VirtualCluster):
             self.letters = [x for x in self.letters if x[0] != worker.name or isinstance(x[1], kept)]
         self._lose_touch(worker)
 
-    def _is_heard(self, worker: VirtualWorker) -> bool:
+    def _is_reachable(self, worker: VirtualWorker) -> bool:
         """The controller knows of this process, and can reach it."""
         is_coming = any(one == worker.name and isinstance(event, WorkerJoined) for one, event, _ in self.letters)
         return worker.is_alive and worker.is_known and not is_coming
@@ -314,7 +314,7 @@ class LinkedCluster(VirtualCluster):
 
     def reconnect(self, worker: VirtualWorker) -> bool:
         """Out of reach and back at once, without a loss of messages; False where the controller does not know it."""
-        if not self._is_heard(worker):
+        if not self._is_reachable(worker):
             return False
         self._lose_touch(worker)
         if self.end is None:

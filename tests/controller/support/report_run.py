@@ -1,4 +1,4 @@
-"""Folders of made-up runs (made_run.py) with all that a report shows beside: traces, events, text that means harm."""
+"""Folders of made-up runs (made_run.py) with all else that a report shows: traces, events, text that means harm."""
 
 from __future__ import annotations
 

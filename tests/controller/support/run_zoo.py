@@ -26,16 +26,16 @@ KINDS = ("running", "finished", "stopped", "failed", "crashed", "foreign")
 def make_run(runs_dir: Path, kind: str = "finished", name: str = "", **state: Any) -> RunFolder:
     """A folder that `whereabouts` judges to be of this kind. A running one is run by the test itself."""
     folder = RunFolder.create(runs_dir, name or kind)
-    told: Any = "running" if kind in ("crashed", "foreign") else kind
+    recorded: Any = "running" if kind in ("crashed", "foreign") else kind
     folder.write_state(
-        told, command="train", reason={"failed": "trainer: disk full", "finished": "6 steps done"}.get(kind, "")
+        recorded, command="train", reason={"failed": "trainer: disk full", "finished": "6 steps done"}.get(kind, "")
     )
     if kind == "crashed":
         edit_state(folder, controller_pid=dead_pid())
     if kind == "foreign":
         edit_state(folder, host="far-away", boot_id="another")
     edit_state(folder, **state)
-    write_status(folder, status=told)
+    write_status(folder, status=recorded)
     write_metrics(folder)
     if kind == "finished":
         folder.summary.write_text(json.dumps(SUMMARY))
@@ -199,7 +199,7 @@ def fill_ledger(ledger: Ledger) -> None:
 
 
 def make_sampled_run(runs_dir: Path, kind: str = "finished", name: str = "") -> RunFolder:
-    """A run with a ledger of samples and a tokenizer beside its final model."""
+    """A run with a ledger of samples and a tokenizer next to its final model."""
     folder = make_run(runs_dir, kind, name)
     with open_ledger(folder) as ledger:
         fill_ledger(ledger)

@@ -1,7 +1,7 @@
 """A whole small run in one process: real hub, coordinator, ledger and server; worker and trainer speak real messages.
 
 The peers are scripted: a rollout worker that answers leases at once, a trainer that turns a batch into the next
-version. What they are told to do wrong (vanish, repeat, forget) is what a test is about.
+version. What they do wrong on request (vanish, repeat, forget) is what a test is about.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class NoProcesses:
         self.ended: list[str] = []
         self.released: list[str] = []
         self.gone: set[str] = set()
-        self.heard: list[str] = []
+        self.received: list[str] = []
         self.out_of_touch: list[str] = []
         self.left: list[str] = []
         """Announced that they leave for good."""
@@ -110,7 +110,7 @@ class NoProcesses:
         self.renewed.append(change(spec))
 
     def reported(self, name: str) -> None:
-        self.heard.append(name)
+        self.received.append(name)
 
     def release(self, name: str) -> None:
         self.released.append(name)
@@ -266,7 +266,7 @@ async def small_run(
 
 
 @contextlib.asynccontextmanager
-async def beside(*work: Coroutine[Any, Any, Any]) -> AsyncIterator[Sequence[asyncio.Task[Any]]]:
+async def concurrently(*work: Coroutine[Any, Any, Any]) -> AsyncIterator[Sequence[asyncio.Task[Any]]]:
     """Peers at work while the body runs; what one of them raises fails the test."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
@@ -333,7 +333,7 @@ class Worker:
                     self.acked += message.lease_ids
                 case m.Shutdown():
                     self.was_shut_down = True
-                    await self.peer.close("told to")
+                    await self.peer.close("asked to")
                     return
 
     async def on_lease(self, task: m.SampleTask) -> None:

@@ -270,7 +270,7 @@ class VirtualCluster:
                     self.leaving.add(event.worker)
 
     def _check_returned(self, owed: list[PartialReport]) -> None:
-        """Law 6: what a worker hands back with a live lease is in the ledger, to the last token."""
+        """`exact-interruption`: what a worker hands back with a live lease is in the ledger, to the last token."""
         for part in owed:
             order = self.orders[part.lease_id]
             group = self.ledger.groups.get(order.group_id)
@@ -299,8 +299,8 @@ class VirtualCluster:
                 self.workers[effect.worker].recalled |= set(effect.lease_ids)
             case SendVersion():
                 worker = self.workers[effect.worker]
-                assert effect.version >= worker.version, "a worker was told to go back"
-                assert effect.manifest_path, "a version was announced that is not to be had"
+                assert effect.version >= worker.version, "a worker was sent an older version"
+                assert effect.manifest_path, "a version was announced that is not available"
                 worker.announced, worker.lineage = max(worker.announced, effect.version), effect.lineage
                 worker.place = effect.manifest_path
                 worker.has_memory = True
@@ -495,7 +495,7 @@ class VirtualCluster:
             self._leave(worker)
 
     def _leave(self, worker: VirtualWorker) -> None:
-        """Goodbye, once its finished samples are acknowledged and its words were heard."""
+        """Goodbye, once its finished samples are acknowledged and its messages were received."""
         if worker.is_leaving and worker.is_alive and not worker.unacked and not self._speaks(worker):
             worker.is_away = worker.name in self.leaving
             self.leaving.discard(worker.name)
@@ -505,7 +505,7 @@ class VirtualCluster:
         return any(sender == worker.name for sender, _, _ in self.letters)
 
     def drain_one(self) -> None:
-        """A worker gives one sample back in good order."""
+        """A worker returns one sample normally."""
         worker = self._alive()
         if worker is not None and worker.tasks:
             lease_id = self.rng.choice(list(worker.tasks))
@@ -549,7 +549,7 @@ class VirtualCluster:
             self.post(worker.name, WorkerReleased(worker=worker.name, number=worker.release_number, num_bytes=1))
 
     def damage_version(self) -> None:
-        """The newest version's files are damaged, as often as may be mended."""
+        """The newest version's files are damaged, as often as can be repaired."""
         trainer = self.trainer
         if trainer.version >= 0 and self.num_damages[trainer.version] < rewriting.MAX_REWRITES - 1:
             self.num_damages[trainer.version] += 1
@@ -559,7 +559,7 @@ class VirtualCluster:
         return f"{self.lineage}-v{self.trainer.version}"
 
     def write_again(self) -> None:
-        """The trainer does what it was told: it can write only the version that it is at."""
+        """The trainer writes the version again: it can write only the version that it is at."""
         trainer = self.trainer
         if not trainer.is_alive or not trainer.rewrites:
             return
@@ -657,7 +657,7 @@ class VirtualCluster:
             self.post("trainer", CheckpointTaken(version=trainer.version, path=f"c{trainer.version}"))
 
     def _check_batch(self, batch: SendBatch) -> None:
-        """Law 4: what is trained on is what the ledger says of the step, in order, and nothing a second time."""
+        """`exactly-once`: what is trained on is what the ledger says of the step, in order, and nothing twice."""
         trainer = self.trainer
         assert batch.groups == self.ledger.batches[batch.step].groups, "exactly-once: another batch than was recorded"
         assert sorted(trainer.steps) == list(range(1, batch.step)), "exactly-once: a step was left out"
@@ -666,7 +666,7 @@ class VirtualCluster:
         assert not again, f"exactly-once: groups {sorted(again)} are trained on twice along one lineage"
 
     def kill_trainer(self) -> None:
-        """kill -9 of the trainer (one of its ranks): what it had sent is heard, or not; it starts from a checkpoint."""
+        """kill -9 of the trainer (one of its ranks): its messages are received, or not; it starts from a checkpoint."""
         trainer = self.trainer
         if not trainer.is_alive or trainer.is_done or self.end is not None:
             return

@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from small_run import Trainer, Worker, beside, bounded, small_run
+from small_run import Trainer, Worker, bounded, concurrently, small_run
 
 from controller.telemetry import sinks as sinks_module
 from controller.telemetry.sinks import QUEUE_ROWS, Sinks, SinkThread
@@ -15,7 +15,7 @@ PATIENCE_S = 10.0
 
 
 class FakeSink:
-    """Remembers rows; raises, or hangs until `release`, when told to."""
+    """Remembers rows; raises, or hangs until `release`, on request."""
 
     name = "fake"
     kinds = frozenset({"step", "eval", "pulse"})
@@ -72,7 +72,7 @@ def test_sink_that_raises_loses_rows_and_says_so_once_until_it_recovers(monkeypa
     news = thread.news()
     assert news is not None
     assert (news.event, news.error, news.lost) == ("down", "ConnectionError: no route to host", 3)
-    assert thread.news() is None, "told already"
+    assert thread.news() is None, "reported already"
     sink.raises = False
     thread.offer(rows(1)[0])
     wait_until(lambda: thread.written == 1)
@@ -109,7 +109,7 @@ def test_rows_after_the_end_are_nobodys():
     assert sinks.counts() == {"fake": {"written": 0, "lost": 0}}
 
 
-def test_sink_that_fails_to_close_is_told_and_loses_nothing():
+def test_sink_that_fails_to_close_is_reported_and_loses_nothing():
     sinks = Sinks([FakeSink(fails_to_close=True)])
     sinks.offer(rows(1)[0])
     (news,) = sinks.close(PATIENCE_S)
@@ -125,7 +125,7 @@ def test_run_with_a_broken_sink_completes_counts_the_loss_and_shows_it_once(tmp_
 
     async def test():
         async with small_run(tmp_path, sinks=[broken, well]) as run:
-            async with beside(Worker(run).work(), Trainer(run).work()):
+            async with concurrently(Worker(run).work(), Trainer(run).work()):
                 outcome = await run.go()
                 await run.server.farewell(1.0)
             assert outcome.status == "completed"

@@ -6,7 +6,7 @@ import json
 import threading
 
 import pytest
-from small_run import Trainer, Worker, beside, bounded, small_run, until
+from small_run import Trainer, Worker, bounded, concurrently, small_run, until
 
 from controller.config.loading import load_config
 from controller.runtime.supervisor import Loss
@@ -28,7 +28,7 @@ def test_pulse_says_what_every_process_does_who_waits_and_where_groups_are(tmp_p
                 "rollout-0": ProcessNow("rollout", "generate", None, "i1", {"tokens": 7.123456, "busy_s": 1.0}),
                 "trainer": ProcessNow("trainer", "starting"),
             }
-            async with beside(Worker(run).work(), Trainer(run).work()):
+            async with concurrently(Worker(run).work(), Trainer(run).work()):
                 await run.go()
                 await run.server.farewell(1.0)
             pulses = run.rows("pulse")
@@ -75,14 +75,14 @@ def test_lost_process_its_return_and_its_end_are_rows(tmp_path):
                 Loss("rollout-0", "rollout", "silent for 15 s", False),
                 Loss("rollout-9", "rollout", "ended with status 1", True, 1),
             ]
-            async with beside(Trainer(run).work()):
+            async with concurrently(Trainer(run).work()):
                 ending = run.go()
-                async with beside(ending):
+                async with concurrently(ending):
                     await until(lambda: len(run.rows("process")) == 2)
                     first = Worker(run, "rollout-0", capacity=0)
-                    async with beside(first.work()):
+                    async with concurrently(first.work()):
                         await until(lambda: len(run.rows("process")) == 3)
-                        async with beside(Worker(run, "rollout-1").work()):
+                        async with concurrently(Worker(run, "rollout-1").work()):
                             await until(lambda: run.server._outcome is not None)
             rows = [(row["name"], row["event"], row["reason"]) for row in run.rows("process")]
             assert rows[:2] == [
@@ -98,7 +98,7 @@ def test_status_file_of_a_running_job_says_where_it_stands(tmp_path):
         async with small_run(tmp_path) as run:
             run.tally.add_history([0, 1])  # steps of an earlier stretch
             run.tally.add_evaluation(0, [1.0, 0.0])
-            async with beside(Worker(run).work(), Trainer(run).work()):
+            async with concurrently(Worker(run).work(), Trainer(run).work()):
                 await run.go()
                 await run.server.farewell(1.0)
             status = json.loads((tmp_path / "status.json").read_text())

@@ -1,4 +1,4 @@
-"""Claims about what the coordinator is told of a configuration."""
+"""Claims about what the coordinator receives of a configuration."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_next_answer_starts_when_the_slot_was_due_to_be_free(versions):
     assert second.generate_s > 0
 
 
-def test_answers_are_the_same_whatever_runs_beside_them(versions):
+def test_answers_are_the_same_whatever_runs_concurrently(versions):
     async def lengths(numbers, slots):
         async with engine(versions, slots=slots) as made:
             outcomes = await asyncio.gather(*(made.generate(ask(n)) for n in numbers))

@@ -28,16 +28,16 @@ class Sender:
     async def bring(self, engine: Any, path: Any, *, interruption: str = "recompute", is_damaged: bool = False) -> Any:
         manifest = msgspec.json.decode(path.read_bytes(), type=WeightManifest)
         payload = map_payload(path.with_name(manifest.payload), manifest.num_bytes)
-        told = manifest
+        announced = manifest
         if is_damaged:
             first, *rest = manifest.tensors
-            told = msgspec.structs.replace(
+            announced = msgspec.structs.replace(
                 manifest, tensors=(msgspec.structs.replace(first, crc32=first.crc32 ^ 1), *rest)
             )
         call = GroupCall(
             version=manifest.version, lineage="l0", group="g1", is_new=self.is_new, host="127.0.0.1",
             port=self.root.port, rank=1, size=2, backend="gloo", bucket_bytes=4096, deadline_s=DEADLINE_S,
-            manifest=msgspec.json.encode(told),
+            manifest=msgspec.json.encode(announced),
         )  # fmt: skip
         self.is_new = False
         sending = asyncio.create_task(asyncio.to_thread(self.root.bring, manifest, payload, 4096))

@@ -24,7 +24,7 @@ from trainer.weights.group_root import GroupRoot  # noqa: E402
 PATIENCE_S = 120.0
 NUM_TENSORS = 40
 LONG_S = 300.0
-"""A deadline no test lives to see: whoever waits for it hangs."""
+"""A deadline no test lives to see: a test that waits for it hangs."""
 
 DIES_IN_MID_TRANSFER = """
 import os, signal, sys

@@ -141,8 +141,8 @@ class FakeWorld:
     def check(segment: Segment, start: int = 0) -> None:
         """No token lost or repeated, and each stamped with the version its log-prob tells."""
         assert segment.tokens_R.tolist() == FakeWorld.expected(start, len(segment))
-        told = np.rint(-segment.logprobs_R * 100).astype(int) - 1
-        assert told.tolist() == segment.versions_R.tolist()
+        values = np.rint(-segment.logprobs_R * 100).astype(int) - 1
+        assert values.tolist() == segment.versions_R.tolist()
 
     @staticmethod
     async def server_info(engine: SGLangEngine) -> dict[str, Any]:

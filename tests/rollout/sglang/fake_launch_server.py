@@ -102,7 +102,7 @@ class Server:
 
     async def stream(self, body, mine, response):
         ids, limit = body["input_ids"], body["sampling_params"]["max_new_tokens"]
-        spans, told, tokens = [], 0, []
+        spans, reported, tokens = [], 0, []
         every, finish = self.arguments.stream_interval, None
         give_up_at = int(os.environ.get("FAKE_ABORT_AT", "0"))
         eos = -1 if body["sampling_params"]["ignore_eos"] else int(os.environ.get("FAKE_EOS", "-1"))
@@ -125,11 +125,11 @@ class Server:
                     finish = {"type": "abort", "message": "out of memory"}
             if finish is None and len(tokens) % every:
                 continue
-            new = range(told, len(tokens))
+            new = range(reported, len(tokens))
             label = {at: span["version"] for span in spans for at in range(span["start"], span["end"])}
             logprobs = [[-(1 + int(label[at])) / 100, tokens[at], None] for at in new]
             event = {
-                "output_ids": tokens[told:],
+                "output_ids": tokens[reported:],
                 "meta_info": {
                     "id": body["rid"],
                     "finish_reason": finish,
@@ -140,7 +140,7 @@ class Server:
                     "output_token_logprobs": logprobs,
                 },
             }
-            told = len(tokens)
+            reported = len(tokens)
             sent = self.front.put(response, event)
         await sent
         await response.write(b"data: [DONE]\n\n")
@@ -246,7 +246,7 @@ class Server:
 
     def maybe(self, fault):
         is_well = fault is None or fault not in os.environ
-        return web.json_response({"success": is_well, "message": "as told"}, status=200 if is_well else 400)
+        return web.json_response({"success": is_well, "message": "as configured"}, status=200 if is_well else 400)
 
     async def checksums(self, request):
         self.calls.append(["checksums"])

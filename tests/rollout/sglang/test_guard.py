@@ -90,7 +90,7 @@ def test_the_whole_family_dies_with_a_worker_killed_outright(tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_whole_family_dies_with_its_front_and_the_worker_is_told_how_it_ended(tmp_path, number):
+def test_the_whole_family_dies_with_its_front_and_the_worker_learns_how_it_ended(tmp_path, number):
     worker, family, _ = start(tmp_path, kill=int(number))
     assert worker.stdout is not None
     assert worker.stdout.readline().strip() == f"the server ended with signal {number.name}"

@@ -13,7 +13,7 @@ from rollout.engine.sglang.answer import GrowingAnswer, parse_event
 
 
 def event(tokens, versions, start, *, is_incremental=True, is_last=False, **changed):
-    """What a server says after `tokens` were sampled under `versions`, of which `start` were told before."""
+    """What a server says after `tokens` were sampled under `versions`, of which `start` were reported before."""
     spans = []
     for at, version in enumerate(versions):
         if not spans or spans[-1]["version"] != str(version):
@@ -36,7 +36,7 @@ class TwoSockets:
         self.is_incremental = is_incremental
         self.tokens: list[int] = []
         self.versions: list[int] = []
-        self.told = 0
+        self.reported = 0
         self.version = 0
         self.answer = GrowingAnswer()
         self.answer.begin_attempt(0)
@@ -53,18 +53,18 @@ class TwoSockets:
 
     def deliver(self, count):
         """The front passes on outputs that wait, as one event that bears the name of the weights in use by now."""
-        self.take(min(self.told + count, len(self.tokens)), is_last=False)
+        self.take(min(self.reported + count, len(self.tokens)), is_last=False)
 
     def end(self):
         self.take(len(self.tokens), is_last=True)
 
     def take(self, end, *, is_last):
         said = event(
-            self.tokens[:end], self.versions[:end], self.told, is_incremental=self.is_incremental, is_last=is_last,
+            self.tokens[:end], self.versions[:end], self.reported, is_incremental=self.is_incremental, is_last=is_last,
             weight_version=str(self.version),
         )  # fmt: skip
         self.answer.take(said, is_incremental=self.is_incremental)
-        self.told = end
+        self.reported = end
 
     def check(self):
         shown = self.answer.segment
@@ -87,7 +87,7 @@ def test_no_token_is_shown_with_a_version_that_did_not_sample_it_in_any_order_of
             getattr(world, what)(count)
         world.check()
         if not world.version:
-            num_certain = world.told
+            num_certain = world.reported
         assert len(world.answer) == num_certain, "what one version sampled must be shown at once"
     world.sample(1)
     world.end()
@@ -115,7 +115,7 @@ def test_a_name_that_nobody_announced_hides_everything_that_follows():
     assert answer.segment.versions_R.tolist() == [1, 1, 3, 3]
 
 
-def test_unconfirmed_tokens_are_dropped_and_the_next_attempt_counts_positions_anew():
+def test_unconfirmed_tokens_are_dropped_and_the_next_attempt_counts_positions_again():
     answer = GrowingAnswer()
     answer.begin_attempt(1)
     answer.take(event([4, 5], [1, 1], 0), is_incremental=True)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 
 
 class PlayedMember:
-    """Gets what lies in the store, unless told to fail."""
+    """Gets what the store contains, unless set to fail."""
 
     path = None
     failure = None
@@ -116,7 +116,7 @@ def test_a_server_that_is_not_in_the_group_stays_as_it_is(wired):
                 await engine.load_from_group(call_of(wired.path, is_new=False, group="g7"), "recompute")
             wired.monkeypatch.setenv("FAKE_REFUSE_JOIN", "1")
         async with wired.engine() as engine:
-            with pytest.raises(TransferBroken, match=r"did not meet g1: .*as told"):
+            with pytest.raises(TransferBroken, match=r"did not meet g1: .*as configured"):
                 await engine.load_from_group(call_of(wired.path), "recompute")
             assert (engine.version, engine.counters()["server_restarts"]) == (0, 0)
             wired.check((await engine.generate(wired.ask())).segment)
@@ -153,10 +153,10 @@ def test_a_bucket_is_announced_under_a_checkpoints_names_in_the_order_of_its_byt
     fake_world.store = WeightStore(fake_world.root / "files", "disk", keep=2)
     manifest, payload = open_payload(fake_world.publish_all(1, tensors))
     (bucket,) = buckets(manifest, 1 << 20)
-    told, whole = announced(bucket), as_checkpoint(tensors)
-    assert told.keys() == whole.keys()
+    sent, whole = announced(bucket), as_checkpoint(tensors)
+    assert sent.keys() == whole.keys()
     data = b"".join(bytes(payload[entry.name]) for entry in bucket.entries)
-    for name, tensor in told.items():
+    for name, tensor in sent.items():
         size = tensor.numel() * tensor.itemsize
         assert np.array_equal(np.frombuffer(data[:size], np.float32), whole[name].reshape(-1).numpy())
         data = data[size:]

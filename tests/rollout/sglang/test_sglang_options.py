@@ -66,7 +66,9 @@ def test_a_server_whose_core_others_want_sleeps_while_it_has_nothing_to_do():
     assert "--sleep-on-idle " in words(device="cpu")
     assert "--sleep-on-idle " in words(in_turns=True)
     assert "--sleep-on-idle " not in words()
-    assert "--sleep-on-idle " not in words(device="cpu", arguments={"sleep_on_idle": False}), "unless told otherwise"
+    assert "--sleep-on-idle " not in words(device="cpu", arguments={"sleep_on_idle": False}), (
+        "unless configured otherwise"
+    )
 
 
 def test_an_engine_spread_over_several_servers_is_refused_with_the_reason():
@@ -166,11 +168,11 @@ def test_routed_experts_must_be_of_every_position_and_a_model_without_any_is_ref
             attempts._experts_shape = (2, 3)
             running = type("Running", (), {"request": fake_world.ask(), "answer": range(5), "routed_experts": None})
             assert attempts._experts_of(running) is None
-            told = np.arange((3 + 5 - 1) * 2 * 3, dtype=np.int32)
-            running.routed_experts = 5, base64.b64encode(told.tobytes()).decode()
+            experts = np.arange((3 + 5 - 1) * 2 * 3, dtype=np.int32)
+            running.routed_experts = 5, base64.b64encode(experts.tobytes()).decode()
             found = attempts._experts_of(running)
             assert found.shape == (7, 2, 3)
-            assert found.ravel().tolist() == told.tolist()
+            assert found.ravel().tolist() == experts.tolist()
             running.answer = range(6)
             assert attempts._experts_of(running) is None, "said before the last token"
             running.routed_experts = 6, running.routed_experts[1]

@@ -28,7 +28,7 @@ def test_an_answer_has_every_token_once_with_its_version(fake_world):
     fake_world.run(body())
 
 
-def test_ends_are_told_apart(fake_world):
+def test_ends_are_distinguished(fake_world):
     async def body():
         async with fake_world.engine() as engine:
             stop = await engine.generate(fake_world.ask(stop_token_ids=(12,)))

@@ -148,7 +148,7 @@ def test_a_server_that_will_not_hand_over_is_ended_and_the_next_version_has_anot
     fake_world.run(body())
 
 
-def test_a_mistake_that_keeps_the_first_server_from_starting_is_the_users_to_mend(fake_world):
+def test_a_mistake_that_keeps_the_first_server_from_starting_is_the_users_to_fix(fake_world):
     async def body():
         fake_world.monkeypatch.setenv("FAKE_DIE_AT_START", "launch_server.py: error: argument --dtype: no")
         async with fake_world.engine(load=None, starts_empty=True) as engine:

@@ -45,7 +45,7 @@ class SilentRoot:
 
 
 class PlayedEngine:
-    """Takes whatever it is given, by either way, unless told to fail."""
+    """Takes whatever it is given, by either way, unless set to fail."""
 
     def __init__(self) -> None:
         self.capabilities = EngineCapabilities(

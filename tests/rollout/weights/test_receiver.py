@@ -1,4 +1,4 @@
-"""Weights through sockets, with a real sender, real relays and CURVE: all arrives bit by bit, whoever dies."""
+"""Weights through sockets, with a real sender, real relays and CURVE: all arrives exactly, whichever process dies."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ def test_a_child_is_served_while_its_parent_still_fetches(tmp_path):
     run(scenario, tmp_path, fan_out=1)
 
 
-def test_a_dead_trainer_means_a_deadline_and_not_for_ever(tmp_path):
+def test_a_dead_trainer_means_a_deadline_and_not_indefinitely(tmp_path):
     async def scenario(site):
         place = site.publish(0)
         receiver = site.worker("w0")
@@ -382,7 +382,7 @@ def test_a_version_off_the_store_during_the_transfer_fails_and_leaves_no_files(t
 
         def forget_all(peer, request):
             if request.index == 4:
-                site.sender._parcels.clear()
+                site.sender._payloads.clear()
             usual(peer, request)
 
         site.sender._send_chunk = forget_all
@@ -435,7 +435,7 @@ def test_two_versions_stay_on_the_host_and_nothing_at_the_end(tmp_path):
 # ------------------------------------------------------------ parts
 
 
-def parcel(num_bytes: int, chunk_bytes: int, data: bytes) -> Payload:
+def make_payload(num_bytes: int, chunk_bytes: int, data: bytes) -> Payload:
     crcs = [zlib.crc32(data[start : start + chunk_bytes]) for start in range(0, num_bytes, chunk_bytes)]
     return Payload(
         name="p", is_delta=False, num_bytes=num_bytes, chunk_bytes=chunk_bytes, manifest=b"{}",
@@ -443,10 +443,10 @@ def parcel(num_bytes: int, chunk_bytes: int, data: bytes) -> Payload:
     )  # fmt: skip
 
 
-def test_the_smallest_parcel_has_one_byte():
-    parcel(1, 1, b"x")
+def test_the_smallest_payload_has_one_byte():
+    make_payload(1, 1, b"x")
     for num_bytes, chunk_bytes in ((0, 1), (1, 0)):
-        with pytest.raises(ValueError, match="parcel"):
+        with pytest.raises(ValueError, match="payload"):
             Payload(
                 name="v1", is_delta=False, num_bytes=num_bytes, chunk_bytes=chunk_bytes,
                 chunk_crcs=np.zeros(1, np.uint32), manifest=b"",
@@ -455,10 +455,10 @@ def test_the_smallest_parcel_has_one_byte():
 
 def test_a_chunk_file_takes_chunks_in_any_order_and_no_wrong_one(tmp_path):
     data = bytes(range(256)) * 5
-    file = ChunkFile(tmp_path / "f", parcel(len(data), 500, data))
+    file = ChunkFile(tmp_path / "f", make_payload(len(data), 500, data))
     assert file.missing() == [0, 1, 2]
     for index in (2, 0):
-        assert file.put(index, np.frombuffer(data[file.parcel.span(index)], np.uint8))
+        assert file.put(index, np.frombuffer(data[file.payload.span(index)], np.uint8))
     assert not file.put(1, np.zeros(500, np.uint8))
     assert not file.put(1, np.frombuffer(data[:499], np.uint8))
     assert file.chunk(1) is None
@@ -511,11 +511,11 @@ def test_versions_too_large_for_the_best_folder_go_to_the_next(tmp_path, monkeyp
     assert versions.root == tmp_path / "large" / "v"
 
 
-def test_a_parcel_without_room_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
+def test_a_payload_without_room_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(WeightError, match="no room for 10 bytes"):
-        ChunkFile(tmp_path / "f", parcel(10, 5, bytes(10)))
+        ChunkFile(tmp_path / "f", make_payload(10, 5, bytes(10)))
     assert not list(tmp_path.iterdir())

@@ -47,24 +47,24 @@ def sent(relay: Relay) -> list[tuple[str, Any]]:
     return messages
 
 
-def parcel(tmp_path: Path, name: str = "v1") -> ChunkFile:
+def make_file(tmp_path: Path, name: str = "v1") -> ChunkFile:
     crcs = np.array([zlib.crc32(part.tobytes()) for part in PARTS], np.uint32)
     payload = Payload(name=name, is_delta=False, num_bytes=len(DATA), chunk_bytes=4, chunk_crcs=crcs, manifest=b"{}")
     return ChunkFile(tmp_path / name, payload)
 
 
 def ask(relay: Relay, peer: str, index: int, name: str = "v1") -> None:
-    relay._take(peer, ChunkRequest(parcel=name, index=index))
+    relay._take(peer, ChunkRequest(payload=name, index=index))
 
 
 def test_a_chunk_that_is_here_is_sent_at_once_and_counted(relay: Relay, tmp_path: Path) -> None:
-    file = parcel(tmp_path)
+    file = make_file(tmp_path)
     assert file.put(1, PARTS[1])
     relay.offer(file)
     ask(relay, "w1", 1)
     ((peer, chunk),) = sent(relay)
     assert isinstance(chunk, Chunk)
-    assert (peer, chunk.parcel, chunk.index, chunk.data.tolist()) == ("w1", "v1", 1, [4, 5, 6, 7])
+    assert (peer, chunk.payload, chunk.index, chunk.data.tolist()) == ("w1", "v1", 1, [4, 5, 6, 7])
     assert relay.counters == {"relayed_chunks": 1.0, "relayed_bytes": 4.0}
     relay._hub.is_full = True  # type: ignore[attr-defined]
     ask(relay, "w1", 1)
@@ -72,7 +72,7 @@ def test_a_chunk_that_is_here_is_sent_at_once_and_counted(relay: Relay, tmp_path
 
 
 def test_all_who_wait_for_a_chunk_get_it_once_when_it_comes(relay: Relay, tmp_path: Path) -> None:
-    file = parcel(tmp_path)
+    file = make_file(tmp_path)
     relay.offer(file)
     for peer, index in (("w1", 2), ("w2", 2), ("w2", 2), ("w3", 0)):
         ask(relay, peer, index)
@@ -87,17 +87,17 @@ def test_all_who_wait_for_a_chunk_get_it_once_when_it_comes(relay: Relay, tmp_pa
     assert sent(relay) == []
 
 
-def test_who_waits_for_a_withdrawn_parcel_is_refused_with_the_chunk_and_the_reason(
+def test_who_waits_for_a_withdrawn_payload_is_refused_with_the_chunk_and_the_reason(
     relay: Relay, tmp_path: Path
 ) -> None:
-    relay.offer(parcel(tmp_path))
-    relay.offer(parcel(tmp_path, "v2"))
+    relay.offer(make_file(tmp_path))
+    relay.offer(make_file(tmp_path, "v2"))
     ask(relay, "w1", 2)
     ask(relay, "w2", 0, "v2")
     relay.withdraw("v1", "damaged")
     ((peer, refusal),) = sent(relay)
     assert isinstance(refusal, NoChunk)
-    assert (peer, refusal.parcel, refusal.index, refusal.reason) == ("w1", "v1", 2, "damaged")
+    assert (peer, refusal.payload, refusal.index, refusal.reason) == ("w1", "v1", 2, "damaged")
     ask(relay, "w1", 2)
     ((_, refusal),) = sent(relay)
     assert refusal.reason == "not here"
@@ -105,29 +105,29 @@ def test_who_waits_for_a_withdrawn_parcel_is_refused_with_the_chunk_and_the_reas
     assert sent(relay) == []
 
 
-def test_only_the_named_parcels_are_kept(relay: Relay, tmp_path: Path) -> None:
+def test_only_the_named_payloads_are_kept(relay: Relay, tmp_path: Path) -> None:
     for name in ("v1", "v2"):
-        relay.offer(parcel(tmp_path, name))
+        relay.offer(make_file(tmp_path, name))
         ask(relay, "w1", 0, name)
     relay.keep_only(frozenset({"v2", "v3"}))
     ((_, refusal),) = sent(relay)
-    assert (refusal.parcel, refusal.reason) == ("v1", "too old")
+    assert (refusal.payload, refusal.reason) == ("v1", "too old")
     ask(relay, "w2", 1, "v2")
-    assert sent(relay) == [], "it waits: the parcel is still offered"
+    assert sent(relay) == [], "it waits: the payload is still offered"
 
 
 @pytest.mark.parametrize("index", [3, -1])
-def test_a_chunk_that_no_parcel_has_is_refused(relay: Relay, tmp_path: Path, index: int) -> None:
-    relay.offer(parcel(tmp_path))
+def test_a_chunk_that_no_payload_has_is_refused(relay: Relay, tmp_path: Path, index: int) -> None:
+    relay.offer(make_file(tmp_path))
     ask(relay, "w1", index)
     ((_, refusal),) = sent(relay)
-    assert (refusal.parcel, refusal.index) == ("v1", index)
+    assert (refusal.payload, refusal.index) == ("v1", index)
     assert refusal.reason
 
 
 def test_no_more_requests_wait_than_the_limit(relay: Relay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_module, "MAX_WAITING", 2)
-    relay.offer(parcel(tmp_path))
+    relay.offer(make_file(tmp_path))
     ask(relay, "w1", 0)
     ask(relay, "w2", 0)
     assert sent(relay) == []
@@ -137,17 +137,17 @@ def test_no_more_requests_wait_than_the_limit(relay: Relay, tmp_path: Path, monk
 
 
 def test_only_requests_for_chunks_are_served(relay: Relay, tmp_path: Path) -> None:
-    relay.offer(parcel(tmp_path))
+    relay.offer(make_file(tmp_path))
     hub: Any = relay._hub
-    hub.inbox = [None, ("w1", NoChunk(parcel="v1", index=0, reason="")), ("w2", ChunkRequest(parcel="v9", index=0))]
+    hub.inbox = [None, ("w1", NoChunk(payload="v1", index=0, reason="")), ("w2", ChunkRequest(payload="v9", index=0))]
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(relay.run())
     ((peer, refusal),) = sent(relay)
-    assert (peer, refusal.parcel, refusal.reason) == ("w2", "v9", "not here")
+    assert (peer, refusal.payload, refusal.reason) == ("w2", "v9", "not here")
 
 
-def test_a_parcel_is_complete_when_every_chunk_matched_its_checksum(tmp_path: Path) -> None:
-    file = parcel(tmp_path)
+def test_a_payload_is_complete_when_every_chunk_matched_its_checksum(tmp_path: Path) -> None:
+    file = make_file(tmp_path)
     assert not file.put(0, PARTS[1]), "another chunk's bytes"
     assert not file.put(2, np.zeros(3, np.uint8)), "too long"
     assert not file.put(0, PARTS[0].astype(np.int16)), "another type"

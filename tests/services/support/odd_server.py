@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that behaves as it is told to: the servers that scorers meet."""
+"""A real HTTP server on loopback that behaves as configured: the servers that scorers meet."""
 
 from __future__ import annotations
 

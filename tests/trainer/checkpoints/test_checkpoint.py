@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import random
@@ -33,6 +34,15 @@ from trainer.training import MAX_BAD_STEPS, Training
 from trainer.weights.tensor_file import write_tensors
 
 
+def latest_valid(run_dir: Path) -> Path | None:
+    """The newest checkpoint whose every file has its recorded checksum."""
+    for _, folder in reversed(checkpoint.all_checkpoints(run_dir)):
+        with contextlib.suppress(WeightError):
+            checkpoint.verify(folder)
+            return folder
+    return None
+
+
 def state(version: int) -> CheckpointState:
     return CheckpointState(version=version, lineage="l0", run_id="t", config_digest="d")
 
@@ -53,10 +63,10 @@ def save(run_dir: Path, version: int, *, keep: int = 9, text: str = "payload") -
 
 def test_saved_checkpoint_is_the_latest_and_valid(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path) is None
-    assert checkpoint.latest_valid(tmp_path) is None
+    assert latest_valid(tmp_path) is None
     folder = save(tmp_path, 20)
     assert folder == tmp_path / "checkpoints" / "step_000020"
-    assert checkpoint.latest(tmp_path) == checkpoint.latest_valid(tmp_path) == folder
+    assert checkpoint.latest(tmp_path) == latest_valid(tmp_path) == folder
     assert checkpoint.read_state(folder).version == 20
 
 
@@ -86,7 +96,7 @@ def test_damaged_file_is_named_and_the_checkpoint_before_is_taken(name: str, tmp
     (newer / name).write_bytes(bytes(content))
     with pytest.raises(WeightError, match=name):
         checkpoint.verify(newer)
-    assert checkpoint.latest_valid(tmp_path) == older
+    assert latest_valid(tmp_path) == older
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
@@ -102,7 +112,7 @@ def test_unreadable_manifest_is_no_checkpoint(text: str, tmp_path: Path) -> None
     (folder / "manifest.json").write_text(text)
     with pytest.raises(WeightError, match=r"manifest\.json"):
         checkpoint.verify(folder)
-    assert checkpoint.latest_valid(tmp_path) is None
+    assert latest_valid(tmp_path) is None
 
 
 def test_partial_folder_is_never_taken(tmp_path: Path) -> None:
@@ -135,7 +145,7 @@ def test_old_one_that_cannot_be_removed_does_not_spoil_the_new_one(
 
     save(tmp_path, 10)
     monkeypatch.setattr(checkpoint, "remove_folder", refuse)
-    assert checkpoint.latest_valid(tmp_path) != save(tmp_path, 20, keep=1) == checkpoint.latest_valid(tmp_path)
+    assert latest_valid(tmp_path) != save(tmp_path, 20, keep=1) == latest_valid(tmp_path)
     assert "step_000010 cannot be removed" in caplog.text
 
 
@@ -161,7 +171,7 @@ def test_checkpoint_of_the_same_version_is_replaced(tmp_path: Path) -> None:
     assert [entry.name for entry in folder.parent.iterdir()] == ["step_000020"]
 
 
-def test_full_disk_is_told_and_the_previous_checkpoint_stays(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_the_previous_checkpoint_stays(tmp_path: Path) -> None:
     save(tmp_path, 20)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
@@ -170,7 +180,7 @@ def test_full_disk_is_told_and_the_previous_checkpoint_stays(tmp_path: Path) -> 
             save(tmp_path, 40, text="x" * 20_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert checkpoint.latest_valid(tmp_path) == checkpoint.checkpoint_folder(tmp_path, 20)
+    assert latest_valid(tmp_path) == checkpoint.checkpoint_folder(tmp_path, 20)
     assert [entry.name for entry in (tmp_path / "checkpoints").iterdir()] == ["step_000020"]
 
 
@@ -187,7 +197,7 @@ def test_interrupted_replacement_is_undone(tmp_path: Path) -> None:
     dead.wait()
     os.rename(folder, folder.parent / f".step_000020.{dead.pid}.replaced")
     sweep(folder.parent)
-    assert checkpoint.latest_valid(tmp_path) == folder
+    assert latest_valid(tmp_path) == folder
 
 
 def test_interrupted_replacement_is_undone_where_the_writers_process_id_is_anothers_by_now(tmp_path: Path) -> None:
@@ -195,7 +205,7 @@ def test_interrupted_replacement_is_undone_where_the_writers_process_id_is_anoth
     folder = save(tmp_path, 20)
     os.rename(folder, folder.parent / f".step_000020.{os.getppid()}.replaced")
     (folder.parent / f".step_000040.{os.getppid()}.partial").mkdir()
-    assert checkpoint.latest_valid(tmp_path) is None
+    assert latest_valid(tmp_path) is None
     assert find_checkpoint(tmp_path, num_batches=20, ledger_seq=0).path == folder
     assert [entry.name for entry in folder.parent.iterdir()] == ["step_000020"]
 
@@ -527,7 +537,7 @@ def test_weights_that_are_not_finite_are_not_published(tmp_path: Path, prepared:
         training.publish()
 
 
-def test_wrong_setting_is_told_by_its_key(tmp_path: Path, prepared: Path) -> None:
+def test_wrong_setting_is_reported_by_its_key(tmp_path: Path, prepared: Path) -> None:
     with pytest.raises(UserError, match=r"trainer\.optimizer\.lr"):
         Training(process_spec(tmp_path / "run", prepared, settings={"optimizer": {"lr": -1}}))
 

@@ -213,7 +213,7 @@ def test_agreement_check_refuses_a_layer_that_mixes_neighbouring_sequences(tiny_
     layer = model.model.layers[1]
     forward = layer.forward
     layer.forward = lambda *args, **kwargs: forward(*args, **kwargs).cumsum(1)  # like a recurrence over the row
-    with pytest.raises(UserError, match="cannot be trained packed"):
+    with pytest.raises(UserError, match="cannot be trained on packed sequences"):
         agreement.check(model, SDPA, torch.float32)
 
 

@@ -77,7 +77,7 @@ def test_made_model_takes_vocabulary_and_special_ids_of_the_tokenizer() -> None:
         ({"model_type": None}, "no model_type"),
         ({"hidden_size": "wide"}, "hidden_size"),
         ({"vocab_size": 4}, "smaller than the tokenizer's 18"),
-        ({"num_attention_heads": 0}, "mend"),
+        ({"num_attention_heads": 0}, "correct"),
     ],
 )
 def test_mistake_in_init_is_one_sentence_with_a_remedy(changes: dict[str, Any], words: str) -> None:
@@ -210,7 +210,7 @@ def test_bad_folder_is_one_sentence_with_a_remedy(damage: Any, words: str, folde
     assert "\n" not in str(caught.value)
 
 
-def test_values_that_are_not_finite_are_told_with_their_file(folder: Path) -> None:
+def test_values_that_are_not_finite_are_reported_with_their_file(folder: Path) -> None:
     file = folder / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:-64] + b"\xff" * 64)

@@ -85,7 +85,7 @@ def test_children_of_a_failed_node_are_taken_in_elsewhere_and_it_gets_no_more():
     assert tree.num_moved == 2
 
 
-def test_a_worker_that_started_anew_takes_a_new_place_under_its_new_address():
+def test_a_worker_that_started_again_takes_a_new_place_under_its_new_address():
     tree = FanOutTree("root", 1)
     tree.join("w0", "old")
     assert tree.join("w1", "a1") == "old"

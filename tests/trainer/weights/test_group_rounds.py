@@ -41,17 +41,17 @@ class PlayedRoot:
 
 
 class Stage:
-    """Rounds over a played wire, and what the workers were told."""
+    """Rounds over a played wire, and what the workers were sent."""
 
     def __init__(self, root: Path, **settings: float) -> None:
         self.store = WeightStore(root / "store", "disk", keep=9)
-        self.told: list[tuple[str, GroupCall | NoGroup]] = []
+        self.sent: list[tuple[str, GroupCall | NoGroup]] = []
         self.rounds = GroupRounds(
             GroupSettings(**settings), run_id="r", host="127.0.0.1", device="cpu", send=self._send
         )
 
     def _send(self, peer: str, message: GroupCall | NoGroup) -> bool:
-        self.told.append((peer, message))
+        self.sent.append((peer, message))
         return True
 
     def offer(self, version: int, lineage: str = "l0") -> None:
@@ -73,10 +73,10 @@ class Stage:
         await self.until(lambda: done() == num_rounds)
 
     def calls(self, version: int) -> dict[str, GroupCall]:
-        return {p: call for p, call in self.told if isinstance(call, GroupCall) and call.version == version}
+        return {p: call for p, call in self.sent if isinstance(call, GroupCall) and call.version == version}
 
     def refusals(self) -> dict[tuple[str, int], str]:
-        return {(peer, no.version): no.reason for peer, no in self.told if isinstance(no, NoGroup)}
+        return {(peer, no.version): no.reason for peer, no in self.sent if isinstance(no, NoGroup)}
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_a_worker_that_asks_again_gets_the_same_call(play):
         stage.join("a", version=0)
         await stage.held(1)
         stage.join("a", version=0)
-        first, again = (call for _, call in stage.told)
+        first, again = (call for _, call in stage.sent)
         assert first == again
 
     play(scenario)

@@ -1,4 +1,4 @@
-"""Which parcels a trainer keeps open, what it sends of them, and whom it names as their source."""
+"""Which payloads a trainer keeps open, what it sends of them, and whom it names as their source."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def opened(tmp_path: Path, name: str, *, has_file: bool = True) -> _Open:
 
 
 def ask(sender: WeightSender, index: int, name: str = "v1") -> Any:
-    sender._send_chunk("w1", ChunkRequest(parcel=name, index=index))
+    sender._send_chunk("w1", ChunkRequest(payload=name, index=index))
     hub: Any = sender._hub
     peer, message = hub.sent.pop()
     assert peer == "w1"
@@ -72,7 +72,7 @@ def test_a_chunk_is_sent_with_its_bytes_and_counted(sender: WeightSender, tmp_pa
     sender._keep(opened(tmp_path, "v1"))
     chunk = ask(sender, 1)
     assert isinstance(chunk, Chunk)
-    assert (chunk.parcel, chunk.index, chunk.data.tolist()) == ("v1", 1, [4, 5])
+    assert (chunk.payload, chunk.index, chunk.data.tolist()) == ("v1", 1, [4, 5])
     counted = {"weights_sent_chunks": 1.0, "weights_sent_bytes": 2.0}
     assert counted.items() <= sender.counters.items()
     sender._hub.is_full = True  # type: ignore[attr-defined]
@@ -88,18 +88,18 @@ def test_a_chunk_that_is_not_there_is_refused_and_counted(
     sender._keep(opened(tmp_path, "v1"))
     refusal = ask(sender, index, name)
     assert isinstance(refusal, NoChunk)
-    assert (refusal.parcel, refusal.index) == (name, index)
+    assert (refusal.payload, refusal.index) == (name, index)
     assert sender.counters["weights_refused_chunks"] == 1.0
     assert sender.counters["weights_sent_chunks"] == 0.0
 
 
-def test_of_too_many_parcels_the_one_not_asked_for_longest_is_closed(
+def test_of_too_many_payloads_the_one_not_asked_for_longest_is_closed(
     sender: WeightSender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender_module, "MAX_PARCELS", 2)
+    monkeypatch.setattr(sender_module, "MAX_PAYLOADS", 2)
     sender._keep(opened(tmp_path, "v1"))
     sender._keep(opened(tmp_path, "v2"))
-    sender._parent("w1", ParentRequest(parcel="v1", address="a1", lost=""))
+    sender._parent("w1", ParentRequest(payload="v1", address="a1", lost=""))
     sender._keep(opened(tmp_path, "v3"))
     assert list(sender.trees()) == ["v1", "v3"]
     sender._keep(opened(tmp_path, "v1"))
@@ -110,7 +110,7 @@ def test_of_too_many_parcels_the_one_not_asked_for_longest_is_closed(
 @pytest.mark.parametrize(
     ("has_file", "idle_s", "is_kept"), [(False, IDLE_S, True), (False, IDLE_S + 1, False), (True, IDLE_S + 1, True)]
 )
-def test_a_deleted_parcel_is_closed_once_nobody_asks_for_it(
+def test_a_deleted_payload_is_closed_once_nobody_asks_for_it(
     sender: WeightSender, tmp_path: Path, clock: Clock, has_file: bool, idle_s: float, is_kept: bool
 ) -> None:
     sender._keep(opened(tmp_path, "v1", has_file=has_file))
@@ -121,14 +121,14 @@ def test_a_deleted_parcel_is_closed_once_nobody_asks_for_it(
     assert ("v1" in sender.trees()) is is_kept
 
 
-def test_a_parcel_that_is_open_keeps_its_tree_when_it_is_opened_again(sender: WeightSender, tmp_path: Path) -> None:
+def test_a_payload_that_is_open_keeps_its_tree_when_it_is_opened_again(sender: WeightSender, tmp_path: Path) -> None:
     first = opened(tmp_path, "v1")
     sender._keep(first)
     sender._keep(opened(tmp_path, "v1"))
     assert sender.trees()["v1"] is first.tree
 
 
-def test_parcels_of_a_version_written_again_are_closed_and_no_others(sender: WeightSender, tmp_path: Path) -> None:
+def test_payloads_of_a_version_written_again_are_closed_and_no_others(sender: WeightSender, tmp_path: Path) -> None:
     for name in ("v00000001-l0.full", "v00000001-l0.delta", "v00000001-l1.full", "v00000011-l0.full"):
         sender._keep(opened(tmp_path, name))
     sender.rewritten(1, "l0")
@@ -139,7 +139,7 @@ def test_parcels_of_a_version_written_again_are_closed_and_no_others(sender: Wei
 def test_what_was_opened_while_a_version_was_written_again_is_opened_once_more(
     sender: WeightSender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_missing: bool
 ) -> None:
-    """Parcels of the old files would be found damaged, and cost another rewrite."""
+    """Payloads of the old files would be found damaged, and cost another rewrite."""
     before, after = (opened(tmp_path, "v00000001-l0.full") for _ in range(2))
     calls: list[int] = []
 
@@ -155,7 +155,7 @@ def test_what_was_opened_while_a_version_was_written_again_is_opened_once_more(
     monkeypatch.setattr(sender, "_open_way", open_way)
     asyncio.run(sender._answer("w1", WayRequest(version=1, lineage="l0", base_version=-1, base_digest="")))
     assert calls == [1, 1]
-    assert sender._parcels["v00000001-l0.full"] is after
+    assert sender._payloads["v00000001-l0.full"] is after
     ((_, plan),) = sender._hub.sent  # type: ignore[attr-defined]
     assert isinstance(plan, TransferPlan)
 
@@ -165,10 +165,10 @@ def test_a_worker_that_lost_its_source_gets_another_and_one_that_left_is_nobodys
 ) -> None:
     sender._keep(opened(tmp_path, "v1"))
 
-    def source(peer: str, lost: str = "", parcel: str = "v1") -> str:
-        return sender._parent(peer, ParentRequest(parcel=parcel, address=f"a-{peer}", lost=lost))
+    def source(peer: str, lost: str = "", payload: str = "v1") -> str:
+        return sender._parent(peer, ParentRequest(payload=payload, address=f"a-{peer}", lost=lost))
 
-    assert source("w1", parcel="v9") == ""
+    assert source("w1", payload="v9") == ""
     assert (source("w1"), source("w2"), source("w3")) == ("root", "a-w1", "a-w2")
     assert sender.counters["weights_moved_children"] == 0.0
     assert source("w3", lost="a-w2") != "a-w2"

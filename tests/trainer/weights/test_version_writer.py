@@ -102,7 +102,7 @@ def test_deltas_before_the_last_full_version_but_one_are_deleted(tmp_path):
 
 
 def test_a_chain_never_costs_more_than_one_full_version(tmp_path):
-    """A third of all bits is drawn anew each time: after three deltas the next version is written whole."""
+    """A third of all bits is drawn again each time: after three deltas the next version is written whole."""
     dice = np.random.default_rng(0)
     writes, arrays = writer(tmp_path, full_every=100), weights(dice)
     full_bytes = sum(array.nbytes for array in arrays.values())

@@ -160,7 +160,7 @@ def test_a_rounded_engine_needs_bfloat16_a_known_model_and_the_correction_weight
     [
         (["model.layers.0", "down_proj"], ""),
         (["q_proj", "k_proj", "v_proj"], ""),
-        (["model.layers.1.self_attn.q_proj"], "name model.layers.1.self_attn.k_proj, model.layers.1.self_attn.v_proj"),
+        (["model.layers.1.self_attn.q_proj"], "add model.layers.1.self_attn.k_proj, model.layers.1.self_attn.v_proj"),
         (["gate_proj"], "SGLang keeps gate_proj, up_proj as one layer"),
         (["a,b"], "not part of a module's name"),
     ],

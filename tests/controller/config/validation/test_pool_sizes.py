@@ -36,13 +36,6 @@ def test_gpus_of_a_run_are_the_sum_and_of_a_colocated_one_the_larger() -> None:
     assert gpus_of_run(make()) == 0
 
 
-def test_workers_per_node_follow_from_what_one_takes() -> None:
-    (rollout, *_) = pool_sizes(make(**SGLANG, rollout__threads=4))
-    assert rollout.per_node(node_gpus=8, node_cpus=64) == 4
-    assert rollout.per_node(node_gpus=8, node_cpus=12) == 3
-    assert rollout.per_node(node_gpus=1, node_cpus=64) == 0
-
-
 def test_what_does_not_fit_is_said_in_one_sentence_with_what_would() -> None:
     assert fit_problem(make(**CUDA, rollout__num_workers=7), 8) is None
     problem = fit_problem(make(**SGLANG, rollout__num_workers=4), 8)

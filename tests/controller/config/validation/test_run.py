@@ -49,7 +49,7 @@ def test_port_of_the_metrics_in_use_is_found_before_the_start() -> None:
         assert "metrics.prometheus.port" in str(preflight.look(config, "validate").absent[0])
 
 
-def test_metrics_listen_on_loopback_unless_told_otherwise() -> None:
+def test_metrics_listen_on_loopback_unless_reported_otherwise() -> None:
     assert make(metrics__prometheus={}).metrics.prometheus.host == "127.0.0.1"
     assert cross_check(make(metrics__prometheus={"host": "0.0.0.0"})) == [], "said explicitly"
 
