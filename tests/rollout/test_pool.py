@@ -1,4 +1,4 @@
-"""What becomes of a lease: taken, made, cancelled, recalled, abandoned or handed back; with a workflow played by hand."""
+"""What becomes of a lease: made, cancelled, recalled, abandoned or handed back; with a workflow played by hand."""
 
 from __future__ import annotations
 
