@@ -209,6 +209,7 @@ def test_a_connection_used_for_another_name_says_goodbye_for_the_first_before_an
 def test_a_registration_moves_to_the_connection_that_shows_its_secret(stand_in: StandIn) -> None:
     async def test(bench: Bench) -> None:
         registration = await bench.register(b"1")
+        assert registration not in repr(bench.hub.peers)
         bench.comes(b"2", returned(lease_id=5), registration)
         ((name, message),) = await bench.receive()
         assert (name, message.lease_id) == ("rollout-0", 5)  # type: ignore[attr-defined]
@@ -375,6 +376,19 @@ def test_the_loop_gets_a_turn_after_every_burst_and_not_before(stand_in: StandIn
         assert await take(BURST - 1) == 0
         assert await take(1) == 1
         counting.cancel()
+
+    with_hub(stand_in, test)
+
+
+def test_a_burst_of_refused_messages_makes_no_pause_before_the_next_one(stand_in: StandIn) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.register(b"1")
+        assert await bench.hub.receive(LISTEN_S) is None
+        stand_in.waits.clear()
+        stand_in.inbox.extend([[b"1"]] * BURST)
+        bench.comes(b"1", returned())
+        assert await bench.hub.receive(1.0) is not None
+        assert stand_in.waits == []
 
     with_hub(stand_in, test)
 

@@ -326,6 +326,15 @@ def test_silence_of_the_hub_ends_with_any_message(stand_in: StandIn, with_peer: 
     with_peer(test)
 
 
+def test_a_hub_that_never_spoke_is_silent_from_the_start(stand_in: StandIn) -> None:
+    async def test() -> None:
+        peer = Bench(stand_in).peer
+        stand_in.clock.now_s += 0.5
+        assert peer.hub_silence_s == 0.5
+
+    asyncio.run(test())
+
+
 def test_messages_and_room_wake_who_waits_for_them(stand_in: StandIn, with_peer: Callable[..., None]) -> None:
     async def test(bench: Bench) -> None:
         for events, messages, num_signals in (
