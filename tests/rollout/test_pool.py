@@ -220,6 +220,26 @@ def test_nothing_is_said_of_a_cancelled_lease_finished_or_not(tmp_path: Path) ->
     with_pool(tmp_path, test)
 
 
+def test_a_workflow_that_goes_on_after_its_lease_was_cancelled_finishes_nothing(tmp_path: Path) -> None:
+    class Stubborn(Workflow):
+        async def run(self, given: Any, tools: Any) -> Any:
+            try:
+                return await super().run(given, tools)
+            except asyncio.CancelledError:
+                return sample(5)
+
+    async def test(bench: Bench) -> None:
+        bench.pool._workflow = Stubborn()  # type: ignore[assignment]
+        await bench.lease(1)
+        bench.pool.cancel((1,))
+        await bench.settle()
+        assert bench.book.unacked == {}
+        assert bench.num_finished == 0
+        assert bench.counters == {"cancelled": 1.0}
+
+    with_pool(tmp_path, test)
+
+
 def test_a_cancelled_lease_may_come_again(tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
         await bench.lease(1)
