@@ -17,7 +17,7 @@ from areal_like.weights.catalog import read_manifest
 from areal_like.weights.delta import Base, DeltaManifest, DeltaTensor, digest, encode_tensor
 from areal_like.weights.weight_store import TensorEntry, WeightManifest
 from rollout.weights import local_versions
-from rollout.weights.local_versions import ROOM, DeltaPart, Held, LocalVersions, local_roots
+from rollout.weights.local_versions import DeltaPart, Held, LocalVersions, local_roots
 
 SIZE = 64
 
@@ -179,7 +179,7 @@ def test_the_version_in_use_and_the_newest_stay_and_received_parts_go(folder: Lo
 def test_versions_lie_where_there_is_room_for_four_of_them_and_else_in_the_last_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = {"a": ROOM * 100 - 1, "b": ROOM * 100}
+    free = {"a": 399, "b": 400}
     usage = lambda path: SimpleNamespace(free=free[Path(path).name])  # noqa: E731
     monkeypatch.setattr(local_versions.shutil, "disk_usage", usage)
     for name in free:
