@@ -482,7 +482,9 @@ def test_a_peer_that_does_not_read_goes_on_beating(with_peer: Callable[..., None
 def test_a_status_that_raises_ends_the_channel_with_its_error(with_peer: Callable[..., None]) -> None:
     async def test(bench: Bench) -> None:
         bench.status_error = RuntimeError("no status")
+        before = bench.socket.num_signals
         await bench.beat()
+        assert bench.socket.num_signals == before + 1, "whoever waits for a message is woken"
         with pytest.raises(RuntimeError, match="no status"):
             await bench.peer.receive(0.0)
 
