@@ -74,6 +74,14 @@ def test_flat_payload_is_aligned(tmp_path: Path) -> None:
     assert all(entry.offset % 64 == 0 for entry in manifest.tensors)
 
 
+def test_tensors_of_a_safetensors_file_begin_aligned_whatever_their_names(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, "disk", keep=2)
+    for length in (1, 2, 30, 63):
+        value = TensorBytes("float32", (1,), np.ones(1, np.float32).data)
+        manifest, _ = open_payload(store.publish(length, "l0", {"w" * length: value}))
+        assert manifest.tensors[0].offset % 64 == 0
+
+
 def test_corrupt_tensor_is_named(store: WeightStore) -> None:
     manifest_path = store.publish(1, "l0", tensors())
     manifest, _ = open_payload(manifest_path)
@@ -244,6 +252,10 @@ def test_shared_memory_without_room_falls_back_to_the_run_folder_and_says_so(
     assert default_root("run4", "shm", tmp_path, need_bytes=1000).parent == shared, "exactly enough is enough"
     assert default_root("run5", "shm", tmp_path, need_bytes=1001) == tmp_path / "weights"
     assert default_root("run3", "disk", tmp_path) == tmp_path / "weights"
+    monkeypatch.setattr(weight_store, "SHARED_MEMORY", tmp_path / "none")
+    with caplog.at_level(logging.WARNING):
+        assert default_root("run6", "shm", tmp_path, need_bytes=1) == tmp_path / "weights"
+    assert "there is no" in caplog.text
 
 
 @pytest.mark.parametrize(
