@@ -65,10 +65,10 @@ class PeerInfo:
     route: bytes
     registration: str = dataclasses.field(repr=False)
     """Names this registration; secret."""
-    last_seen_s: float
-    listened_s: float
+    last_seen_s: float = dataclasses.field(init=False)
+    listened_s: float = dataclasses.field(init=False)
     heartbeat: Heartbeat | None = None
-    position: int = 0
+    position: int = dataclasses.field(init=False)
     """Bytes the peer had sent with the newest message that was read."""
     reported_position: int = 0
     """The same as was last sent to the peer."""
@@ -329,7 +329,7 @@ class Hub:
             self._pending.append((other, Goodbye(reason=f"its connection is now used by {hello.name}")))
         if known is None or is_new:
             registration = secrets.token_hex(16)
-            known = PeerInfo(hello.name, hello.role, hello.pid, hello.incarnation, route, registration, 0.0, 0.0)
+            known = PeerInfo(hello.name, hello.role, hello.pid, hello.incarnation, route, registration)
             self.peers[hello.name] = known
             self._registered[registration.encode()] = hello.name
         known.position = position

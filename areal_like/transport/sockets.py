@@ -143,7 +143,8 @@ class ReadySocket:
         self.raw.setsockopt(zmq.LINGER, int(LINGER_S * 1000))
         self._on_ready = on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._fd = -1
+        self._fd: int
+        """Known once it is attached."""
         self._recheck_pending = False
 
     def attach(self) -> None:
@@ -170,7 +171,7 @@ class ReadySocket:
 
     def close(self) -> None:
         """Stop watching and close; queued messages linger in the context."""
-        if self._loop is not None and self._fd >= 0:
+        if self._loop is not None:
             self._loop.remove_reader(self._fd)
         self._loop = None
         self.raw.close()

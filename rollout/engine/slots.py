@@ -31,10 +31,10 @@ class Answer:
     request: GenerationRequest
     stop_ids: np.ndarray
     submitted_s: float
-    row: int = -1
-    slot: int = -1
-    admitted_s: float = 0.0
-    paused_before_s: float = 0.0
+    row: int = field(init=False)
+    slot: int = field(init=False)
+    admitted_s: float = field(init=False)
+    paused_before_s: float = field(init=False)
     spans: list[tuple[int, int]] = field(default_factory=list)
     """(first position, version): tokens from there on were sampled under that version."""
 

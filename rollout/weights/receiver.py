@@ -121,7 +121,8 @@ class VersionReceiver:
                 fetcher = await self._start_stream()
                 reply = await fetcher.join(locator.address, request)
         except (TimeoutError, UserError) as error:
-            log.warning("no call to the group of version %d: %s", locator.version, error or f"within {deadline_s:g} s")
+            why = str(error) or f"within {deadline_s:g} s"
+            log.warning("no call to the group of version %d: %s", locator.version, why)
             return None
         if isinstance(reply, GroupCall):
             return reply

@@ -16,6 +16,10 @@ def test_virtual_clock_moves_only_when_reported() -> None:
     assert (clock.monotonic_s(), clock.wall_s() - wall_s) == (10.0, 5.0)
 
 
+def test_virtual_clock_begins_at_its_epoch_wherever_its_seconds_begin() -> None:
+    assert VirtualClock(start_s=5.0, epoch_s=100.0).wall_s() == 100.0
+
+
 @pytest.mark.parametrize("seconds", [-1e-9, float("nan")])
 def test_virtual_clock_never_goes_back(seconds: float) -> None:
     with pytest.raises(ValueError, match="does not go back"):

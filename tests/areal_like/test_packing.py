@@ -36,6 +36,20 @@ def test_every_sequence_is_in_one_bin_and_no_bin_overflows(lengths: list[int], c
     assert len(bins) >= min(min_bins, len(lengths))
 
 
+def test_one_bin_is_enough_unless_more_are_asked_for() -> None:
+    assert pack([1, 2, 3], 6) == [[0, 1, 2]]
+    assert pack([1, 2, 3], 5) == [[1, 2], [0]]
+    assert pack([4, 4], 8) == [[0, 1]], "a bin may be full"
+    assert pack([], 1) == []
+    assert pack([1], 1) == [[0]]
+
+
+def test_the_longest_sequences_go_to_the_lightest_shares_first() -> None:
+    assert partition([1, 1, 1], 1) == [[0, 1, 2]]
+    assert partition([5, 1, 4, 2], 2) == [[0, 1], [2, 3]]
+    assert partition([], 2) == [[], []]
+
+
 @given(LENGTHS, st.integers(1, 12))
 def test_shares_are_complete_balanced_and_not_empty(lengths: list[int], num_bins: int) -> None:
     shares = partition(lengths, num_bins)

@@ -119,3 +119,21 @@ time.sleep(60)
         controller.kill()
         controller.communicate()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_record_that_is_a_link_proves_nothing(tmp_path: Path) -> None:
+    folder = store(tmp_path, "linked", pid=2**22 - 1)
+    (folder / OWNER_FILE).rename(tmp_path / "record")
+    (folder / OWNER_FILE).symlink_to(tmp_path / "record")
+    assert list(dead_stores(tmp_path)) == []
+
+
+def test_an_empty_folder_without_a_record_is_dead_once_it_is_old(tmp_path: Path) -> None:
+    folder = tmp_path / "areal_like-empty-0"
+    folder.mkdir()
+    now_s = time.time()
+    os.utime(folder, (now_s, now_s - store_owner.NEW_S + 60.0))
+    assert sweep_dead(tmp_path) == []
+    os.utime(folder, (now_s, now_s - store_owner.NEW_S - 60.0))
+    assert sweep_dead(tmp_path) == [folder]
+    assert not folder.exists()

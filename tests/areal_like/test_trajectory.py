@@ -101,6 +101,8 @@ def test_a_trajectory_has_no_experts_unless_they_are_given():
         (np.zeros((4, 2), np.int32), "three dimensions"),
         (np.full((4, 2, 3), -1, np.int32), "at least 0"),
         (np.full((4, 2, 3), 65_536, np.int32), "at most 65535"),
+        (np.arange(-1, 23).reshape(4, 2, 3), "at least 0"),
+        (np.arange(65_513, 65_537).reshape(4, 2, 3), "at most 65535"),
     ],
 )
 def test_experts_that_cannot_be_are_refused(experts, words):
@@ -133,3 +135,31 @@ def test_version_zero_is_a_valid_version_of_every_token():
 
 def test_no_experts_at_all_are_kept_in_the_smallest_type():
     assert as_experts(np.zeros((0, 2, 3), np.int64)).dtype == np.uint8
+
+
+@pytest.mark.parametrize("name", ["tokens_T", "loss_mask_T", "logprobs_T", "versions_T"])
+def test_every_array_of_a_trajectory_has_its_type_and_the_length_of_all(name):
+    arrays = {
+        "tokens_T": np.array([1, 7, 8], np.int32), "loss_mask_T": np.array([False, True, True]),
+        "logprobs_T": np.array([0.0, -1.0, -1.0], np.float32), "versions_T": np.array([-1, 3, 3], np.int32),
+    }  # fmt: skip
+    Trajectory(**arrays, finish_reason="stop")
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        Trajectory(**{**arrays, name: arrays[name].astype(np.int64)}, finish_reason="stop")
+    if name != "tokens_T":
+        with pytest.raises(ValueError, match=f"{name} has 2 entries where 3 were expected"):
+            Trajectory(**{**arrays, name: arrays[name][:2]}, finish_reason="stop")
+
+
+def test_segments_and_trajectories_cannot_be_changed_after_their_checks():
+    segment = _segment()
+    trajectory = Trajectory.from_prompt(np.array([1], np.int32), segment, "stop")
+    for made, name in ((segment, "tokens_R"), (trajectory, "tokens_T")):
+        with pytest.raises(AttributeError):
+            setattr(made, name, np.zeros(0, np.int32))
+
+
+def test_joining_nothing_copies_nothing():
+    segment = _segment()
+    assert Segment.empty().joined(segment) is segment
+    assert segment.joined(Segment.empty()) is segment

@@ -122,11 +122,17 @@ class CoverageMap:
                 self._by_module[name].update(nodeids)
 
     def find(self, module: str, first: int, last: int, function: tuple[int, int] | None) -> list[str]:
-        """Tests that execute a statement; for code that runs at import, those that execute its function or module."""
+        """Tests that execute a statement; for code that runs at import, those that execute its function or module.
+
+        The tests that happen to import the module see no more of such code than all others do.
+        """
         lines = self._by_line[module]
-        found = {test for line in range(first, last + 1) for test in lines.get(line, ())}
+        found: set[str] = set()
+        if function and first > function[0]:
+            found = {test for line in range(first, last + 1) for test in lines.get(line, ())}
         if not found and function:
-            found = {test for line in range(function[0], function[1] + 1) for test in lines.get(line, ())}
+            body = max(last, function[0]) + 1 if first <= function[0] else function[0]
+            found = {test for line in range(body, function[1] + 1) for test in lines.get(line, ())}
         return sorted(found or self._by_module[module], key=lambda test: self.seconds.get(test, 0.0))
 
 

@@ -127,6 +127,7 @@ class _Sites:
         body = function.body[1:] if ast.get_docstring(function) is not None else function.body
         returns = any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in ast.walk(function))
         if body and not returns and not all(isinstance(part, ast.Pass | ast.Raise | ast.Expr) for part in body):
+            self._statement = _span(body[0])  # not the header, which runs at import
             yield self._between("return", body[0], body[0], "return")
 
     def _of_expression(self, node: ast.AST) -> Iterator[Mutant]:

@@ -73,6 +73,7 @@ LEFT_OUT: dict[str, str] = {
     "run_config": "declarations",
     "cluster_settings": "declarations",
     "messages": "declarations",
+    "limits": "declarations",
     "events": "declarations",
     "effects": "declarations",
     "errors": "declarations",

@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.mutation.coverage_map import CoverageMap
 from tests.mutation.draw import draw, named
 from tests.mutation.operators import is_real, mutants
 from tests.mutation.page import equivalents
@@ -59,6 +60,22 @@ def test_statement_of_a_mutant_ends_before_the_body() -> None:
     assert spans["compare", 3] == (2, 4)
     assert spans["constant", 5] == (5, 5)
     assert spans["constant", 1] == (1, 1)
+
+
+def test_statement_of_an_emptied_function_is_its_first_one_and_not_its_header() -> None:
+    source = b"def f(a=1):\n    'text'\n    b(a)\n    c = 2\n"
+    (emptied,) = [mutant for mutant in mutants(source) if mutant.operator == "return"]
+    assert emptied.statement == (3, 3)
+
+
+def test_code_that_runs_at_import_is_seen_by_the_tests_of_its_function_or_module(tmp_path: Path) -> None:
+    tests = CoverageMap(tmp_path, tmp_path / "kept")
+    lines = {"1": ["imports"], "3": ["imports"], "4": ["calls"], "5": ["calls", "goes_on"], "8": ["uses"]}
+    tests._add({"tests": dict.fromkeys(("imports", "calls", "goes_on", "uses"), 0.1), "lines": {"m.py": lines}})
+    assert set(tests.find("m.py", 1, 1, None)) == {"imports", "calls", "goes_on", "uses"}
+    assert set(tests.find("m.py", 3, 3, (3, 5))) == {"calls", "goes_on"}
+    assert tests.find("m.py", 4, 4, (3, 5)) == ["calls"]
+    assert set(tests.find("m.py", 9, 9, (7, 9))) == {"uses"}, "a statement that no test executes: all of its function"
 
 
 def test_every_pattern_of_what_is_left_out_matches_something_and_core_modules_stay_in() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,3 +73,25 @@ def test_counters_never_fall(doing, clock):
         now = doing.counters()
         assert all(now[key] >= before[key] for key in before)
         before = now
+
+
+def test_the_timeline_has_one_slice_for_each_state_and_one_for_each_swap(clock):
+    slices = []
+    tracer = SimpleNamespace(
+        now_s=clock.monotonic_s, complete=lambda name, start_s, end_s, lane: slices.append((name, start_s, end_s))
+    )
+    start_s = clock.monotonic_s()
+    doing = WorkerActivity(clock, tracer)
+    clock.advance(1.0)
+    doing.ready()
+    doing.ready()
+    clock.advance(1.0)
+    doing.moved("end", "generate")
+    clock.advance(4.0)
+    doing.moved("end", "generate")
+    doing.swapped(0.5)
+    clock.advance(1.0)
+    doing.close()
+    assert [(name, begin_s - start_s, end_s - start_s) for name, begin_s, end_s in slices] == [
+        ("load", 0.0, 1.0), ("wait:work", 1.0, 2.0), ("generate", 2.0, 5.5), ("swap", 5.5, 6.0), ("generate", 6.0, 7.0),
+    ]  # fmt: skip

@@ -347,3 +347,7 @@ def test_slices_of_the_timeline_are_never_empty(bench: SampleContext, fake: Any)
     run = run_of(bench, fake)
     start_s = bench.tracer.now_s() + 100.0
     assert run._trace("x", start_s) == pytest.approx(start_s + sample_module.SHORTEST_S / 2, abs=1e-9)
+
+
+def test_a_slice_of_the_timeline_is_lengthened_to_what_the_timeline_can_show_and_no_further() -> None:
+    assert 1e-6 < sample_module.SHORTEST_S < 1e-5, "the timeline counts in microseconds"

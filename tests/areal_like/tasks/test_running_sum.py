@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import statistics
 import subprocess
 import sys
@@ -125,3 +127,59 @@ def test_a_bad_option_is_the_users_mistake_and_names_the_key(options: dict, word
 def test_an_unknown_part_is_the_users_mistake() -> None:
     with pytest.raises(UserError, match="test"):
         running_sum.rows(1, "test")  # type: ignore[arg-type]
+
+
+def fingerprint(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("split", "first", "all_300"),
+    [
+        ("sft", "2+6=", "658d54576bf774ec"),
+        ("train", "3+7+4+7=", "84286f24d6356514"),
+        ("eval", "7+2+3+1+6+5+1+9+2=", "6f67aa2c89770ec9"),
+    ],
+)
+def test_rows_of_a_seed_are_those_of_every_release(split: running_sum.Split, first: str, all_300: str) -> None:
+    """A run that is resumed after an update goes on with the rows it had; published scores stay comparable."""
+    rows = list(islice(running_sum.rows(3, split), 300))
+    assert rows[0]["prompt"] == first
+    assert fingerprint(rows) == all_300
+
+
+def test_demonstrations_of_a_seed_are_those_of_every_release() -> None:
+    shown = list(islice(running_sum.demonstrations(3), 300))
+    assert shown[0] == {"prompt": "2+6=", "response": "2+6=8;#8"}
+    assert fingerprint(shown) == "1415969f65c48e91"
+    assert fingerprint(sorted([*pair, wrong] for pair, wrong in running_sum.wrong_table(0.45).items())) == (
+        "25924fe31ec33da9"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [({"max_terms": 1}, "max_terms"), ({"pgeo": 0}, "pgeo"), ({"pgeo": 1.1}, "pgeo"), ({"bias": -0.1}, "bias"),
+     ({"bias_right": 1.1}, "bias_right"), ({"noise": 1.5}, "noise")],
+)  # fmt: skip
+def test_options_at_their_ends_are_taken_and_beyond_them_refused(options: dict[str, float], word: str) -> None:
+    least = {"bias": 0, "bias_right": 0, "noise": 0}
+    for ends in ({"max_terms": 2, "pgeo": 1}, least, dict.fromkeys(least, 1)):
+        assert len(list(running_sum.rows(1, "train", limit=3, options=ends))) == 3
+    with pytest.raises(UserError, match=word):
+        running_sum.rows(1, "train", options=options)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2])
+def test_as_many_rows_come_as_asked_for(limit: int) -> None:
+    assert len(list(running_sum.rows(1, "eval", limit=limit))) == limit
+    with pytest.raises(UserError, match="-1 rows"):
+        running_sum.rows(1, "eval", limit=-1)
+
+
+def test_an_answer_that_was_cut_off_is_not_correct_however_it_ends() -> None:
+    row = running_sum.make_row([3, 8])
+    assert running_sum.is_correct(row, "3+8=1;#1")
+    assert running_sum.is_correct(row, "#2;#1", "stop")
+    assert not running_sum.is_correct(row, "3+8=1;#1", "length")
+    assert not running_sum.is_correct(row, "1")

@@ -14,6 +14,7 @@ from areal_like.transport.credentials import (
     load_join_secret,
     make_run_credentials,
     make_service_credentials,
+    service_keys_folder,
     token_for,
 )
 from areal_like.transport.curve import load_client, load_server
@@ -80,3 +81,12 @@ def test_damaged_secret_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "keys" / "services.join").write_text(content)
     with pytest.raises(UserError, match="not a join secret"):
         load_join_secret(tmp_path / "keys", "services")
+
+
+def test_keys_of_services_lie_in_the_users_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    assert service_keys_folder() == tmp_path / "xdg" / "areal_like" / "reward-keys"
+    for unset in ("", None):
+        monkeypatch.delenv("XDG_CONFIG_HOME") if unset is None else monkeypatch.setenv("XDG_CONFIG_HOME", unset)
+        assert service_keys_folder() == tmp_path / ".config" / "areal_like" / "reward-keys"

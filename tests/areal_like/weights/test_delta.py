@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import msgspec
 import numpy as np
 import pytest
@@ -117,6 +119,59 @@ def test_a_cut_delta_and_one_of_another_size_are_refused():
             apply_tensor(memoryview(broken), memoryview(bytearray(base.tobytes())), "float32")
     with pytest.raises(WeightError):
         apply_tensor(memoryview(blocks), memoryview(bytearray(63 * 4)), "float32")
+
+
+def block(how: int, width: int, num_items: int, num_changed: int, *planes: bytes) -> bytes:
+    """One block as its format says: head, lengths of the planes, planes."""
+    blobs = [zstandard.ZstdCompressor().compress(plane) for plane in planes]
+    lengths = b"".join(struct.pack("<I", len(blob)) for blob in blobs)
+    return struct.pack("<BBII", how, width, num_items, num_changed) + lengths + b"".join(blobs)
+
+
+def applied(*blocks: bytes, num_items: int = 9) -> list[int]:
+    target = bytearray(num_items)
+    apply_tensor(memoryview(b"".join(blocks)), memoryview(target), "uint8")
+    return list(target)
+
+
+GAPS, BITMAP, ALL = delta._GAPS, delta._BITMAP, delta._ALL
+STEP_UP = bytes([2])
+"""A difference of one, folded."""
+
+
+def test_places_are_gaps_or_a_bitmap_or_all_items_and_blocks_follow_one_another() -> None:
+    gaps = [bytes([1, 2]), bytes(2), bytes(2), bytes(2)]
+    assert applied(block(GAPS, 1, 9, 2, *gaps, STEP_UP * 2)) == [0, 1, 0, 0, 1, 0, 0, 0, 0]
+    assert applied(block(BITMAP, 1, 9, 2, bytes([0b01000000, 0b10000000]), STEP_UP * 2)) == [0, 1, 0, 0, 0, 0, 0, 0, 1]
+    assert applied(block(ALL, 1, 9, 9, STEP_UP * 9)) == [1] * 9
+    assert applied(block(GAPS, 1, 4, 0), block(ALL, 1, 5, 5, STEP_UP * 5)) == [0] * 4 + [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("blocks", "words"),
+    [
+        ([block(ALL, 2, 9, 9, STEP_UP * 9, STEP_UP * 9)], "does not fit its tensor"),
+        ([block(ALL, 1, 10, 10, STEP_UP * 10)], "does not fit its tensor"),
+        ([block(ALL, 1, 9, 9, STEP_UP * 9), block(GAPS, 1, 1, 0)], "does not fit its tensor"),
+        ([block(GAPS, 1, 8, 9)], "does not fit its tensor"),
+        ([block(GAPS, 1, 0, 0), block(ALL, 1, 9, 9, STEP_UP * 9)], "does not fit its tensor"),
+        ([block(3, 1, 9, 0)], "of unknown form"),
+        ([block(ALL, 1, 9, 8, STEP_UP * 8)], "of unknown form"),
+        ([block(GAPS, 1, 8, 0)], "a delta of 8 items for a tensor of 9"),
+        ([block(GAPS, 1, 9, 1, bytes([9]), b"\0", b"\0", b"\0", STEP_UP)], "lie outside"),
+        ([block(BITMAP, 1, 9, 1, bytes([0b11000000, 0]), STEP_UP)], "lie outside"),
+        ([block(BITMAP, 1, 9, 2, bytes([0b10000000, 0]), STEP_UP * 2)], "lie outside"),
+        ([block(BITMAP, 1, 9, 1, bytes([0b10000000]), STEP_UP)], "another size"),
+        ([block(ALL, 1, 9, 9, STEP_UP * 8)], "another size"),
+    ],
+)
+def test_blocks_that_do_not_fit_their_tensor_are_refused(blocks: list[bytes], words: str) -> None:
+    with pytest.raises(WeightError, match=words):
+        applied(*blocks)
+
+
+def test_the_last_item_of_a_block_may_change() -> None:
+    assert applied(block(GAPS, 1, 9, 1, bytes([8]), b"\0", b"\0", b"\0", STEP_UP))[8] == 1
 
 
 def test_a_plane_that_claims_a_giant_size_is_refused_before_memory_is_taken():

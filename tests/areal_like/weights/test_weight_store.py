@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +72,14 @@ def test_disk_payload_is_a_safetensors_file(tmp_path: Path) -> None:
 def test_flat_payload_is_aligned(tmp_path: Path) -> None:
     manifest, _ = open_payload(WeightStore(tmp_path, "shm", keep=2).publish(0, "l0", tensors()))
     assert all(entry.offset % 64 == 0 for entry in manifest.tensors)
+
+
+def test_tensors_of_a_safetensors_file_begin_aligned_whatever_their_names(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, "disk", keep=2)
+    for length in (1, 2, 30, 63):
+        value = TensorBytes("float32", (1,), np.ones(1, np.float32).data)
+        manifest, _ = open_payload(store.publish(length, "l0", {"w" * length: value}))
+        assert manifest.tensors[0].offset % 64 == 0
 
 
 def test_corrupt_tensor_is_named(store: WeightStore) -> None:
@@ -244,3 +253,67 @@ def test_shared_memory_without_room_falls_back_to_the_run_folder_and_says_so(
     assert default_root("run4", "shm", tmp_path, need_bytes=1000).parent == shared, "exactly enough is enough"
     assert default_root("run5", "shm", tmp_path, need_bytes=1001) == tmp_path / "weights"
     assert default_root("run3", "disk", tmp_path) == tmp_path / "weights"
+    monkeypatch.setattr(weight_store, "SHARED_MEMORY", tmp_path / "none")
+    with caplog.at_level(logging.WARNING):
+        assert default_root("run6", "shm", tmp_path, need_bytes=1) == tmp_path / "weights"
+    assert "there is no" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "item_bytes"),
+    [
+        ("bool", 1), ("uint8", 1), ("int8", 1), ("int16", 2), ("int32", 4), ("int64", 8), ("float16", 2),
+        ("bfloat16", 2), ("float32", 4), ("float64", 8), ("float8_e4m3fn", 1), ("float8_e5m2", 1),
+    ],
+)  # fmt: skip
+def test_tensors_of_every_type_have_their_size_on_both_ends(tmp_path: Path, dtype: str, item_bytes: int) -> None:
+    data = bytes(range(6 * item_bytes))
+    for kind in ("disk", "shm"):
+        folder = WeightStore(tmp_path / kind, kind, keep=1)  # type: ignore[arg-type]
+        _, read = open_payload(folder.publish(0, "l0", {"w": TensorBytes(dtype, (2, 3), memoryview(data))}))
+        assert bytes(read["w"]) == data
+        with pytest.raises(ValueError, match="are not a contiguous"):
+            folder.publish(1, "l0", {"w": TensorBytes(dtype, (2, 3), memoryview(data[:-1]))})
+
+
+@pytest.mark.parametrize("kind", ["disk", "shm"])
+def test_a_description_is_the_manifest_that_publishing_gives(tmp_path: Path, kind: Any) -> None:
+    path = WeightStore(tmp_path, kind, keep=1).publish(3, "l0", tensors())
+    published, _ = open_payload(path)
+    assert weight_store.describe(kind, 3, "l0", tensors()) == published
+    assert path.name == weight_store.manifest_name(3, "l0") == "v00000003-l0.manifest.json"
+
+
+def test_versions_that_were_kept_are_as_many_as_asked_for_and_void_lineages_go(store: WeightStore) -> None:
+    for version in (1, 2, 3):
+        store.publish(version, "l0", tensors())
+    newest = store.newest()
+    assert newest is not None
+    assert newest.name == "v00000003-l0.manifest.json"
+    kept = [path.name for path in sorted(store.root.glob("*.manifest.json"))]
+    assert kept == [f"v{version:08d}-l0.manifest.json" for version in (1, 2, 3)][-store.keep :]
+    store.publish(3, "l1", tensors())
+    assert "v00000003-l0.manifest.json" not in names(store), "the same number of another lineage is void"
+    assert "v00000003-l1.manifest.json" in names(store)
+    store.close()
+    assert store.root.exists()
+    store.close(remove=True)
+    assert not store.root.exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "lineage", "num_tensors"), [(-1, "l0", 1), (0, "", 1), (0, "a" * 65, 1), (0, "a/b", 1), (0, "l0", 0)]
+)
+def test_a_version_that_cannot_be_named_is_refused(
+    tmp_path: Path, version: int, lineage: str, num_tensors: int
+) -> None:
+    store = WeightStore(tmp_path, "disk", keep=1)
+    store.publish(0, "a" * 64, tensors())
+    with pytest.raises(ValueError, match="of lineage"):
+        store.publish(version, lineage, tensors() if num_tensors else {})
+
+
+def test_a_store_keeps_at_least_one_version(tmp_path: Path) -> None:
+    WeightStore(tmp_path, "disk", keep=1)
+    with pytest.raises(ValueError):
+        WeightStore(tmp_path, "disk", keep=0)

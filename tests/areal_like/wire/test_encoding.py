@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from areal_like.errors import WireError
 from areal_like.trajectory import Segment, Trajectory
-from areal_like.wire.encoding import LARGE_BYTES, WireLimits, decode, encode
+from areal_like.wire import encoding
+from areal_like.wire.encoding import LARGE_BYTES, WireLimits, cut, decode, encode, join
 from areal_like.wire.messages import (
     Batch,
     BatchSample,
@@ -158,6 +159,60 @@ def test_size_limits_are_enforced() -> None:
     ):
         with pytest.raises(WireError):
             decode(frames, ACCEPT, limits)
+
+
+def test_a_message_exactly_at_its_limits_is_taken() -> None:
+    frames = encode(batch([100] * 10))
+    limits = WireLimits(
+        max_frames=len(frames), max_header_bytes=len(frames[0]), max_message_bytes=sum(map(len, frames))
+    )
+    decode(frames, ACCEPT, limits)
+    with pytest.raises(WireError, match="of 0 frames"):
+        decode([], ACCEPT, limits)
+
+
+def test_frames_longer_than_a_piece_travel_in_pieces_behind_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "MAX_FRAME_BYTES", 4)
+    limits = WireLimits(max_frames=4, max_message_bytes=100)
+    whole = [b"abcd", b"", b"x"]
+    assert cut(whole) == whole
+    assert join(whole, limits) == whole
+    assert join([], limits) == []
+    frames = [b"abcdefghi", b"", b"1234", b"12345678"]
+    table, *pieces = cut(frames)
+    assert [bytes(piece) for piece in pieces] == [b"abcd", b"efgh", b"i", b"", b"1234", b"1234", b"5678"]
+    joined = join([table, *pieces], limits)
+    assert [bytes(frame) for frame in joined] == frames
+    assert joined[2] is pieces[4], "a frame that travelled whole is not copied"
+    for broken, words in (
+        ([table, *pieces[:-1]], "do not fit their table"),
+        ([table, *pieces, b"x"], "more pieces than its table says"),
+        ([table, *pieces[1:], pieces[0]], "do not fit their table"),
+        ([table[:1], *pieces], "without a table"),
+        ([table[:1] + b"\xa1a", *pieces], "without a table"),
+    ):
+        with pytest.raises(WireError, match=words):
+            join(broken, limits)
+
+
+def test_pieces_of_a_message_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "MAX_FRAME_BYTES", 4)
+    pieces = cut([b"abcdefgh"])
+    num_bytes = sum(map(len, pieces))
+    for limits, is_taken in (
+        (WireLimits(max_frames=1, max_message_bytes=num_bytes), True),
+        (WireLimits(max_frames=1, max_message_bytes=num_bytes - 1), False),
+    ):
+        if is_taken:
+            assert join(pieces, limits) == [b"abcdefgh"]
+        else:
+            with pytest.raises(WireError, match="over the limit"):
+                join(pieces, limits)
+    limits = WireLimits(max_frames=2, max_message_bytes=11)  # two frames, two pieces of them, and the table
+    table = pieces[0][:1] + msgspec.msgpack.encode([0] * 4)
+    assert join([table, *[b""] * 4], limits) == [b""] * 4
+    with pytest.raises(WireError, match="message of 6 pieces"):
+        join([pieces[0][:1] + msgspec.msgpack.encode([0] * 5), *[b""] * 5], limits)
 
 
 def test_deeply_nested_message_is_refused() -> None:

@@ -116,3 +116,11 @@ def test_what_runs_at_a_release_ends_as_cancelled_with_its_tokens(kit: Any) -> N
     outcome = kit.run(body())
     assert outcome.end_reason == "cancelled"
     assert len(outcome.segment) == 5
+
+
+def test_an_engine_has_its_memory_from_the_start_unless_it_starts_empty(kit: Any) -> None:
+    async def body() -> None:
+        async with kit.bench("qwen3").engine(load=None) as engine:
+            assert await engine.release_memory() > 0
+
+    kit.run(body())

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from areal_like.errors import EngineError, PolicyDiverged, UserError
 from areal_like.trajectory import Segment
@@ -306,6 +307,22 @@ def test_counters_count_every_token_and_never_fall(kit: Any) -> None:
         assert {"tokens", "prefill_tokens", "busy_s", "idle_s", "paused_s", "steps"} <= set(after)
 
     kit.run(body())
+
+
+def test_the_engine_thread_computes_with_as_many_threads_as_it_was_given(
+    kit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = kit.bench()
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(torch, "set_num_threads", lambda num: asked.append((threading.current_thread().name, num)))
+
+    async def body() -> None:
+        async with bench.engine() as engine:
+            await kit.generate_all(engine, [kit.ask(0, max_new_tokens=1)])
+
+    kit.run(body())
+    assert ("engine", 1) in asked
+    monkeypatch.undo()
 
 
 def test_closing_hands_back_what_was_sampled(kit: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
 from areal_like.wire.messages import Sampling
-from rollout.engine.sampler import DrawPlan, draw, uniforms
+from rollout.engine.sampler import DrawPlan, cut, draw, uniforms
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([2.0, 1.5, 0.0, -1.0, 1.0, -3.0, 0.5, 0.2])
@@ -80,6 +80,58 @@ def test_streams_of_different_seeds_differ_and_lie_strictly_inside_0_and_1() -> 
     assert streams.min() > 0
     assert streams.max() < 1
     assert abs(streams.mean() - 0.5) < 0.02
+
+
+def test_the_stream_of_a_seed_is_that_of_every_release() -> None:
+    """A sample that goes on elsewhere, perhaps after an update, goes on with the same numbers."""
+    assert [int(number * 2**33) for number in uniforms(7, 3, 5)] == [
+        3482292875, 711613263, 5984030983, 2545692335, 5330587089,
+    ]  # fmt: skip
+    assert np.array_equal(uniforms(2**64 + 7, 3, 5), uniforms(7, 3, 5)), "seeds count modulo 2**64"
+    assert [int(number * 2**33) for number in uniforms(-1, 0, 2)] == [2018132875, 6161652411]
+
+
+@pytest.mark.parametrize(
+    ("samplings", "parts"),
+    [
+        ([{}], set()),
+        ([{"top_k": 3}], {"top_k_B1", "top_p_B1"}),
+        ([{"top_p": 0.9}], {"top_k_B1", "top_p_B1"}),
+        ([{"temperature": 0.5}], {"temperature_B1"}),
+        ([{"temperature": 0.0}], {"is_greedy_B1"}),
+        ([{"temperature": 0.0, "top_k": 3, "top_p": 0.9}], {"is_greedy_B1"}),
+        ([{"temperature": 0.0}, {}], {"is_greedy_B1"}),
+        ([{"temperature": 0.0}, {"temperature": 0.5, "top_k": 3}], set(DrawPlan.__annotations__) - {"is_all_greedy"}),
+        ([], set()),
+    ],
+)
+def test_a_plan_has_only_the_parts_that_some_row_needs(samplings: list[dict[str, Any]], parts: set[str]) -> None:
+    plan = DrawPlan.of([Sampling(**fields) for fields in samplings], 8, CPU)
+    assert {name for name in DrawPlan.__annotations__ if getattr(plan, name) is not None} - {"is_all_greedy"} == parts
+    assert plan.is_all_greedy == (bool(samplings) and all(fields.get("temperature") == 0 for fields in samplings))
+
+
+def test_a_cut_keeps_the_likeliest_and_of_equal_tokens_the_first() -> None:
+    logprobs = torch.log(torch.tensor([[0.25, 0.5, 0.125, 0.125]]))
+
+    def kept(top_k: int, top_p: float) -> list[int]:
+        supported = cut(logprobs, torch.tensor([[top_k]]), torch.tensor([[top_p]]))
+        assert torch.equal(supported[supported > -torch.inf], logprobs[supported > -torch.inf])
+        return (supported[0] > -torch.inf).nonzero()[:, 0].tolist()
+
+    assert [kept(top_k, 2.0) for top_k in (1, 2, 3, 4)] == [[1], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+    assert [kept(4, top_p) for top_p in (0.4, 0.5, 0.6, 0.75, 0.8, 1.0)] == [
+        [1], [1], [0, 1], [0, 1], [0, 1, 2], [0, 1, 2, 3],
+    ]  # fmt: skip
+    assert kept(2, 0.7) == [0, 1], "the share is of what the first cut left"
+    assert kept(2, 0.6) == [1]
+
+
+def test_a_cut_by_number_never_asks_for_more_tokens_than_there_are() -> None:
+    for top_k in (0, 8, 9, 10**6):
+        plan = DrawPlan.of([Sampling(top_k=top_k, top_p=0.99)], 8, CPU)
+        assert plan.top_k_B1 is not None
+        assert plan.top_k_B1.tolist() == [[8]]
 
 
 def test_engine_samples_first_tokens_by_the_models_distribution(kit: Any) -> None:

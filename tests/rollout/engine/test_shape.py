@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rollout.engine.shape import ModelShape, why_not_lean
+from areal_like.errors import UserError
+from rollout.engine.shape import ModelShape, exact_context, read_config, why_not_lean
 
 
 def config(**changes: Any) -> Any:
@@ -61,3 +63,24 @@ def test_the_head_size_is_the_stated_one_else_the_share_of_the_hidden_size(
 def test_each_family_has_its_own_biases_and_norms(facts: dict[str, Any], biases: tuple[bool, ...]) -> None:
     shape = ModelShape.of(config(**facts))
     assert (shape.has_qkv_bias, shape.has_out_bias, shape.has_mlp_bias, shape.has_qk_norm) == biases
+
+
+@pytest.mark.parametrize(("positions", "context"), [(None, 77), (100, 77), (77, 77), (50, 50)])
+def test_the_context_is_the_setting_or_what_positions_the_model_has(
+    positions: int | None, context: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    facts = {} if positions is None else {"max_position_embeddings": positions}
+    model: Any = SimpleNamespace(get_text_config=lambda: SimpleNamespace(**facts))
+    with caplog.at_level("INFO"):
+        assert exact_context(model, 77) == context
+    assert bool(caplog.records) == (context < 77)
+
+
+def test_a_folder_without_a_readable_config_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no config"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
+    with pytest.raises(UserError, match=r"config.json cannot be read"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 9}')
+    assert read_config(tmp_path).vocab_size == 9

@@ -19,13 +19,14 @@ from areal_like.store_owner import claim
 from areal_like.transport.channel import Peer
 from areal_like.transport.credentials import make_run_credentials
 from areal_like.weights.catalog import read_manifest
+from areal_like.weights.process_group import GroupCall, JoinRequest, NoGroup
 from areal_like.weights.stream import ChunkRequest, Locator, Payload
 from areal_like.weights.weight_store import TensorBytes, open_payload, verify
 from areal_like.wire.messages import Heartbeat, Hello
 from rollout.weights import fetching, local_versions
 from rollout.weights.chunks import ChunkFile
 from rollout.weights.local_versions import LocalVersions
-from rollout.weights.receiver import VersionReceiver
+from rollout.weights.receiver import JoinAs, VersionReceiver
 from rollout.weights.relay import Relay
 from trainer.config import DeltaSettings, WeightStoreSettings
 from trainer.weights.sender import WeightSender
@@ -519,3 +520,96 @@ def test_a_payload_without_room_is_an_error_and_leaves_no_file(tmp_path, monkeyp
     with pytest.raises(WeightError, match="no room for 10 bytes"):
         ChunkFile(tmp_path / "f", make_payload(10, 5, bytes(10)))
     assert not list(tmp_path.iterdir())
+
+
+class StillRelay:
+    address = "tcp://here:1"
+
+    def __init__(self) -> None:
+        self.counters = {"relayed_chunks": 3.0}
+        self.events: list[str] = []
+
+    async def start(self) -> None:
+        self.events.append("start")
+
+    async def run(self) -> None:
+        self.events.append("run")
+
+    async def close(self) -> None:
+        self.events.append("close")
+
+    def arrived(self, file, index) -> None:
+        raise AssertionError("nothing was fetched")
+
+
+class AnsweringWire:
+    """A trainer that answers a call to the group, or not at all."""
+
+    def __init__(self, reply) -> None:
+        self.reply, self.asked, self.is_closed, self.hub_silence_s = reply, [], False, 0.0
+
+    async def connect(self, timeout_s):
+        pass
+
+    async def send(self, message, timeout_s=30.0):
+        self.asked.append(message)
+
+    async def receive(self, timeout_s):
+        if self.reply is None:
+            await asyncio.Event().wait()
+        return self.reply
+
+    async def close(self, reason=""):
+        self.is_closed = True
+
+
+CALL = GroupCall(
+    version=3, lineage="l0", group="g", is_new=True, host="h", port=1, rank=1, size=3, backend="gloo", bucket_bytes=1,
+    deadline_s=1.0, manifest=b"",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("place", "num_ranks", "reply", "is_asked"),
+    [
+        ("group+tcp://t:1/v00000003-l0", 2, CALL, True),
+        ("group+tcp://t:1/v00000003-l0", 2, NoGroup(version=3, lineage="l0", reason="alone"), True),
+        ("group+tcp://t:1/v00000003-l0", 2, None, True),
+        ("group+tcp://t:1/v00000003-l0", 0, CALL, False),
+        ("tcp://t:1/v00000003-l0", 2, CALL, False),
+        ("/a/v3.manifest.json", 2, CALL, False),
+    ],
+)
+def test_a_worker_asks_for_a_call_to_the_group_where_the_version_comes_by_one(
+    tmp_path, place, num_ranks, reply, is_asked
+):
+    async def test():
+        relay, wire = StillRelay(), AnsweringWire(reply)
+        receiver = VersionReceiver([tmp_path / "w"], make_wire=lambda *_: wire, make_relay=lambda: relay)
+        serving = asyncio.create_task(receiver.run())
+        met = await receiver.meet(place, 0.0 if reply is None else 20.0, JoinAs(num_ranks, "cuda"))
+        assert met == (CALL if is_asked and reply is CALL else None)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert serving.done() == is_asked, "others are served from the first stream on"
+        if is_asked and reply is not None:
+            assert wire.asked == [JoinRequest(version=3, lineage="l0", num_ranks=2, device="cuda")]
+        assert receiver.counters().get("weights_relayed_chunks") == (3.0 if is_asked else None)
+        await receiver.close()
+        assert relay.events == (["start", "run", "close"] if is_asked else [])
+        assert wire.is_closed == is_asked
+        serving.cancel()
+
+    asyncio.run(test())
+
+
+def test_a_trainer_that_calls_to_no_group_in_time_is_said_to_be_late(tmp_path, caplog):
+    async def test():
+        relay, wire = StillRelay(), AnsweringWire(None)
+        receiver = VersionReceiver([tmp_path / "w"], make_wire=lambda *_: wire, make_relay=lambda: relay)
+        assert await receiver.meet("group+tcp://t:1/v00000003-l0", 0.0, JoinAs(1, "cpu")) is None
+        await receiver.close()
+
+    with caplog.at_level("WARNING"):
+        asyncio.run(test())
+    assert "no call to the group of version 3: within 0 s" in caplog.text

@@ -150,7 +150,7 @@ def test_a_payload_is_complete_when_every_chunk_matched_its_checksum(tmp_path: P
     file = make_file(tmp_path)
     assert not file.put(0, PARTS[1]), "another chunk's bytes"
     assert not file.put(2, np.zeros(3, np.uint8)), "too long"
-    assert not file.put(0, PARTS[0].astype(np.int16)), "another type"
+    assert file.put(0, PARTS[0].astype(np.int16)) is False, "another type"
     assert file.missing() == [0, 1, 2]
     for index in (2, 0, 0):
         assert file.put(index, PARTS[index])

@@ -1,0 +1,444 @@
+"""What becomes of a lease: made, cancelled, recalled, abandoned or handed back; with a workflow played by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from areal_like.clock import SystemClock
+from areal_like.errors import DeadlineExceeded, EngineError, UserError
+from areal_like.trace import Tracer
+from areal_like.trajectory import Segment, Trajectory
+from areal_like.verdict import Verdict
+from areal_like.wire.messages import Message, SampleReturned, Sampling
+from rollout.leases import LeaseBook
+from rollout.pool import SamplePool
+from rollout.sample import SampleContext, SampleRun
+from rollout.workflow import Answer, Sample, SampleCut
+
+PROMPT = np.array([7, 8], np.int32)
+
+
+def segment(*tokens: int) -> Segment:
+    count = len(tokens)
+    return Segment(np.array(tokens, np.int32), np.full(count, -0.5, np.float32), np.zeros(count, np.int32))
+
+
+def task(lease_id: int, *, prefix: Segment | None = None) -> Any:
+    return SimpleNamespace(
+        lease_id=lease_id, group_id=40 + lease_id, sample_index=lease_id % 3, prefix=prefix or Segment.empty(),
+        purpose="train", moved_from="", min_version=0, seed=0, sampling=Sampling(), segment_tokens=0, row={},
+    )  # fmt: skip
+
+
+def sample(*tokens: int, verdict: Verdict | None = None, text: str = "text") -> Sample:
+    trajectory = Trajectory.from_prompt(PROMPT, segment(*tokens or (1,)), "stop")
+    return Sample(trajectory=trajectory, verdict=verdict or Verdict(kind="scored", value=1.0), response_text=text)
+
+
+class Workflow:
+    """Waits for what the test lets each lease end with: a sample or an exception."""
+
+    is_resumable = True
+
+    def __init__(self) -> None:
+        self.ends: dict[int, asyncio.Future[Any]] = {}
+        self.runs: dict[int, SampleRun] = {}
+
+    async def run(self, given: Any, tools: Any) -> Any:
+        self.runs[given.lease_id] = tools
+        self.ends[given.lease_id] = asyncio.get_running_loop().create_future()
+        return await self.ends[given.lease_id]
+
+
+class Bench:
+    """A pool in a task group of its own, over an engine that generates nothing by itself."""
+
+    def __init__(self, tmp_path: Path, group: asyncio.TaskGroup, capacity: int) -> None:
+        self.live: dict[int, Segment] = {}
+        engine: Any = SimpleNamespace(progress=self.progress, capabilities=SimpleNamespace(max_context=100))
+        context = SampleContext(
+            engine=engine, gate=SimpleNamespace(version=0), tokens=SimpleNamespace(stop_ids=()),  # type: ignore[arg-type]
+            rewards=SimpleNamespace(), version_deadline_s=1.0, clock=SystemClock(),  # type: ignore[arg-type]
+            tracer=Tracer(tmp_path / "w.trace.jsonl", "w"),
+        )  # fmt: skip
+        self.book, self.workflow = LeaseBook(capacity), Workflow()
+        self.posted: list[Message] = []
+        self.counters: dict[str, float] = {}
+        self.num_finished = 0
+        self.pool = SamplePool(
+            self.book, context, self.workflow, group=group, post=self.posted.append,  # type: ignore[arg-type]
+            on_finished=self.finished, counters=self.counters,
+        )  # fmt: skip
+
+    def progress(self) -> Mapping[int, Segment]:
+        return self.live
+
+    def finished(self) -> None:
+        self.num_finished += 1
+
+    async def lease(self, *lease_ids: int, prefix: Segment | None = None) -> None:
+        for lease_id in lease_ids:
+            self.pool.take(task(lease_id, prefix=prefix))
+        await self.settle()
+
+    async def end(self, lease_id: int, how: Any) -> None:
+        """The workflow of a lease returns, or raises."""
+        if isinstance(how, BaseException):
+            self.workflow.ends[lease_id].set_exception(how)
+        else:
+            self.workflow.ends[lease_id].set_result(how)
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    def made(self, lease_id: int, *tokens: int) -> SampleRun:
+        """A lease that has these new tokens."""
+        run = self.workflow.runs[lease_id]
+        run.new_tokens = segment(*tokens)
+        return run
+
+    def returned(self) -> list[tuple[int, int, list[int], str]]:
+        """Leases handed back since the last look: (lease, start, tokens, reason)."""
+        said, self.posted[:] = list(self.posted), []
+        assert all(isinstance(message, SampleReturned) for message in said)
+        return [(one.lease_id, one.start, one.segment.tokens_R.tolist(), one.reason) for one in said]  # type: ignore[attr-defined]
+
+    def is_working_on(self, lease_id: int) -> bool:
+        return not self.workflow.ends[lease_id].cancelled()
+
+
+def with_pool(tmp_path: Path, test: Callable[[Bench], Awaitable[None]], capacity: int = 3) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(20.0), asyncio.TaskGroup() as group:
+            bench = Bench(tmp_path, group, capacity)
+            await test(bench)
+            bench.pool.cancel_all()
+
+    asyncio.run(whole())
+
+
+def test_a_finished_sample_is_in_the_book_with_what_names_it(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1)
+        assert bench.num_finished == 0
+        await bench.end(1, sample(5, 6, text="a\ud800b"))
+        assert bench.num_finished == 1
+        done = bench.book.unacked[1]
+        assert (done.lease_id, done.group_id, done.sample_index, done.response_text) == (1, 41, 1, "a?b")
+        assert done.trajectory.tokens_T.tolist() == [7, 8, 5, 6]
+        assert bench.book.running == {}
+        assert bench.counters == {"samples": 1.0, "verdict_scored": 1.0}
+        assert bench.returned() == []
+
+    with_pool(tmp_path, test)
+
+
+def test_a_repeated_lease_is_counted_and_made_once(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1)
+        run = bench.workflow.runs[1]
+        await bench.lease(1)
+        await bench.end(1, sample(5))
+        await bench.lease(1)
+        assert bench.workflow.runs[1] is run
+        assert bench.counters == {"duplicate_leases": 2.0, "samples": 1.0, "verdict_scored": 1.0}
+        assert bench.returned() == []
+
+    with_pool(tmp_path, test)
+
+
+def test_a_lease_too_many_goes_back_as_it_came(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1, 2)
+        await bench.lease(3, prefix=segment(4, 5, 6))
+        assert bench.returned() == [(3, 3, [], "drain")]
+        assert bench.counters == {"refused_leases": 1.0}
+        assert list(bench.book.running) == [1, 2]
+
+    with_pool(tmp_path, test, capacity=1)
+
+
+def test_a_pool_that_closes_takes_no_lease(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.pool.is_closed = True
+        await bench.lease(1)
+        assert bench.returned() == [(1, 0, [], "drain")]
+        assert bench.book.running == {}
+
+    with_pool(tmp_path, test)
+
+
+def test_the_lane_of_an_ended_sample_is_used_again(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1, 2)
+        await bench.end(1, sample(5))
+        await bench.lease(3)
+        assert [bench.workflow.runs[lease_id].lane for lease_id in (1, 2, 3)] == [
+            "sample-000",
+            "sample-001",
+            "sample-000",
+        ]
+        assert [bench.workflow.runs[lease_id].phase for lease_id in (1, 2)] == ["end", "start"]
+
+    with_pool(tmp_path, test)
+
+
+def test_the_task_of_an_ended_sample_is_not_kept(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1)
+        (task_of_1,) = [weakref.ref(task) for task in asyncio.all_tasks() if task.get_name() == "lease-1"]
+        await bench.end(1, sample(5))
+        gc.collect()
+        assert task_of_1() is None
+
+    with_pool(tmp_path, test)
+
+
+def test_nothing_is_said_of_a_cancelled_lease_finished_or_not(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1, 2, 3)
+        await bench.end(2, sample(5))
+        bench.pool.cancel((1, 2, 9))
+        await bench.settle()
+        assert (list(bench.book.running), bench.book.unacked) == ([3], {})
+        assert not bench.is_working_on(1)
+        assert bench.is_working_on(3)
+        assert bench.counters["cancelled"] == 1.0
+        assert bench.returned() == []
+
+    with_pool(tmp_path, test)
+
+
+def test_a_workflow_that_goes_on_after_its_lease_was_cancelled_finishes_nothing(tmp_path: Path) -> None:
+    class Stubborn(Workflow):
+        async def run(self, given: Any, tools: Any) -> Any:
+            try:
+                return await super().run(given, tools)
+            except asyncio.CancelledError:
+                return sample(5)
+
+    async def test(bench: Bench) -> None:
+        bench.pool._workflow = Stubborn()  # type: ignore[assignment]
+        await bench.lease(1)
+        bench.pool.cancel((1,))
+        await bench.settle()
+        assert bench.book.unacked == {}
+        assert bench.num_finished == 0
+        assert bench.counters == {"cancelled": 1.0}
+
+    with_pool(tmp_path, test)
+
+
+def test_a_cancelled_lease_may_come_again(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1)
+        bench.pool.cancel((1,))
+        await bench.settle()
+        await bench.lease(1)
+        await bench.end(1, sample(5))
+        assert list(bench.book.unacked) == [1]
+
+    with_pool(tmp_path, test)
+
+
+def test_abandoned_work_ends_without_a_word_except_where_only_the_verdict_is_due(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1, 2, 3)
+        bench.workflow.runs[2].phase = "score"
+        bench.pool.abandon_unfinished()
+        await bench.settle()
+        assert list(bench.book.running) == [2]
+        assert [bench.is_working_on(lease_id) for lease_id in (1, 2, 3)] == [False, True, False]
+        assert bench.counters == {"abandoned": 2.0}
+        assert bench.returned() == []
+
+    with_pool(tmp_path, test)
+
+
+@pytest.mark.parametrize(("scoring_too", "kept"), [(False, [2]), (True, [])])
+def test_a_worker_that_leaves_hands_its_leases_back_with_the_tokens_not_reported(
+    tmp_path: Path, scoring_too: bool, kept: list[int]
+) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1, prefix=segment(4, 5))
+        await bench.lease(2)
+        bench.made(1, 6, 7, 8).reported = 1
+        bench.made(2, 9).phase = "score"
+        await bench.pool.hand_back_all(scoring_too=scoring_too)
+        await bench.settle()
+        assert bench.returned() == [(1, 3, [7, 8], "drain"), (2, 0, [9], "drain")][: 1 + scoring_too]
+        assert list(bench.book.running) == kept
+        assert not bench.is_working_on(1)
+        assert bench.is_working_on(2) is not scoring_too
+        assert bench.counters == {"returned_drain": 1.0 + scoring_too}
+
+    with_pool(tmp_path, test)
+
+
+def test_recalled_leases_go_back_except_those_that_are_nearly_done(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1, 2, 3)
+        bench.made(1, 6)
+        bench.made(2, 7).phase = "score"
+        await bench.pool.recall((1, 2, 8))
+        await bench.settle()
+        assert bench.returned() == [(1, 0, [6], "migrated")]
+        assert list(bench.book.running) == [2, 3]
+        assert [bench.is_working_on(lease_id) for lease_id in (1, 2, 3)] == [False, True, True]
+        assert bench.counters == {"recalls_kept": 1.0, "returned_migrated": 1.0}
+
+    with_pool(tmp_path, test)
+
+
+def test_a_lease_that_is_nearly_done_when_its_turn_comes_is_not_handed_back(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1, 2)
+        async with bench.pool.report_lock:
+            recalling = asyncio.ensure_future(bench.pool.recall((1, 2)))
+            await bench.settle()
+            bench.workflow.runs[2].phase = "score"
+        await recalling
+        await bench.settle()
+        assert bench.returned() == [(1, 0, [], "migrated")]
+        assert bench.is_working_on(2)
+
+    with_pool(tmp_path, test)
+
+
+def test_nothing_is_handed_back_while_a_report_is_under_way_nor_what_has_ended_meanwhile(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1)
+        async with bench.pool.report_lock:
+            leaving = asyncio.ensure_future(bench.pool.hand_back_all(scoring_too=True))
+            await bench.settle()
+            assert bench.returned() == []
+            await bench.end(1, sample(5))
+        await leaving
+        assert bench.returned() == []
+        assert bench.num_finished == 1
+
+    with_pool(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "detail"),
+    [
+        (SampleCut("segment"), "cancelled", ""),
+        (UserError("no prompt"), "rejected", "no prompt"),
+        (DeadlineExceeded("policy version 3", "controller", 5.0), "drain", ""),
+        (KeyError("x"), "rejected", "the workflow raised KeyError: 'x'"),
+    ],
+)
+def test_a_workflow_that_fails_before_an_answer_gives_its_lease_back(
+    tmp_path: Path, error: Exception, reason: str, detail: str
+) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1)
+        await bench.end(1, error)
+        (message,) = bench.posted
+        assert isinstance(message, SampleReturned)
+        assert (message.reason, message.detail) == (reason, detail)
+        assert bench.book.running == {}
+        assert bench.counters.get("workflow_crashes", 0.0) == isinstance(error, KeyError)
+        assert bench.num_finished == 0
+
+    with_pool(tmp_path, test)
+
+
+def test_the_first_reason_of_a_cut_counts_whatever_the_workflow_does_with_it(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        for lease_id, end in ((1, sample(5)), (2, ValueError("late")), (3, SampleCut("x"))):
+            await bench.lease(lease_id)
+            bench.workflow.runs[lease_id].cut("segment")
+            await bench.end(lease_id, end)
+        assert [reason for *_, reason in bench.returned()] == ["segment"] * 3
+        assert bench.book.unacked == {}
+        assert bench.counters == {"returned_segment": 3.0}
+
+    with_pool(tmp_path, test)
+
+
+@pytest.mark.parametrize("has_prompt", [True, False])
+@pytest.mark.parametrize("has_answer", [True, False])
+@pytest.mark.parametrize("is_resumable", [True, False])
+def test_a_workflow_that_crashes_behind_its_answer_gives_a_crashed_verdict(
+    tmp_path: Path, has_prompt: bool, has_answer: bool, is_resumable: bool
+) -> None:
+    async def test(bench: Bench) -> None:
+        bench.workflow.is_resumable = is_resumable
+        await bench.lease(1)
+        run = bench.workflow.runs[1]
+        run.prompt_P = PROMPT if has_prompt else None
+        run.answer = Answer(segment=segment(5, 6), finish_reason="length", routed_experts=None) if has_answer else None
+        await bench.end(1, ValueError("no"))
+        assert bench.counters["workflow_crashes"] == 1.0
+        if has_prompt and has_answer and is_resumable:
+            done = bench.book.unacked[1]
+            assert (done.verdict.kind, done.verdict.reason) == ("crashed", "the workflow raised ValueError: no")
+            assert (done.trajectory.tokens_T.tolist(), done.trajectory.finish_reason) == ([7, 8, 5, 6], "length")
+            assert bench.counters["verdict_crashed"] == 1.0
+            assert bench.returned() == []
+        else:
+            assert [reason for *_, reason in bench.returned()] == ["rejected"]
+
+    with_pool(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        "text",
+        Sample(trajectory="t", verdict=Verdict(kind="scored", value=1.0), response_text=""),  # type: ignore[arg-type]
+        Sample(trajectory=sample().trajectory, verdict=1.0, response_text=""),  # type: ignore[arg-type]
+        sample(verdict=Verdict(kind="scored", value=1.0, reason=5)),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_sample_is_the_mistake_of_the_workflow(tmp_path: Path, wrong: Any) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1)
+        await bench.end(1, wrong)
+        (message,) = bench.posted
+        assert isinstance(message, SampleReturned)
+        assert message.reason == "rejected"
+        assert "TypeError" in message.detail
+        assert bench.book.unacked == {}
+
+    with_pool(tmp_path, test)
+
+
+def test_an_engine_failure_ends_the_group_whatever_the_workflow_made_of_it(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.lease(1)
+        bench.workflow.runs[1].engine_error = EngineError("no memory")
+        await bench.end(1, ValueError("the workflow's own view of it"))
+        raise AssertionError("the group goes on")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        with_pool(tmp_path, test)
+    assert [str(error) for error in caught.value.exceptions] == ["no memory"]
+
+
+def test_the_pool_waits_for_its_tasks_until_they_end_or_the_time_is_over(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.pool.settle(1000.0)
+        await bench.lease(1, 2)
+        waiting = asyncio.ensure_future(bench.pool.settle(1000.0))
+        await bench.end(1, sample(5))
+        assert not waiting.done()
+        bench.pool.cancel_all()
+        await waiting
+        await bench.pool.settle(1000.0)
+
+    with_pool(tmp_path, test)
