@@ -23,7 +23,6 @@ settings.register_profile("areal_like", deadline=None)
 settings.load_profile("areal_like")
 
 
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-processes", action="store_true", help="leave out tests that start a process")
 

@@ -83,7 +83,7 @@ def test_damaged_secret_is_refused(tmp_path: Path, content: str) -> None:
         load_join_secret(tmp_path / "keys", "services")
 
 
-def test_keys_of_services_lie_in_the_users_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_services_are_in_the_users_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
     assert service_keys_folder() == tmp_path / "xdg" / "areal_like" / "reward-keys"

@@ -192,7 +192,7 @@ def test_a_peer_that_closes_says_goodbye_once_and_is_closed(stand_in: StandIn, w
         before = stand_in.num_signals
         await bench.peer.close("done")
         assert bench.sent() == [Goodbye(reason="done")]
-        assert stand_in.num_signals > before, "whoever waits for a message is woken"
+        assert stand_in.num_signals > before, "a task that waits for a message is woken"
         assert (stand_in.is_closed, stand_in.is_terminated) == (True, True)
         with pytest.raises(ChannelError, match="the channel is closed"):
             await bench.peer.receive(1.0)
@@ -397,7 +397,7 @@ async def fill(bench: Bench, num_bytes: int) -> int:
 
 
 async def position(bench: Bench) -> int:
-    """Bytes sent so far, as the hub is told with the next message."""
+    """Bytes sent so far, as the hub is notified with the next message."""
     bench.sent()
     bench.comes(Heartbeat(state="stranger"))
     bench.socket.on_ready(zmq.POLLIN)
@@ -484,7 +484,7 @@ def test_a_status_that_raises_ends_the_channel_with_its_error(with_peer: Callabl
         bench.status_error = RuntimeError("no status")
         before = bench.socket.num_signals
         await bench.beat()
-        assert bench.socket.num_signals == before + 1, "whoever waits for a message is woken"
+        assert bench.socket.num_signals == before + 1, "a task that waits for a message is woken"
         with pytest.raises(RuntimeError, match="no status"):
             await bench.peer.receive(0.0)
 

@@ -1,4 +1,4 @@
-"""The arithmetic of parcels in chunks, and how the place of a version is written and read."""
+"""The arithmetic of payloads in chunks, and how the place of a version is written and read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from areal_like.errors import WeightError
 from areal_like.weights.stream import Locator, ParentRequest, Payload, WayRequest
 
 
-def parcel(num_bytes: int, chunk_bytes: int, num_crcs: int | None = None, **fields: Any) -> Payload:
+def payload(num_bytes: int, chunk_bytes: int, num_crcs: int | None = None, **fields: Any) -> Payload:
     count = -(-num_bytes // max(chunk_bytes, 1)) if num_crcs is None else num_crcs
     fields = {"name": "v1", "chunk_crcs": np.zeros(count, np.uint32), **fields}
     return Payload(is_delta=False, num_bytes=num_bytes, chunk_bytes=chunk_bytes, manifest=b"", **fields)
@@ -22,10 +22,10 @@ def parcel(num_bytes: int, chunk_bytes: int, num_crcs: int | None = None, **fiel
     ("num_bytes", "chunk_bytes", "sizes"),
     [(1, 1, [1]), (1, 9, [1]), (8, 4, [4, 4]), (9, 4, [4, 4, 1]), (7, 4, [4, 3]), (3, 1, [1, 1, 1])],
 )
-def test_chunks_cover_a_parcel_and_only_the_last_one_is_shorter(
+def test_chunks_cover_a_payload_and_only_the_last_one_is_shorter(
     num_bytes: int, chunk_bytes: int, sizes: list[int]
 ) -> None:
-    made = parcel(num_bytes, chunk_bytes)
+    made = payload(num_bytes, chunk_bytes)
     spans = [made.span(index) for index in range(made.num_chunks)]
     assert [span.stop - span.start for span in spans] == sizes
     assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
@@ -43,10 +43,10 @@ def test_chunks_cover_a_parcel_and_only_the_last_one_is_shorter(
         {"chunk_crcs": np.zeros((2, 1), np.uint32)},
     ],
 )  # fmt: skip
-def test_a_parcel_that_contradicts_itself_cannot_be_made(fields: dict[str, Any]) -> None:
-    parcel(8, 4, name="a" * 128)
-    with pytest.raises(ValueError, match="parcel"):
-        parcel(**{"num_bytes": 8, "chunk_bytes": 4, "num_crcs": 2, **fields})
+def test_a_payload_that_contradicts_itself_cannot_be_made(fields: dict[str, Any]) -> None:
+    payload(8, 4, name="a" * 128)
+    with pytest.raises(ValueError, match="payload"):
+        payload(**{"num_bytes": 8, "chunk_bytes": 4, "num_crcs": 2, **fields})
 
 
 @pytest.mark.parametrize("by_group", [False, True])
@@ -70,4 +70,4 @@ def test_other_text_is_no_place(text: str) -> None:
 
 def test_a_request_that_names_no_base_and_no_lost_parent_says_so_on_the_wire() -> None:
     assert WayRequest(version=3, lineage="l0") == WayRequest(version=3, lineage="l0", base_version=-1, base_digest="")
-    assert msgspec.to_builtins(ParentRequest(parcel="p", address="a"))["lost"] == ""
+    assert msgspec.to_builtins(ParentRequest(payload="p", address="a"))["lost"] == ""

@@ -1,4 +1,4 @@
-"""What a worker asks of trainer and parents for a parcel, whom it gives up and when; connections played by hand."""
+"""What a worker asks of trainer and parents for a payload, whom it gives up and when; connections played by hand."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Net:
 
         def answer(message: Message) -> list[Message]:
             if isinstance(message, ParentRequest):
-                return [UpstreamPeer(parcel=message.parcel, address=left.pop(0))]
+                return [UpstreamPeer(payload=message.payload, address=left.pop(0))]
             return serve(message)
 
         self.answers[TRAINER] = answer
@@ -121,12 +121,12 @@ class Net:
 
 def serve(message: Message) -> list[Message]:
     assert isinstance(message, ChunkRequest)
-    return [Chunk(parcel=message.parcel, index=message.index, data=PARTS[message.index])]
+    return [Chunk(payload=message.payload, index=message.index, data=PARTS[message.index])]
 
 
 def serve_damaged(message: Message) -> list[Message]:
     assert isinstance(message, ChunkRequest)
-    return [Chunk(parcel=message.parcel, index=message.index, data=PARTS[message.index] + 1)]
+    return [Chunk(payload=message.payload, index=message.index, data=PARTS[message.index] + 1)]
 
 
 def nothing(message: Message) -> list[Message]:
@@ -170,12 +170,12 @@ def test_the_way_is_asked_for_with_what_is_here_and_only_its_own_answer_counts(
     def answer(message: Message) -> list[Message]:
         others = [(4, "l0"), (3, "l1")]
         return [
-            *(TransferPlan(version=number, lineage=lineage, parcels=()) for number, lineage in others),
+            *(TransferPlan(version=number, lineage=lineage, payloads=()) for number, lineage in others),
             *(TransferUnavailable(version=number, lineage=lineage, reason="gone") for number, lineage in others),
-            TransferPlan(version=3, lineage="l0", parcels=(parcel,)),
+            TransferPlan(version=3, lineage="l0", payloads=(payload,)),
         ]
 
-    parcel = Payload(
+    payload = Payload(
         name="p", is_delta=False, num_bytes=1, chunk_bytes=1, chunk_crcs=np.zeros(1, np.uint32), manifest=b""
     )
     net.answers[TRAINER] = answer
@@ -202,7 +202,7 @@ def test_the_call_to_a_group_is_the_answer_to_the_request_for_that_version(net: 
 
 
 def test_a_trainer_that_does_not_answer_is_asked_again_on_the_same_connection(net: Net) -> None:
-    replies = [[], [], [TransferPlan(version=3, lineage="l0", parcels=())]]
+    replies = [[], [], [TransferPlan(version=3, lineage="l0", payloads=())]]
     net.answers[TRAINER] = lambda _: replies.pop(0)
     started_s = net.clock.now_s
     assert run(net.fetcher.way(LOCATOR, None)) == ()
@@ -221,7 +221,7 @@ def test_a_trainer_that_refuses_the_connection_is_connected_to_again(net: Net, m
         num_sent += 1
         if num_sent == 1:
             raise ChannelError("refused")
-        return [TransferPlan(version=3, lineage="l0", parcels=())]
+        return [TransferPlan(version=3, lineage="l0", payloads=())]
 
     net.answers[TRAINER] = answer
     run(net.fetcher.way(LOCATOR, None))
@@ -233,7 +233,7 @@ def test_a_trainer_that_refuses_the_connection_is_connected_to_again(net: Net, m
 def test_one_connection_to_the_trainer_is_kept_until_it_moves_or_the_fetcher_closes(net: Net) -> None:
     async def test() -> None:
         for address in (TRAINER, OTHER):
-            net.answers[address] = lambda _: [TransferPlan(version=3, lineage="l0", parcels=())]
+            net.answers[address] = lambda _: [TransferPlan(version=3, lineage="l0", payloads=())]
         await net.fetcher.way(LOCATOR, None)
         await net.fetcher.way(LOCATOR, None)
         assert [wire.address for wire in net.wires] == [TRAINER]
@@ -246,20 +246,20 @@ def test_one_connection_to_the_trainer_is_kept_until_it_moves_or_the_fetcher_clo
     run(test())
 
 
-# ------------------------------------------------------------ a parcel
+# ------------------------------------------------------------ a payload
 
 
-def test_a_parcel_comes_from_the_trainer_on_the_connection_that_is_there(net: Net, file: ChunkFile) -> None:
+def test_a_payload_comes_from_the_trainer_on_the_connection_that_is_there(net: Net, file: ChunkFile) -> None:
     net.parents(TRAINER)
     run(net.fetcher.fetch(LOCATOR, file))
     assert bytes(file.data) == DATA.tobytes()
     assert net.arrived == list(range(len(PARTS)))
     assert len(net.wires) == 1
-    assert net.sent(ParentRequest) == [ParentRequest(parcel="v3", address="tcp://me:1", lost="")]
+    assert net.sent(ParentRequest) == [ParentRequest(payload="v3", address="tcp://me:1", lost="")]
     assert counts(net) == {"fetched_chunks": len(PARTS), "fetched_bytes": len(DATA)}
 
 
-def test_a_parcel_comes_from_another_worker_whose_connection_is_closed_afterwards(net: Net, file: ChunkFile) -> None:
+def test_a_payload_comes_from_another_worker_whose_connection_is_closed_afterwards(net: Net, file: ChunkFile) -> None:
     net.parents(RELAY)
     net.answers[RELAY] = serve
     run(net.fetcher.fetch(LOCATOR, file))
@@ -280,7 +280,7 @@ def test_no_more_chunks_are_asked_for_than_the_window_and_every_chunk_makes_room
         asked.append(message.index)
         if len(asked) < WINDOW_CHUNKS:
             return []
-        return serve(ChunkRequest(parcel="v3", index=asked[len(asked) - WINDOW_CHUNKS]))
+        return serve(ChunkRequest(payload="v3", index=asked[len(asked) - WINDOW_CHUNKS]))
 
     net.parents(RELAY)
     net.answers[RELAY] = answer
@@ -293,9 +293,9 @@ def test_no_more_chunks_are_asked_for_than_the_window_and_every_chunk_makes_room
 def test_only_chunks_that_were_asked_for_are_taken(net: Net, file: ChunkFile) -> None:
     def answer(message: Message) -> list[Message]:
         assert isinstance(message, ChunkRequest)
-        unasked = Chunk(parcel="v3", index=19, data=PARTS[19])
-        foreign = Chunk(parcel="v2", index=message.index, data=PARTS[message.index])
-        elsewhere = NoChunk(parcel="v2", index=message.index, reason="not of this parcel")
+        unasked = Chunk(payload="v3", index=19, data=PARTS[19])
+        foreign = Chunk(payload="v2", index=message.index, data=PARTS[message.index])
+        elsewhere = NoChunk(payload="v2", index=message.index, reason="not of this payload")
         before = [unasked, foreign, elsewhere] if message.index == 0 else []
         return [*before, *serve(message)]
 
@@ -329,7 +329,7 @@ def test_a_parent_that_fails_is_named_to_the_trainer_and_what_it_brought_stays(n
         assert isinstance(message, ChunkRequest)
         if message.index < 5:
             return serve(message)
-        return [NoChunk(parcel="v3", index=message.index, reason="not here")]
+        return [NoChunk(payload="v3", index=message.index, reason="not here")]
 
     net.parents(RELAY, SECOND)
     net.answers |= {RELAY: ends, SECOND: serve}
@@ -389,15 +389,15 @@ def test_what_a_parent_forgot_is_asked_for_again_in_order(net: Net, file: ChunkF
     assert asked == [*range(WINDOW_CHUNKS), *range(len(PARTS))]
 
 
-def test_a_parcel_that_nobody_has_any_more_is_said_to_be(net: Net, file: ChunkFile) -> None:
+def test_a_payload_that_nobody_has_any_more_is_said_to_be(net: Net, file: ChunkFile) -> None:
     net.parents("")
     with pytest.raises(WeightsDamaged, match="v3 is no longer available"):
         run(net.fetcher.fetch(LOCATOR, file))
 
 
-def test_the_parent_of_another_parcel_is_not_asked(net: Net, file: ChunkFile) -> None:
+def test_the_parent_of_another_payload_is_not_asked(net: Net, file: ChunkFile) -> None:
     net.answers[TRAINER] = lambda message: (
-        [UpstreamPeer(parcel="v2", address=SECOND), UpstreamPeer(parcel="v3", address=RELAY)]
+        [UpstreamPeer(payload="v2", address=SECOND), UpstreamPeer(payload="v3", address=RELAY)]
         if isinstance(message, ParentRequest)
         else []
     )

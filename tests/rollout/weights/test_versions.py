@@ -182,7 +182,7 @@ class Bench:
         self.announce(version, lineage, **facts)
         await settle()
 
-    def heard(self) -> list[m.Message]:
+    def received(self) -> list[m.Message]:
         said, self.said[:] = list(self.said), []
         return said
 
@@ -221,7 +221,7 @@ def test_a_loaded_version_opens_the_gate_and_is_reported_counted_and_drawn() -> 
     async def test(bench: Bench) -> None:
         await bench.load(3)
         assert bench.gate.version == 3
-        assert bench.heard() == [loaded(3)]
+        assert bench.received() == [loaded(3)]
         assert bench.counts() == {"loaded": 1}
         assert bench.done == [True, PAUSE_S, False]
         end_s = 100.0 + SWAP_S
@@ -239,7 +239,7 @@ def test_the_time_a_version_took_to_come_here_counts_as_staging() -> None:
         assert bench.receiver
         await bench.load(0, deadline_s=7.0)
         assert bench.receiver.asked == [("0", 7.0)]
-        assert bench.heard() == [loaded(0, stage_s=RECEIVE_S + STAGE_S)]
+        assert bench.received() == [loaded(0, stage_s=RECEIVE_S + STAGE_S)]
         assert bench.loader.counters()["weights_received"] == 5.0
 
     with_loader(test, with_receiver=True)
@@ -259,14 +259,14 @@ def test_of_waiting_announcements_the_newest_is_loaded_and_the_others_count_as_s
 def test_a_version_in_use_that_is_announced_again_is_confirmed_and_not_loaded() -> None:
     async def test(bench: Bench) -> None:
         bench.loader.report_again()
-        assert bench.heard() == [], "nothing is in use"
+        assert bench.received() == [], "nothing is in use"
         await bench.load(3)
-        bench.heard()
+        bench.received()
         await bench.load(3)
-        assert bench.heard() == [loaded(3, stage_s=0.0, pause_s=0.0)]
+        assert bench.received() == [loaded(3, stage_s=0.0, pause_s=0.0)]
         assert len(bench.engine.loads) == 1
         await bench.load(3, "l1")
-        assert bench.heard() == [loaded(3, "l1")], "another lineage is another version"
+        assert bench.received() == [loaded(3, "l1")], "another lineage is another version"
 
     with_loader(test)
 
@@ -289,10 +289,10 @@ def test_a_version_the_engine_refuses_leaves_the_old_one_in_use_and_is_not_built
     async def test(bench: Bench) -> None:
         assert bench.receiver
         await bench.load(5)
-        bench.heard()
+        bench.received()
         bench.engine.failure = error
         await bench.load(4)
-        assert bench.heard() == [failed(4, str(error), is_damaged=isinstance(error, WeightsDamaged))]
+        assert bench.received() == [failed(4, str(error), is_damaged=isinstance(error, WeightsDamaged))]
         assert bench.gate.version == 5, "open again after the attempt to go back"
         assert bench.loader.loaded == (5, "l0")
         assert bench.receiver.num_forgotten == 1
@@ -308,7 +308,7 @@ def test_what_was_received_damaged_is_not_built_upon(error: WeightError, num_for
         assert bench.receiver
         bench.receiver.failure = error
         await bench.load(4)
-        assert bench.heard() == [failed(4, str(error), is_damaged=bool(num_forgotten))]
+        assert bench.received() == [failed(4, str(error), is_damaged=bool(num_forgotten))]
         assert bench.receiver.num_forgotten == num_forgotten
         assert bench.engine.loads == []
 
@@ -323,7 +323,7 @@ def test_the_failure_of_a_version_that_was_replaced_meanwhile_is_not_reported() 
 
         bench.engine.failure, bench.engine.is_loading = WeightError("no room"), replaced
         await bench.load(4)
-        assert bench.heard() == [failed(5, "no room")]
+        assert bench.received() == [failed(5, "no room")]
         assert bench.counts() == {"failed": 1, "superseded": 1}
 
     with_loader(test)
@@ -344,7 +344,7 @@ def test_an_engine_that_breaks_while_loading_ends_the_loader(
         bench.engine.failure = error
         bench.announce(4)
         await settle()
-        assert bench.heard() == []
+        assert bench.received() == []
         assert bench.done[-1] is False, "no longer loading"
 
     with pytest.raises(raised, match=text):
@@ -358,17 +358,17 @@ def test_a_held_version_waits_for_its_own_turn() -> None:
     async def test(bench: Bench) -> None:
         await bench.load(3, is_held=True)
         staged = m.VersionStaged(version=3, lineage="l0")
-        assert bench.heard() == [staged]
+        assert bench.received() == [staged]
         for version, lineage in ((2, "l0"), (3, "l1")):
             bench.loader.swap(m.SwapVersion(version=version, lineage=lineage))
             await settle()
         assert bench.engine.loads == []
         await bench.load(3, is_held=True)
-        assert bench.heard() == [staged], "asked again, said again"
+        assert bench.received() == [staged], "asked again, said again"
         assert bench.engine.loads == []
         bench.loader.swap(m.SwapVersion(version=3, lineage="l0"))
         await settle()
-        assert bench.heard() == [loaded(3)]
+        assert bench.received() == [loaded(3)]
 
     with_loader(test)
 
@@ -377,7 +377,7 @@ def test_a_staged_version_that_is_announced_without_a_turn_is_swapped_in() -> No
     async def test(bench: Bench) -> None:
         await bench.load(3, is_held=True)
         await bench.load(3)
-        assert bench.heard() == [m.VersionStaged(version=3, lineage="l0"), loaded(3)]
+        assert bench.received() == [m.VersionStaged(version=3, lineage="l0"), loaded(3)]
 
     with_loader(test)
 
@@ -387,7 +387,7 @@ def test_a_staged_version_gives_way_to_another(version: int, lineage: str) -> No
     async def test(bench: Bench) -> None:
         await bench.load(3, is_held=True)
         await bench.load(version, lineage)
-        assert bench.heard()[1:] == [loaded(version, lineage)]
+        assert bench.received()[1:] == [loaded(version, lineage)]
         assert bench.counts() == {"loaded": 1, "superseded": 1}
 
     with_loader(test)
@@ -398,7 +398,7 @@ def test_a_staged_version_whose_turn_never_comes_fails(monkeypatch: pytest.Monke
 
     async def test(bench: Bench) -> None:
         await bench.load(3, is_held=True)
-        assert bench.heard()[1:] == [failed(3, "staged, but received no order to swap it in for 0 s")]
+        assert bench.received()[1:] == [failed(3, "staged, but received no order to swap it in for 0 s")]
 
     with_loader(test)
 
@@ -415,7 +415,7 @@ def test_a_version_on_its_way_gives_way_to_another_lineage_at_once() -> None:
         assert bench.receiver.asked == [("3", 9.0), "cancelled", ("2", 9.0)]
         bench.receiver.may_come.set()
         await settle()
-        assert bench.heard() == [loaded(2, "l1", stage_s=RECEIVE_S + STAGE_S)]
+        assert bench.received() == [loaded(2, "l1", stage_s=RECEIVE_S + STAGE_S)]
         assert bench.counts() == {"loaded": 1, "superseded": 1}
 
     with_loader(test, with_receiver=True)
@@ -429,7 +429,7 @@ def test_a_version_on_its_way_is_not_dropped_for_the_next_of_its_lineage() -> No
         await bench.load(4)
         bench.receiver.may_come.set()
         await settle()
-        assert [message.version for message in bench.heard() if isinstance(message, m.VersionLoaded)] == [3, 4]
+        assert [message.version for message in bench.received() if isinstance(message, m.VersionLoaded)] == [3, 4]
 
     with_loader(test, with_receiver=True)
 
@@ -440,13 +440,13 @@ def test_memory_is_released_before_a_version_that_is_on_its_way_comes() -> None:
         await bench.load(1)
         bench.receiver.may_come.clear()
         await bench.load(2)
-        bench.heard()
+        bench.received()
         bench.done.clear()
         bench.loader.release(8)
         assert bench.loader.is_release_due
         await settle()
         assert not bench.loader.is_release_due
-        assert bench.heard() == [m.MemoryReleased(number=8, num_bytes=1000, seconds=SWAP_S)]
+        assert bench.received() == [m.MemoryReleased(number=8, num_bytes=1000, seconds=SWAP_S)]
         assert bench.engine.loads[-1] == ("release", -1), "no sample passes the gate meanwhile"
         assert bench.done == ["parked"]
         assert bench.loader.loaded is None
@@ -454,7 +454,7 @@ def test_memory_is_released_before_a_version_that_is_on_its_way_comes() -> None:
         assert bench.counts() == {"loaded": 1, "superseded": 1}
         bench.receiver.may_come.set()
         await bench.load(1)
-        assert [type(message) for message in bench.heard()] == [m.VersionLoaded], "whichever version comes next"
+        assert [type(message) for message in bench.received()] == [m.VersionLoaded], "whichever version comes next"
 
     with_loader(test, with_receiver=True)
 
@@ -469,7 +469,7 @@ def test_a_version_comes_by_the_group_the_trainer_calls_to() -> None:
         await bench.load(3, deadline_s=8.0)
         assert bench.receiver.asked == [("meet", "3", 4.0, JoinAs(2, "cpu"))]
         assert bench.engine.loads == [("group 3 recompute", -1)]
-        assert bench.heard() == [loaded(3, stage_s=RECEIVE_S + STAGE_S)]
+        assert bench.received() == [loaded(3, stage_s=RECEIVE_S + STAGE_S)]
         assert bench.done == [True, PAUSE_S, False]
 
     with_loader(test, with_receiver=True, group_ranks=2)
@@ -479,7 +479,7 @@ def test_without_a_call_to_the_group_the_version_comes_as_a_stream() -> None:
     async def test(bench: Bench) -> None:
         await bench.load(3)
         assert bench.engine.loads == [("file 3 recompute", -1)]
-        assert bench.heard() == [loaded(3, stage_s=RECEIVE_S + STAGE_S)], "the wait for a call is no staging"
+        assert bench.received() == [loaded(3, stage_s=RECEIVE_S + STAGE_S)], "the wait for a call is no staging"
 
     with_loader(test, with_receiver=True, group_ranks=2)
 
@@ -499,7 +499,7 @@ def test_after_a_broken_transfer_the_version_comes_as_a_stream_and_the_group_is_
     async def test(bench: Bench) -> None:
         assert bench.receiver
         await bench.load(5)
-        bench.heard()
+        bench.received()
         bench.receiver.call, bench.engine.failure_of_group = 4, TransferBroken("gone")
         bench.engine.failure = WeightError("no room")
         await bench.load(4)
@@ -519,7 +519,7 @@ def test_a_payload_of_the_group_that_is_damaged_is_the_failure_of_the_version() 
         assert bench.receiver
         bench.receiver.call, bench.engine.failure_of_group = 4, WeightsDamaged("checksum")
         await bench.load(4)
-        assert bench.heard() == [failed(4, "checksum", is_damaged=True)]
+        assert bench.received() == [failed(4, "checksum", is_damaged=True)]
         assert [what for what, _ in bench.engine.loads] == ["group 4 recompute"]
 
     with_loader(test, with_receiver=True, group_ranks=2)
