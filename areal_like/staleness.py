@@ -110,8 +110,10 @@ def may_admit(started: int, version: int, groups_per_step: int, bound: int | Non
         True where the group can still be used in time.
 
     Example:
-        >>> [may_admit(n, version=0, groups_per_step=2, bound=1) for n in (4, 5)]
-        [True, False]
+        >>> may_admit(4, version=0, groups_per_step=2, bound=1)
+        True
+        >>> may_admit(5, version=0, groups_per_step=2, bound=1)
+        False
     """
     return bound is None or (started - 1) // groups_per_step <= version + bound
 

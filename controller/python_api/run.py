@@ -108,7 +108,7 @@ class Run:
             The rows, as in the file.
 
         Example:
-            >>> [row["reward_mean"] for row in Run("quickstart").metrics()][-1]
+            >>> [row["reward_mean"] for row in Run("quickstart").metrics()]
         """
         rows = tail_rows(self._folder.metrics, WHOLE_FILE)
         return [row for row in rows if not kind or row.get("kind") == kind]

@@ -21,6 +21,8 @@ from areal_like.wire import messages as m
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 EOS, VOCAB = 2, 128
 CONFIG = {

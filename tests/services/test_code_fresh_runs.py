@@ -15,6 +15,8 @@ from code_harness import CodeBench, layers_here
 from services.reward.judging.problem import Asserts, Streams, Task
 from services.reward.sandbox.limits import Limits
 
+pytestmark = pytest.mark.processes
+
 CHANNELS = {
     "a file in /tmp": "import os\nn = len(os.listdir('/tmp'))\nopen(f'/tmp/{n}', 'w').close()\n",
     "a file in /dev/shm": "import os\nn = len(os.listdir('/dev/shm'))\nopen(f'/dev/shm/{n}', 'w').close()\n",
@@ -88,13 +90,11 @@ def test_a_program_cannot_count_its_runs_by(namespaces: CodeBench, channel: str)
     assert_no_count(by_bench(namespaces), channel)
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("channel", ["a file in /tmp", "process ids", "process ids since the first"])
 def test_where_namespaces_do_not_nest_each_run_has_a_sandbox_of_its_own(namespaces: CodeBench, channel: str) -> None:
     assert_no_count(without_nested_namespaces, channel)
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("channel", [name for name in CHANNELS if "process ids" not in name])
 def test_without_namespaces_each_run_has_a_first_process_of_its_own(channel: str) -> None:
     if not layers_here().parts["landlock"].startswith("works"):
@@ -106,7 +106,6 @@ def test_without_namespaces_each_run_has_a_first_process_of_its_own(channel: str
         bench.close()
 
 
-@pytest.mark.processes
 def test_where_namespaces_do_not_nest_tests_of_rows_have_nothing_to_write_to(namespaces: CodeBench) -> None:
     del namespaces  # this machine has the layer
     writes = (

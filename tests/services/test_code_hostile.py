@@ -9,6 +9,8 @@ import pytest
 from code_harness import CodeBench
 from hostile_programs import ADD, ADD_TESTS, PROGRAMS, SUM, SUM_TESTS
 
+pytestmark = pytest.mark.processes
+
 LIMITS = {"time_limit_s": 0.4, "memory_limit_mb": 256}
 TRACES = (
     "/tmp/a",
@@ -37,7 +39,6 @@ def assert_clean(bench: CodeBench) -> None:
     assert [name for name in TRACES_HERE if Path(name).exists()] == []
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("name", PROGRAMS["fails"])
 def test_no_point_for(bench: CodeBench, name: str) -> None:
     if bench.label.endswith("/seccomp") and "reads" in name:
@@ -75,7 +76,6 @@ def test_after_all_of_them_honest_programs_pass(bench: CodeBench) -> None:
     assert bench.score(SUM, SUM_TESTS).value == 1.0
 
 
-@pytest.mark.processes
 def test_partial_credit_gives_no_point_for_tests_that_were_not_reached() -> None:
     bench = CodeBench(partial_credit=True, require="limits")
     dies = "import os\ndef add(a, b):\n    if a < 0: os._exit(0)\n    return a + b\n"

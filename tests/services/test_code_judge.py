@@ -17,6 +17,8 @@ from services.reward.judging.exchange import Over
 from services.reward.judging.judge import _read_findings
 from services.reward.judging.problem import Findings, Unjudgeable
 
+pytestmark = pytest.mark.processes
+
 SECRET = "AREAL_LIKE_TEST_SECRET"
 CONFINING = ("namespaces", "landlock")
 
@@ -42,7 +44,6 @@ def seen_by_tests(bench: CodeBench, expression: str) -> str:
     return outcome.reason.partition("KeyError: ")[2]
 
 
-@pytest.mark.processes
 def test_tests_of_a_row_do_not_see_the_environment(confined: CodeBench) -> None:
     assert seen_by_tests(confined, f"os.environ.get({SECRET!r})") == "None"
     known = {"HOME", "LANG", "PATH", "PWD", "PYTHONHASHSEED", "TMPDIR", "LC_CTYPE"}

@@ -12,6 +12,8 @@ from code_harness import CodeBench
 
 from benchmarks.program_mutants import bare_verdict, mutants_of
 
+pytestmark = pytest.mark.processes
+
 TASKS = [
     (
         "def f(xs):\n    best = xs[0]\n    for x in xs:\n        if x > best:\n            best = x\n    return best\n",
@@ -80,7 +82,6 @@ def disagreements(
     return found, num_judged, num_right
 
 
-@pytest.mark.processes
 def test_verdicts_on_mutants_are_those_of_a_bare_python(bench: CodeBench, tmp_path: Path) -> None:
     tasks = [({"tests": tests}, program, "\n".join(tests)) for program, tests in TASKS]
     found, num_judged, num_right = disagreements(bench, tasks, NUM_MUTANTS, tmp_path, TIME_LIMIT_S, ORACLE_TIMEOUT_S)

@@ -11,6 +11,8 @@ from code_harness import CodeBench
 from controller.config.loading import load_config
 from controller.data.table import Table, load_eval, load_train
 
+pytestmark = pytest.mark.processes
+
 
 def table(name: str, part: str, path: Path) -> Table:
     config = load_config(name, [f"data.{part}.path={path}", f"data.{part}.limit=6"]).config

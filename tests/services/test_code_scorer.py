@@ -13,6 +13,8 @@ from areal_like.errors import UserError
 from services.reward.composition import WeightedSum
 from services.reward.config import RewardSettings, ScorerSettings, contradictions
 
+pytestmark = pytest.mark.processes
+
 VECTOR = (
     "class V:\n    def __init__(self, x): self.x = x\n    def __eq__(self, other): return self.x == other.x\n"
     "    def __add__(self, other): return V(self.x + other.x)\n    def __lt__(self, other): return self.x < other.x\n"
@@ -35,7 +37,6 @@ def _read() -> dict[str, dict[str, tuple[str, list[str]]]]:
 RIGHT, WRONG = _read().values()
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("name", RIGHT)
 def test_an_honest_program_with(bench: CodeBench, name: str) -> None:
     outcome = bench.score(*RIGHT[name])
@@ -43,7 +44,6 @@ def test_an_honest_program_with(bench: CodeBench, name: str) -> None:
     assert outcome.reason == "", "full strength"
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("name", WRONG)
 def test_no_point_for_a_program_with(bench: CodeBench, name: str) -> None:
     if "endless" in name:
@@ -78,7 +78,6 @@ def test_objects_that_the_test_did_not_make_decide_nothing(bench: CodeBench, tes
     assert bench.score(agrees, [test]).value == 0.0
 
 
-@pytest.mark.processes
 def test_the_weaker_mode_can_be_refused() -> None:
     bench = CodeBench(own_classes="invalid", require="limits")
     outcome = bench.score(VECTOR, ["assert V(1) == V(1)"])
@@ -144,7 +143,6 @@ def partial() -> Iterator[CodeBench]:
     bench.close()
 
 
-@pytest.mark.processes
 def test_partial_credit_is_the_share_of_tests_passed(partial: CodeBench) -> None:
     program = "def f(x):\n    import os\n    if x == 2: os._exit(0)\n    return 1 / (x - 3) if x == 3 else x\n"
     tests = [
@@ -208,7 +206,6 @@ def test_an_answer_without_a_program_is_wrong(bench: CodeBench) -> None:
     assert (outcome.value, outcome.reason) == (0.0, "code: there is no program in the answer")
 
 
-@pytest.mark.processes
 def test_an_answer_that_was_cut_is_wrong_where_asked() -> None:
     bench = CodeBench(must_stop=True, require="limits")
     row = {"tests": ["assert f(1) == 1"]}
@@ -223,7 +220,6 @@ def test_a_reference_next_to_the_answer_is_not_what_is_scored(bench: CodeBench) 
     assert bench.answer(row, row["program"]).value == 1.0
 
 
-@pytest.mark.processes
 def test_code_works_with_other_scorers() -> None:
     scorers = (
         ScorerSettings(kind="code", options={"require": "limits"}),

@@ -16,6 +16,8 @@ from areal_like.wire.encoding import encode
 from areal_like.wire.messages import Shutdown
 from services.reward.process_tree import living
 
+pytestmark = pytest.mark.processes
+
 NUM_PROCESSES = 3
 SETTINGS: dict[str, Any] = {
     "scorers": [{"kind": "scorer_zoo:score"}],
@@ -55,7 +57,6 @@ def assert_pool_recovers(service: Service) -> None:
     assert service.ask("length", "abc").value == 3.0
 
 
-@pytest.mark.processes
 def test_a_number_is_a_score(service: Service) -> None:
     verdict = service.ask("length", "four")
     assert (verdict.kind, verdict.value, verdict.attempts) == ("scored", 4.0, 1)
@@ -273,7 +274,6 @@ def test_heartbeats_carry_what_was_counted(service: Service) -> None:
     assert counters["scorer.scorer_zoo:score.answers"] >= 2
 
 
-@pytest.mark.processes
 def test_a_row_without_the_field_a_scorer_needs_is_invalid_and_says_which(tmp_path: Path) -> None:
     service = Service(tmp_path, {"scorers": [{"kind": "math"}], "retries": 0})
     verdict = service.ask("math", r"\boxed{7}", question="7?")
@@ -284,7 +284,6 @@ def test_a_row_without_the_field_a_scorer_needs_is_invalid_and_says_which(tmp_pa
     service.close()
 
 
-@pytest.mark.processes
 def test_slow_maths_is_ended_from_outside_and_the_next_answer_is_scored(tmp_path: Path) -> None:
     service = Service(tmp_path, {"scorers": [{"kind": "math"}], "retries": 0})
     for answer in (r"\sum_{k=1}^{10^{9}} \frac{1}{k^k}", r"\binom{10^{9}}{5 \cdot 10^{8}}"):
@@ -294,7 +293,6 @@ def test_slow_maths_is_ended_from_outside_and_the_next_answer_is_scored(tmp_path
     service.close()
 
 
-@pytest.mark.processes
 def test_killing_the_service_leaves_no_process(tmp_path: Path, note: Path) -> None:
     service = Service(tmp_path, SETTINGS)
     service.wait_full(NUM_PROCESSES)
@@ -308,7 +306,6 @@ def test_killing_the_service_leaves_no_process(tmp_path: Path, note: Path) -> No
     service.close()
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("how", ["SIGTERM", "Shutdown"])
 def test_stopping_answers_what_was_taken_and_exits_in_order(tmp_path: Path, how: str) -> None:
     service = Service(tmp_path, {**SETTINGS, "num_spares": 0})
@@ -326,7 +323,6 @@ def test_stopping_answers_what_was_taken_and_exits_in_order(tmp_path: Path, how:
     service.close()
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

@@ -13,6 +13,8 @@ from standing_harness import Standing, command, connected, task
 
 from areal_like.transport.credentials import make_service_credentials, service_keys_folder
 
+pytestmark = pytest.mark.processes
+
 SETTINGS = {"scorers": [{"kind": "scorer_zoo:score"}], "num_workers": 1, "num_spares": 0, "cache_mb": 0}
 
 

@@ -26,6 +26,8 @@ from services.reward.sandbox.launch import Setup
 from services.reward.sandbox.layers import LAYERS, LayerMissing, _homes_shown, find_sandbox, sandbox_problem
 from services.reward.sandbox.staging import is_reachable
 
+pytestmark = pytest.mark.processes
+
 ADD_TESTS = ["assert add(2, 3) == 5"]
 ADD = "def add(a, b):\n    return a + b\n"
 
@@ -55,7 +57,6 @@ def test_the_fault_of_a_layer_names_the_layer_only_in_the_combined_message(monke
     assert layers_module._try_all("").parts == {layer: f"no {layer} here" for layer in LAYERS}
 
 
-@pytest.mark.processes
 def test_a_demand_that_cannot_be_met_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(UserError, match="bubblewrap is not installed") as raised:
@@ -63,13 +64,11 @@ def test_a_demand_that_cannot_be_met_is_the_users_mistake(monkeypatch: pytest.Mo
     assert "apt install bubblewrap" in str(raised.value)
 
 
-@pytest.mark.processes
 def test_a_layer_that_is_not_allowed_is_not_taken() -> None:
     with pytest.raises(LayerMissing):
         find_sandbox("namespaces", ("limits",))
 
 
-@pytest.mark.processes
 def test_an_interpreter_that_is_none_is_the_users_mistake(tmp_path: Path) -> None:
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\nexit 3\n")
@@ -80,7 +79,6 @@ def test_an_interpreter_that_is_none_is_the_users_mistake(tmp_path: Path) -> Non
         CodeBench(python=str(broken))
 
 
-@pytest.mark.processes
 def test_an_interpreter_of_the_users_brings_its_packages() -> None:
     if not layers_here().chosen:
         pytest.skip("no sandbox here")
@@ -176,7 +174,6 @@ def test_nothing_runs_below_the_supervisor_between_programs(bench: CodeBench) ->
     assert bench.processes_left() == []
 
 
-@pytest.mark.processes
 def test_a_killed_supervisor_takes_its_programs_along_and_is_replaced(tmp_path: Path) -> None:
     if not layers_here().chosen:
         pytest.skip("no sandbox here")
@@ -190,7 +187,6 @@ def test_a_killed_supervisor_takes_its_programs_along_and_is_replaced(tmp_path: 
     assert not psutil.pid_exists(first)
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("layer", ["landlock", "seccomp", "limits"])
 def test_weaker_layers_judge_alike(layer: str) -> None:
     if not layers_here().parts[layer].startswith("works"):
@@ -244,7 +240,6 @@ def chosen_without_strong_layers(*arguments: object, more: str = "") -> str:
     return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout.strip()
 
 
-@pytest.mark.processes
 def test_without_bubblewrap_and_landlock_the_default_refuses_and_says_why() -> None:
     said = chosen_without_strong_layers(CodeOptions().require)
     assert said.startswith("missing:")
@@ -252,7 +247,6 @@ def test_without_bubblewrap_and_landlock_the_default_refuses_and_says_why() -> N
     assert "no Landlock" in said
 
 
-@pytest.mark.processes
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, which would run programs as root")
 @pytest.mark.parametrize("layer", ["seccomp", "limits"])
 def test_no_program_runs_as_root_in_a_layer_that_does_not_hide_files(layer: str) -> None:
@@ -262,14 +256,12 @@ def test_no_program_runs_as_root_in_a_layer_that_does_not_hide_files(layer: str)
     assert "run as an ordinary user" in said
 
 
-@pytest.mark.processes
 def test_a_python_below_home_makes_a_layer_no_weaker() -> None:
     interpreter = replace(find_interpreter(), shown=("/usr/lib", "/home/user/.pyenv/versions/3.12/lib"))
     assert _homes_shown(Setup("namespaces", interpreter)) == {"user"}
     assert _homes_shown(Setup("namespaces", replace(interpreter, shown=("/usr/lib",)))) == set()
 
 
-@pytest.mark.processes
 def test_a_demand_is_looked_at_before_a_run_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = RewardSettings(scorers=(ScorerSettings(kind="math"), ScorerSettings(kind="code")))
     assert layers_here().chosen not in ("namespaces", "landlock") or list(sandbox_problems(settings)) == []
@@ -289,12 +281,10 @@ def test_a_demand_is_looked_at_before_a_run_starts(monkeypatch: pytest.MonkeyPat
     assert list(sandbox_problems(elsewhere)) == [], "services that run already have chosen"
 
 
-@pytest.mark.processes
 def test_a_trial_of_one_layer_says_why_it_cannot_be_had() -> None:
     assert sandbox_problem("namespaces", "limits") == "namespaces is not among limits"
 
 
-@pytest.mark.processes
 @pytest.mark.skipif(not shutil.which("bwrap"), reason="no bubblewrap")
 def test_a_python_that_an_empty_tmp_would_hide_is_refused_by_name() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:

@@ -17,6 +17,8 @@ from services.reward import pool
 from services.reward.config import RewardSettings, ScorerSettings
 from services.reward.process_tree import living
 
+pytestmark = pytest.mark.processes
+
 PATIENCE_S = 120.0
 HANGS = """
 import os, time

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 BIG = {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64, "max_position_embeddings": 1024}
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -47,6 +48,7 @@ asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
 """In a process of its own, as a worker is: how much goes back depends on what a process held and freed before."""
 
 
+@pytest.mark.processes
 def test_release_gives_weights_and_cache_back_to_the_operating_system(kit: Any) -> None:
     bench = kit.bench("qwen3", **BIG)
     done = subprocess.run(
