@@ -137,6 +137,7 @@ def test_the_share_of_what_is_possible_is_that_of_the_pool_with_more_work():
     assert Real(64, 3).bound(trainer, slower, row)["rollout_alone_s"] == pytest.approx(2.75)
 
 
+@pytest.mark.processes
 def test_parts_measured_on_other_days_are_kept(tmp_path):
     path = tmp_path / "result.json"
     tried = {"whole": 2.0, "spread": "CUDA out of memory", "apart": 3.0}
@@ -278,6 +279,7 @@ def test_full_rate_grows_with_workers_and_falls_with_the_model():
     assert full_rate(large) < full_rate(small)
 
 
+@pytest.mark.processes
 def test_kinds_of_devices_are_kept_together(tmp_path):
     path = tmp_path / "interruption.json"
     for place, drain in (("a", 1.0), ("b", 2.0), ("a", 4.0)):

@@ -11,6 +11,8 @@ import pytest
 
 from benchmarks import delta, runs
 
+pytestmark = pytest.mark.processes
+
 MADE = "warm_start.sft.steps=200"
 
 

@@ -47,6 +47,7 @@ def test_a_seed_that_never_got_there_leaves_a_gap() -> None:
     assert second.series[0].values == [9.0]
 
 
+@pytest.mark.processes
 def test_a_result_is_kept_where_nothing_can_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "markdown_it", None)
     monkeypatch.delitem(sys.modules, "benchmarks.page")

@@ -34,6 +34,7 @@ def run(
     return ended.value.code, folder / "reward_service.json"
 
 
+@pytest.mark.processes
 def test_the_result_says_what_made_it_and_its_page_shows_every_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

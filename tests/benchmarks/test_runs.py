@@ -41,6 +41,7 @@ def test_a_run_that_never_shows_enough_has_a_deadline(monkeypatch):
     process.wait()
 
 
+@pytest.mark.processes
 def test_a_job_that_cannot_start_ends_the_benchmark_with_its_words(tmp_path):
     with pytest.raises(SystemExit, match=r"(?s)ended with 2:.*actor_lr"):
         runs.train("configs/quickstart.yaml", ["actor_lr=1"], tmp_path)

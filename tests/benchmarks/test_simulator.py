@@ -76,6 +76,7 @@ def test_a_batch_of_groups_is_generated_at_once_at_most(model: str, gpus: int) -
     assert max(world._capacities) - min(world._capacities) <= 1
 
 
+@pytest.mark.processes
 def test_parts_are_kept_together(tmp_path: Path) -> None:
     path = tmp_path / "simulator.json"
     simulator.keep("runs", {"rows": [run_row("first")]}, "make runs", path)

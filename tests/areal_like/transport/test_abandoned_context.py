@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize("num_sockets", [1, 3])
 def test_a_context_and_sockets_that_become_garbage_together_do_not_block(num_sockets: int) -> None:

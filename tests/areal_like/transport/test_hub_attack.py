@@ -20,6 +20,8 @@ from made_keys import KEYS, keys_of, run_keys
 
 from areal_like.wire.messages import SampleAck
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[3]
 BACKLOG = 1500
 OLD_HEARTBEAT_S = 5.0

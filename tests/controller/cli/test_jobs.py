@@ -35,6 +35,8 @@ from controller.runtime.session import RunSession
 from controller.runtime.signals import Signals
 from controller.telemetry.sinks import Sinks
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
@@ -196,7 +198,6 @@ def test_locked_run_is_left_alone_to_the_last_byte(config, monkeypatch):
     assert folder.state.read_bytes() == before
 
 
-@pytest.mark.processes
 def test_run_stopped_in_its_preparation_can_be_resumed(config, monkeypatch):
     async def slow(*_, **__):
         await asyncio.sleep(60)
@@ -272,7 +273,6 @@ def test_status_says_what_preparation_does_while_it_lasts(config, monkeypatch):
     assert (last["status"], last["preparing"], last["processes"]) == ("finished", "", {})
 
 
-@pytest.mark.processes
 def test_losses_of_sinks_are_in_the_summary_and_the_last_rows(config, monkeypatch):
     class Broken:
         name, kinds = "broken", frozenset({"step"})
@@ -352,7 +352,6 @@ def test_ranks_meet_in_shared_memory_and_not_where_tmpdir_may_lack_locks(tmp_pat
     assert not folder.exists()
 
 
-@pytest.mark.processes
 def test_port_in_use_is_a_users_mistake_and_gives_the_weights_back(config, monkeypatch, tmp_path):
     async def prepared(*_, **__):
         return Prepared(tmp_path, 0.0, was_cached=True)

@@ -9,6 +9,8 @@ import pytest
 
 from controller.report import at_end
 
+pytestmark = pytest.mark.processes
+
 
 def test_folder_that_holds_no_run_gives_a_line_with_the_reason(tmp_path: Path) -> None:
     line = at_end.draw_report(tmp_path)

@@ -15,6 +15,8 @@ from areal_like.errors import UserError
 from controller.report.page import script_json, write_report
 from controller.run_folder.run_folder import RunFolder
 
+pytestmark = pytest.mark.processes
+
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 MAX_PAGE_MB = 6.0
 

@@ -22,6 +22,8 @@ from areal_like.transport.credentials import issue_credentials, make_run_credent
 from areal_like.weights.weight_store import SHARED_MEMORY, default_root
 from controller.run_folder.run_folder import RunFolder
 
+pytestmark = pytest.mark.processes
+
 NOBODY = 65534
 STRANGER = """
 import encodings.idna, json, os, socket, sys  # all of it now: later Python itself may be out of reach
