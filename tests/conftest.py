@@ -36,8 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """End-to-end runs first: streams that take a file each (`pytest -n 3 --dist loadfile`) then end together."""
     if config.getoption("--no-processes"):
-        left_out = [item for item in items if _starts_processes(item)]
-        config.hook.pytest_deselected(items=left_out)
+        config.hook.pytest_deselected(items=[item for item in items if _starts_processes(item)])
         items[:] = [item for item in items if not _starts_processes(item)]
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_turn)  # stable: within a file the order stays

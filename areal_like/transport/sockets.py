@@ -149,8 +149,8 @@ class ReadySocket:
 
     def attach(self) -> None:
         """Begin to watch the descriptor. Call within the loop, after bind or connect."""
+        self._fd = int(self.raw.getsockopt(zmq.FD))  # first: `close` takes a loop as the sign that there is one
         self._loop = asyncio.get_running_loop()
-        self._fd = int(self.raw.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._look)
         self._recheck()
 
