@@ -24,7 +24,7 @@ def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
 
 
-def test_files(root: Path, patterns: Sequence[str] | None = None) -> list[Path]:
+def test_files(root: Path, patterns: Sequence[str] | None) -> list[Path]:
     """Files with unit tests of core modules that match one of the patterns (all without any), relative to the root."""
     files = (file.relative_to(root) for file in sorted((root / "tests").rglob("test_*.py")))
     return [

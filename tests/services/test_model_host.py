@@ -1,4 +1,4 @@
-"""Claims about the process that holds a reward model: who shares a batch, whose scores are whose, what a client hears."""
+"""Claims about the process that holds a reward model: who shares a batch, whose scores are whose, what clients hear."""
 
 from __future__ import annotations
 
@@ -135,10 +135,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         thread.join(0.01)
     assert status(str(path)).read_text() == ""
     yield path
+    monkeypatch.setattr(model_wire, "ANSWER_TIMEOUT_S", 0.2)
     with pytest.raises(ModelFailed):
-        one = ModelClient(str(path))
-        monkeypatch.setattr(model_wire, "ANSWER_TIMEOUT_S", 0.2)
-        one.score([Item(text="end")])
+        ModelClient(str(path)).score([Item(text="end")])
     thread.join(LIMIT_S)
     assert not thread.is_alive()
 

@@ -22,7 +22,7 @@ LIMIT_S = 20.0
 class FakeRanks:
     """Rank 0, as this rank hears it."""
 
-    def __init__(self, orders: list[Order], batches: list[Batch | None | BaseException]) -> None:
+    def __init__(self, orders: list[Order], batches: list[Batch | BaseException | None]) -> None:
         self._orders: Iterator[Order] = iter(orders)
         self._batches = iter(batches)
 
@@ -39,7 +39,7 @@ class FakeRanks:
 class FakeTraining:
     """Remembers what was done, in which order and in which state."""
 
-    def __init__(self, orders: list[Order], *batches: Batch | None | BaseException, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, orders: list[Order], *batches: Batch | BaseException | None, limit_s: float = LIMIT_S) -> None:
         self.ranks = FakeRanks(orders, [*batches, None])
         self.settings = SimpleNamespace(rank_timeout_s=limit_s, max_batch_wait_s=LIMIT_S)
         self.version = 0
