@@ -1,4 +1,4 @@
-"""Claims about scoring a file: every row one verdict, in the order of rows, whatever ends when; and what a stop leaves."""
+"""Claims about scoring a file: every row one verdict, in the order of rows; and what a stop leaves."""
 
 from __future__ import annotations
 

@@ -125,7 +125,8 @@ def test_mistake_is_the_exit_status_of_a_users_mistake(tmp_path: Path, capsys: p
 
 def stats(**more: Any) -> StatsReply:
     facts: dict[str, Any] = {
-        "request_id": "q", "name": "reward0", "pid": 42, "state": "score", "uptime_s": 1234.5, "label": "math@1 + code@2",
+        "request_id": "q", "name": "reward0", "pid": 42, "state": "score", "uptime_s": 1234.5, 
+        "label": "math@1 + code@2",
         "scorers": ("math", "a_long_name"), "num_workers": 4, "counters": {
             "processes": 5.0, "busy_workers": 3.0, "pool.started": 1007.0, "pool.killed_overdue": 11.0,
             "pool.killed_memory": 12.0, "pool.died_busy": 13.0, "queue": 14.0, "refused_full": 15.0,
