@@ -138,7 +138,10 @@ class Bench:
         return [name for name, _ in self.launcher.starts]
 
 
-def test_a_process_is_started_once_with_its_module_its_spec_and_its_threads(tmp_path: Path) -> None:
+def test_a_process_is_started_once_with_its_module_its_spec_and_its_threads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     bench = Bench(tmp_path, "rollout-0", "reward-0")
     assert bench.specs["rollout-0"].saved == [3]
     assert bench.supervisor.states() == {"rollout-0": "starting", "reward-0": "starting"}
@@ -149,6 +152,7 @@ def test_a_process_is_started_once_with_its_module_its_spec_and_its_threads(tmp_
         for name, module in (("rollout-0", "rollout"), ("reward-0", "services.reward"))
     ]
     assert [found["OMP_NUM_THREADS"] for found in bench.launcher.environments] == ["3", "3"]
+    assert "started rollout-0 (process 1)" in caplog.messages
 
 
 def test_an_exit_is_judged_when_its_last_words_have_had_their_time(tmp_path: Path) -> None:
@@ -162,6 +166,21 @@ def test_an_exit_is_judged_when_its_last_words_have_had_their_time(tmp_path: Pat
     assert loss == Loss("rollout-0", "rollout", "out of luck", is_permanent=False, returncode=1, may_live=False)
     assert bench.supervisor.take_ended() == ["rollout-0"]
     assert bench.supervisor.take_ended() == []
+
+
+def test_an_exit_is_judged_at_the_end_of_the_time_for_last_words(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "rollout-0")
+    bench.tick()
+    bench.launcher.exits("rollout-0", 1)
+    assert bench.tick() == []
+    assert len(bench.tick(0.3)) == 1
+
+
+def test_the_end_of_a_process_that_was_asked_to_end_is_no_loss(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "rollout-0")
+    bench.tick()
+    bench.launcher.terminate("rollout-0")
+    assert bench.judged() == []
 
 
 def test_each_restart_waits_longer_up_to_ten_seconds(tmp_path: Path) -> None:
@@ -282,6 +301,28 @@ def test_one_death_is_one_loss_whatever_else_is_wrong_with_the_process(tmp_path:
     assert bench.tick(0.125) == []
     (loss,) = bench.tick(0.25)
     assert loss.reason == "ended with status 4"
+
+
+def test_a_silent_process_is_lost_while_the_exit_of_another_is_not_judged_yet(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "rollout-0", "rollout-1")
+    bench.tick()
+    bench.launcher.exits("rollout-1", 1)
+    bench.tick()
+    bench.hub.silent_ones = ["rollout-0"]
+    assert [loss.name for loss in bench.tick()] == ["rollout-0"]
+
+
+@pytest.mark.parametrize("reason", ["silent for 5 s", "it hangs", "no heartbeat within 30 s of its start"])
+def test_a_process_that_is_lost_for_good_is_killed(tmp_path: Path, reason: str) -> None:
+    bench = Bench(tmp_path, "rollout-0", max_restarts=0)
+    bench.tick()
+    if reason == "it hangs":
+        bench.supervisor.end("rollout-0", reason)
+    elif reason == "silent for 5 s":
+        bench.hub.silent_ones = ["rollout-0"]
+    (loss,) = bench.tick(40.0)
+    assert (loss.reason, loss.is_permanent) == (reason, True)
+    assert not bench.launcher.is_running("rollout-0")
 
 
 def test_a_process_that_others_wait_for_in_vain_is_killed_once_with_their_reason(tmp_path: Path) -> None:
@@ -565,6 +606,37 @@ def test_a_process_that_dies_while_it_waits_has_the_whole_time_in_its_next_life(
     assert bench.tick() == bench.tick(90.0) == []
 
 
+@pytest.mark.parametrize("how", ["released", "left"])
+def test_a_wait_for_a_place_does_not_count_for_a_successor_of_the_same_name(tmp_path: Path, how: str) -> None:
+    bench = Bench(tmp_path, "rollout-0", max_restarts=0)
+    bench.tick()
+    bench.launcher.process("rollout-0").awaited = "a GPU"
+    bench.tick()
+    bench.tick(90.0)
+    if how == "released":
+        bench.supervisor.release("rollout-0")
+        bench.launcher.exits("rollout-0", 0)
+    else:
+        bench.supervisor.end("rollout-0", "it hangs")
+        assert [loss.is_permanent for loss in bench.tick()] == [True]
+    bench.tick()
+    bench.add("rollout-0")
+    bench.tick(1.0)
+    bench.launcher.process("rollout-0").awaited = "a GPU"
+    assert bench.tick() == bench.tick(90.0) == []
+
+
+def test_all_ranks_wait_for_their_places_from_the_start_of_their_new_life(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "trainer", "trainer-1")
+    bench.tick()
+    bench.launcher.process("trainer-1").awaited = "a GPU"
+    bench.tick()
+    bench.tick(29.0)
+    bench.supervisor.end("trainer", "it hangs")
+    assert len(bench.tick()) == 1
+    assert not bench.supervisor.is_pool_unplaced()
+
+
 # ------------------------------------------------------------ what others are told
 
 
@@ -580,6 +652,7 @@ def test_states_and_figures_of_each_process_are_those_of_its_newest_heartbeat(tm
     }
     assert bench.supervisor.watches_role("trainer")
     assert not bench.supervisor.watches_role("reward")
+    assert bench.supervisor.watches("trainer")
     assert bench.supervisor.is_running("rollout-1")
     bench.launcher.exits("rollout-1", 0)
     assert not bench.supervisor.is_running("rollout-1")
