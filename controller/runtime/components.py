@@ -22,7 +22,7 @@ from controller.telemetry.telemetry import Telemetry
 
 @dataclass(frozen=True)
 class RunComponents:
-    """All that a `Server` works with. Whoever opened a part closes it, after the server's farewell."""
+    """All that a `Server` works with. The module that opened a part closes it, after the server's farewell."""
 
     coordinator: Coordinator
     ledger: Ledger

@@ -30,7 +30,7 @@ class Outcome:
 
 
 class RunEnd:
-    """The end of a run, decided once. `over` wakes whoever waits for it; the session asks `is_hurried` afterwards."""
+    """The end of a run, decided once. `over` wakes the server; the session reads the rest afterwards."""
 
     def __init__(self) -> None:
         self.over = asyncio.Event()

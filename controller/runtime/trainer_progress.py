@@ -1,6 +1,6 @@
-"""How far the trainer is: what it was told last, and what it has saved.
+"""How far the trainer is: the step it ends with, and the newest checkpoint it saved.
 
-Owns: the step it ends with, the newest checkpoint it reported. Refuses: what it has trained (the coordinator's).
+Owns: both facts. Refuses: what it has trained (the coordinator's).
 """
 
 from __future__ import annotations
