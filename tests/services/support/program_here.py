@@ -16,13 +16,10 @@ from typing import Any
 from services.reward.judging.assertions import Conditions, judge_asserts
 from services.reward.judging.problem import Asserts, Findings
 from services.reward.judging.program import LateProgram, ProgramOver
-from services.reward.sandbox import inside, inside_answering, inside_writing
+from services.reward.sandbox import inside_answering, inside_writing
 
 LIMIT_S = 20.0
-SHARED = {
-    inside_writing: ("Writer", "tag", "CannotPass", "MAX_NAME_CHARS"),
-    inside: ("keep_depth",),
-}
+SHARED = {inside_writing: ("Writer", "tag", "CannotPass", "MAX_NAME_CHARS")}
 """What the parts of the inside find in one namespace where they run."""
 
 
