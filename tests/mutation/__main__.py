@@ -33,7 +33,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                              "one package, whose score is at most that of all tests")  # fmt: skip
     parser.add_argument("--budget-s", type=float, default=60.0, help="of tests for each mutant, measured without one")
     parser.add_argument(
-        "--grace-s", type=float, default=20.0, help="a session may take this and five times its tests' time"
+        "--grace-s",
+        type=float,
+        default=20.0,
+        help="processor time a session may take, plus five times its tests'; of waiting four times as much",
     )
     parser.add_argument("--place", action="append", help="run this mutant alone: FILE:LINE:OPERATOR, repeatable")
     parser.add_argument("--map", choices=("exact", "quick", "kept"), default="exact",
