@@ -95,6 +95,32 @@ def test_every_order_is_obeyed_in_its_turn_and_shown_as_the_state() -> None:
     assert sum(line.startswith("sent") for line in training.log) == 2
 
 
+class Timeline:
+    """Remembers slices."""
+
+    def __init__(self) -> None:
+        self.slices: list[tuple[str, dict[str, int]]] = []
+
+    def now_s(self) -> float:
+        return 0.0
+
+    def complete(self, name: str, start_s: float, end_s: float, lane: str = "main", **args: int) -> None:
+        self.slices.append((name, args))
+
+
+def test_timeline_shows_which_step_and_version_each_order_was_about() -> None:
+    training = FakeTraining([Order.STEP, Order.PUBLISH, Order.SAVE, Order.END], batch(1))
+    timeline = Timeline()
+    training.activity = Activity(timeline)  # type: ignore[arg-type]
+    run(training)
+    assert [one for one in timeline.slices if one[0] != "packing"] == [
+        ("load", {}), ("wait:batch", {"step": 1}), ("forward_backward", {"step": 1}), ("wait:batch", {"step": 2}),
+        ("publish", {"version": 1}), ("wait:batch", {"step": 2}), ("checkpoint", {"version": 1}),
+        ("wait:batch", {"step": 2}),
+    ]  # fmt: skip
+    assert ("packing", {"step": 1, "samples": 0}) in timeline.slices
+
+
 def test_waiting_for_an_order_is_waiting_for_a_batch() -> None:
     training = FakeTraining([Order.END])
     states: list[str] = []
