@@ -19,6 +19,7 @@ from areal_like.settings import Settings
 from areal_like.staleness import MODE_STALENESS, Mode
 from areal_like.wire.messages import Sampling
 from controller.config.cluster_settings import RaySettings
+from controller.config.engines import engine_of, written_devices_per_worker
 from rollout.config import RolloutSettings
 from services.reward.config import BUILT_IN_SCORERS as BUILT_IN_SCORERS
 from services.reward.config import RewardSettings
@@ -280,12 +281,10 @@ class RunConfig(Settings):
         rollout = data.get("rollout") if isinstance(data, Mapping) else None
         if not isinstance(rollout, Mapping):
             return data
-        engine = _section(rollout, "engine")
-        sglang = _section(engine, "sglang") if engine.get("kind") == "sglang" else {}
         aside = _section(_section(data["launch"], "ray"), "rollout") if _is_on_ray(data.get("launch")) else {}
         gpus, cpus = aside.get("gpus"), aside.get("cpus")
         for key, each in (
-            ("pool_gpus", sglang.get("tp_size", 1) if gpus is None else gpus),
+            ("pool_gpus", written_devices_per_worker(rollout.get("engine", {})) if gpus is None else gpus),
             ("pool_cpus", rollout.get("threads", 1) if cpus is None else cpus),
         ):
             size, each = rollout.get(key), 1 if each == "auto" else each
@@ -353,12 +352,12 @@ class RunConfig(Settings):
 
     @property
     def rollout_devices(self) -> tuple[str, ...]:
-        """Device of each rollout worker: plain `cuda` and several workers mean one GPU each (sglang: `tp_size` in a
-        row, named by the first), the trainer's left out unless they are shared."""
+        """Device of each rollout worker: plain `cuda` and several workers mean one GPU each (or as many
+        in a row as its engine takes, named by the first), the trainer's left out unless they are shared."""
         engine, count = self.rollout.engine, self.rollout.num_workers
         if self.launch.kind == "ray":  # Ray shows each process its own GPUs only
             return (engine.device,) * count
-        width = engine.sglang.tp_size if engine.kind == "sglang" else 1
+        width = engine_of(self).devices_per_worker(engine)
         if engine.device != "cuda" or count * width == 1:
             return (engine.device,) * count
         firsts: list[str] = []

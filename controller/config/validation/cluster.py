@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from controller.config.cluster_settings import RaySettings
+from controller.config.engines import configured_engine
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 
@@ -64,12 +65,13 @@ def _folders(config: RunConfig) -> Iterator[Problem]:
     local = config.launch.ray.local_dir
     if local is not None and not Path(local).expanduser().is_absolute():
         yield Problem(("launch.ray.local_dir",), f"`{local}` is relative", "an absolute path on the controller's disk")
-    engine = config.rollout.engine
-    if engine.kind == "sglang" and not engine.sglang.attach and not Path(engine.python).expanduser().is_absolute():
+    engine = configured_engine(config)
+    python = engine.interpreter(config.rollout.engine)
+    if python is not None and not Path(python).expanduser().is_absolute():
         yield Problem(
             ("rollout.engine.python", "launch.kind"),
-            f"`{engine.python}` is relative, and nodes share no current folder",
-            "the absolute path of SGLang's interpreter, the same on every node",
+            f"`{python}` is relative, and nodes share no current folder",
+            f"the absolute path of {engine.title}'s interpreter, the same on every node",
         )
 
 

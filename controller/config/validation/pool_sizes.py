@@ -3,7 +3,7 @@
 Owns: the arithmetic, for `validate` and for any launcher. Refuses: where processes sit (the launchers'), looking at the
 machine (preflight.py).
 
-    workers of a pool = its GPUs / GPUs of one worker (SGLang: tp_size, else 1), or its CPUs / compute threads of one
+    workers of a pool = its GPUs / GPUs of one worker (as its engine says), or its CPUs / compute threads of one
     GPUs of a run     = rollout + trainer, or the larger of the two where they are colocated
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from controller.config.engines import as_problems, configured_engine, engine_job, engine_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 
@@ -53,7 +54,7 @@ def gpus_of_worker(config: RunConfig) -> int:
     engine = config.rollout.engine
     if not engine.device.startswith("cuda"):
         return 0
-    return engine.sglang.tp_size if engine.kind == "sglang" else 1
+    return configured_engine(config).devices_per_worker(engine)
 
 
 def _set_aside(config: RunConfig, pool: str, resource: str, default: float) -> float:
@@ -149,22 +150,6 @@ def _mismatch(key: str, size: int, unit: str, each: float, num_workers: int) -> 
     )
 
 
-def _servers_in_turns(config: RunConfig) -> Iterator[Problem]:
-    sglang = config.rollout.engine.sglang
-    if sglang.attach:
-        yield Problem(
-            ("rollout.engine.sglang.attach", "placement"),
-            "a server managed by someone else may restart, and take memory, while the trainer works",
-            "remove it, so that servers are launched, or set placement: disaggregated",
-        )
-    if sglang.release_idle_s is not None:
-        yield Problem(
-            ("rollout.engine.sglang.release_idle_s", "placement"),
-            "the device hand-over already decides when memory is released",
-            "leave it out",
-        )
-
-
 def placement_problems(config: RunConfig) -> Iterator[Problem]:
     """What cannot go together with engines and trainer on the same devices."""
     if not config.is_colocated:
@@ -176,12 +161,7 @@ def placement_problems(config: RunConfig) -> Iterator[Problem]:
             f"in mode {config.mode} engines and trainer work at the same time, and would need the same memory",
             "mode: sync, or placement: disaggregated",
         )
-    if config.emulation is not None:
-        yield Problem(
-            ("placement", "emulation"), "emulated devices have no memory to release", "placement: disaggregated"
-        )
-    if engine.kind == "sglang":
-        yield from _servers_in_turns(config)
+    yield from as_problems(engine_of(config).colocation_problems(engine_job(config)))
     if trainer.backend not in ("torch", "fsdp") or (trainer.backend == "fsdp" and not trainer.fsdp.cpu_offload):
         yield Problem(
             ("trainer.backend", "placement"),

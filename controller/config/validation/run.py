@@ -13,6 +13,7 @@ from areal_like import limits, templates
 from areal_like.config import BUILT_IN_TOKENIZERS
 from areal_like.context_limit import context_limit
 from areal_like.staleness import MODE_STALENESS
+from controller.config.engines import kind_problems
 from controller.config.problems import Problem, nearest, show
 from controller.config.run_config import (
     BUILT_IN_GENERATORS,
@@ -33,8 +34,12 @@ from controller.run_folder.units import size_text
 
 
 def cross_check(config: RunConfig) -> list[Problem]:
-    """Every contradiction in a config, without looking at the machine."""
-    problems: list[Problem] = []
+    """Every contradiction in a config, without looking at the machine. Where it names an implementation that there is
+    not, that alone: the other checks ask it.
+    """
+    problems = list(kind_problems(config))
+    if problems:
+        return problems
     for check in (
         _model,
         _data,
