@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from areal_like.errors import UserError
-from areal_like.import_check import USER_PATH, check_own_module
+from areal_like.import_check import PACKAGES, USER_PATH, check_own_module
 
 T = TypeVar("T")
 _FORM = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -39,7 +39,8 @@ def import_object(name: str, where: str) -> Any:
     module_name, _, attribute = name.partition(":")
     check_own_module(module_name, where)
     folder = os.environ.get(USER_PATH) or os.getcwd()
-    if folder not in sys.path:  # a console script starts without the current folder
+    is_ours = module_name.partition(".")[0] in PACKAGES
+    if not is_ours and folder not in sys.path:  # a console script starts without the current folder
         sys.path.append(folder)
     try:
         module = importlib.import_module(module_name)

@@ -44,7 +44,7 @@ def written_devices_per_worker(section: Any) -> int:
         return 1
 
 
-def kind_problems(config: RunConfig) -> Iterator[Problem]:
+def engine_kind_problems(config: RunConfig) -> Iterator[Problem]:
     """That there is no such engine. Everything else about a configuration asks for it."""
     try:
         configured_engine(config)

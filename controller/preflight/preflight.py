@@ -28,6 +28,7 @@ from areal_like.errors import UserError
 from areal_like.import_path import is_import_path
 from controller.config import model_folder
 from controller.config.engines import as_problems, engine_job, engine_of, group_problems, model_problems
+from controller.config.launchers import launcher_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig, missing, silent_endpoints
 from controller.config.trainer_memory import host_problem, memory_problem, parameters_of, trainer_state
@@ -35,7 +36,7 @@ from controller.config.validation.pool_sizes import fit_problem
 from controller.data.forced_lengths import KEY, forced_lengths
 from controller.data.job_rows import Tables
 from controller.data.table import Table, load_demonstrations, load_eval, load_train
-from controller.launch.cluster.survey import survey
+from controller.launch.choice import survey
 from controller.preflight import model_init, user_code
 from controller.preflight.reward_services import problems_of
 from controller.telemetry.sink_kinds import is_installed, sinks_of
@@ -90,7 +91,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         found.problems.append(_as_problem(KEY, mistake))
     found.problems += _folders(config)
     found.problems += _packages(config)
-    is_here = config.launch.kind == "local" or purpose == "sft"
+    is_here = launcher_of(config).is_one_machine or purpose == "sft"
     engine, job = engine_of(config), engine_job(config)
     for lack in engine.environment_problems(job) if purpose != "sft" and is_here else ():
         (found.absent if lack.is_local else found.problems).extend(as_problems([lack]))
@@ -218,8 +219,10 @@ def _packages(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("trainer.backend",), "deepspeed is not installed", "pip install 'areal-like[deepspeed]', or backend: fsdp"
         )
-    if config.launch.kind == "ray" and find_spec("ray") is None:
-        yield Problem(("launch.kind",), "ray is not installed", "pip install 'areal-like[ray]', or kind: local")
+    package = launcher_of(config).package
+    if package and find_spec(package) is None:
+        remedy = f"pip install 'areal-like[{package}]', or kind: local"
+        yield Problem(("launch.kind",), f"{package} is not installed", remedy)
     for sink in sinks_of(config.metrics):
         if not is_installed(sink.package):
             yield Problem((sink.key,), f"{sink.package} is not installed", sink.remedy)
@@ -329,13 +332,13 @@ def _num_gpus() -> int:
 
 
 def _port(config: RunConfig) -> Iterator[Problem]:
-    host = config.launch.ray.host if config.launch.kind == "ray" else config.launch.host
-    host_key = "launch.ray.host" if config.launch.kind == "ray" else "launch.host"
-    wanted = [(host_key, "launch.port", host, config.launch.port)] if host else []
+    launcher = launcher_of(config)
+    host = launcher.host(config.launch)
+    wanted = [(launcher.host_key, "launch.port", host, config.launch.port)] if host else []
     if (endpoint := config.metrics.prometheus) is not None:
         wanted.append(("metrics.prometheus.host", "metrics.prometheus.port", endpoint.host, endpoint.port))
     key, ports = engine_of(config).server_ports(engine_job(config))
-    if config.launch.kind != "ray":
+    if launcher.is_one_machine:
         wanted += [(key, key, "127.0.0.1", port) for port in ports]
     for host_key, port_key, host, port in wanted:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -346,6 +349,6 @@ def _port(config: RunConfig) -> Iterator[Problem]:
         except (OSError, OverflowError, ValueError) as error:  # ValueError: a name that cannot be a host's
             reason = getattr(error, "strerror", None) or str(error)
             key = port_key if "in use" in reason else host_key
-            local = "null uses the node's own address" if host_key == "launch.ray.host" else "127.0.0.1"
-            remedy = f"{key}: 0 takes any free one" if key == port_key else f"{key}: {local}"
+            hint = launcher.host_hint if host_key == launcher.host_key else "127.0.0.1"
+            remedy = f"{key}: 0 takes any free one" if key == port_key else f"{key}: {hint}"
             yield Problem((key,), f"{host}:{port} cannot be bound ({reason})", remedy)

@@ -18,6 +18,7 @@ from typing import Literal
 from areal_like.config import ModelSettings, ProcessSpec, TraceSettings
 from areal_like.trace import DETAIL_SHARE
 from areal_like.transport.credentials import process_folder
+from controller.config.launchers import launcher_of
 from controller.config.run_config import RunConfig
 from controller.run_folder.run_folder import RunFolder
 from trainer.prepare_spec import PrepareSpec
@@ -142,7 +143,7 @@ def process_spec(
         weight_dir=str(addresses.weight_dir),
         lineage=lineage,
         resume_from=str(resume_from) if resume_from else None,
-        has_own_gpus=config.launch.kind == "ray",
+        has_own_gpus=launcher_of(config).chooses_gpus,
         rank=trainer_names(config).index(name) if role == "trainer" else 0,
         num_ranks=config.trainer.ranks if role == "trainer" else 1,
         ranks_address=addresses.ranks if role == "trainer" else "",

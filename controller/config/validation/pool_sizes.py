@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from controller.config.engines import as_problems, configured_engine, engine_job, engine_of
+from controller.config.launchers import launcher_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 
@@ -58,8 +59,9 @@ def gpus_of_worker(config: RunConfig) -> int:
 
 
 def _set_aside(config: RunConfig, pool: str, resource: str, default: float) -> float:
-    """What one process of a pool takes: on a cluster what `launch.ray` sets aside for it, if that is given."""
-    given = getattr(getattr(config.launch.ray, pool), resource) if config.launch.kind == "ray" else None
+    """What one process of a pool takes: what the launcher reserves for it, if that is given."""
+    reserved = launcher_of(config).pool(config.launch, pool)
+    given = getattr(reserved, resource) if reserved else None
     return default if given is None else float(given)
 
 
@@ -124,17 +126,18 @@ def pool_problems(config: RunConfig) -> Iterator[Problem]:
             "rollout.pool_cpus, or rollout.engine.device: cuda",
         )
     elif rollout.pool_gpus is not None and rollout.pool_gpus != each * rollout.num_workers:
-        yield _mismatch("rollout.pool_gpus", rollout.pool_gpus, "GPUs", each, rollout.num_workers)
+        yield _mismatch(config, "rollout.pool_gpus", rollout.pool_gpus, "GPUs", each)
     threads = rollout.threads if isinstance(rollout.threads, int) else 1
     cpus = _set_aside(config, "rollout", "cpus", threads)
     if rollout.pool_cpus is not None and rollout.pool_cpus != cpus * rollout.num_workers:
-        yield _mismatch("rollout.pool_cpus", rollout.pool_cpus, "CPUs", cpus, rollout.num_workers)
+        yield _mismatch(config, "rollout.pool_cpus", rollout.pool_cpus, "CPUs", cpus)
 
 
-def _mismatch(key: str, size: int, unit: str, each: float, num_workers: int) -> Problem:
+def _mismatch(config: RunConfig, key: str, size: int, unit: str, each: float) -> Problem:
+    num_workers = config.rollout.num_workers
     if each == 0 or each != int(each):
         return Problem(
-            (key, f"launch.ray.rollout.{unit.lower()}"),
+            (key, f"launch.{launcher_of(config).section}.rollout.{unit.lower()}"),
             f"{num_workers} workers of {each:g} {unit} are not {size} {unit}",
             "rollout.num_workers instead, or whole numbers",
         )
