@@ -26,6 +26,7 @@ from pathlib import Path
 from areal_like.trace import Tracer
 from areal_like.transport.channel import Hub
 from areal_like.transport.credentials import issue_credentials
+from controller.config.launchers import launcher_of
 from controller.config.run_config import RunConfig
 from controller.config.stall_limit import stall_limit_s
 from controller.coordinator.coordinator import Coordinator
@@ -113,7 +114,8 @@ def make_supervisor(session: OpenSession, hub: Hub) -> Supervisor:
     launch = session.config.launch
     return Supervisor(
         session.launcher, hub,
-        startup_timeout_s=launch.startup_timeout_s, silence_s=launch.silence_s, node_wait_s=launch.ray.node_wait_s,
+        startup_timeout_s=launch.startup_timeout_s, silence_s=launch.silence_s,
+        node_wait_s=launcher_of(session.config).node_wait_s(launch),
     )  # fmt: skip
 
 

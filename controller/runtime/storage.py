@@ -18,6 +18,7 @@ from pathlib import Path
 from areal_like import reaper
 from areal_like.store_owner import SHARED_MEMORY, claim, sweep_dead
 from areal_like.weights.weight_store import WeightStore, default_root
+from controller.config.launchers import launcher_of
 from controller.config.model_folder import weight_bytes
 from controller.config.run_config import RunConfig
 from controller.ledger.ledger import LEDGER_FILE, Ledger
@@ -34,10 +35,11 @@ def open_ledger_home(
     config: RunConfig, folder: RunFolder, run_id: str, stack: contextlib.ExitStack
 ) -> LedgerHome | None:
     """Where the ledger is written when it is not in the run folder; it is mirrored there, at last when all ends."""
-    if config.launch.kind == "local":
+    mirroring = launcher_of(config).mirroring(config.launch)
+    if mirroring is None:
         return None
-    local_dir = config.launch.ray.local_dir
-    home = LedgerHome(folder.root, Path(local_dir).expanduser() if local_dir else None, run_id)
+    local_dir = Path(mirroring.local_dir).expanduser() if mirroring.local_dir else None
+    home = LedgerHome(folder.root, local_dir, run_id)
     home.open()
     stack.callback(home.close)
     return home
@@ -64,11 +66,11 @@ def open_ledger(
 @contextlib.asynccontextmanager
 async def mirrored(session: OpenSession, saved_version: Callable[[], int]) -> AsyncIterator[None]:
     """Keep the run folder's copy of the ledger up to date meanwhile, where it is one."""
-    if session.ledger_home is None:
+    mirroring = launcher_of(session.config).mirroring(session.config.launch)
+    if session.ledger_home is None or mirroring is None:
         yield
         return
-    every_s = session.config.launch.ray.mirror_every_s
-    keeping = asyncio.create_task(session.ledger_home.keep_up(saved_version, every_s, session.note))
+    keeping = asyncio.create_task(session.ledger_home.keep_up(saved_version, mirroring.every_s, session.note))
     try:
         yield
     finally:
@@ -81,7 +83,8 @@ def open_weight_folder(session: OpenSession, model_dir: Path) -> Path:
     weights = config.trainer.weights
     need_bytes = max(MIN_STORE_BYTES, weight_bytes(model_dir) * (weights.keep + 1))
     disk_dir = Path(weights.shared_dir) / session.run_id if weights.shared_dir else run_dir
-    place = weights.place if config.launch.kind == "local" else "disk"  # a seat has its node's own memory
+    is_one_machine = launcher_of(config).is_one_machine
+    place = weights.place if is_one_machine else "disk"  # each node has its own memory
     folder = default_root(session.run_id, place, disk_dir, need_bytes)
     if place == "shm" and folder.is_relative_to(run_dir):
         session.note(f"no room in shared memory: weights are transferred through {folder}", "warning")

@@ -13,6 +13,8 @@ from areal_like import limits, templates
 from areal_like.config import BUILT_IN_TOKENIZERS
 from areal_like.context_limit import context_limit
 from areal_like.staleness import MODE_STALENESS
+from controller.config.engines import engine_kind_problems
+from controller.config.launchers import launcher_kind_problems, launcher_of
 from controller.config.problems import Problem, nearest, show
 from controller.config.run_config import (
     BUILT_IN_GENERATORS,
@@ -23,8 +25,8 @@ from controller.config.run_config import (
     soft_zones,
 )
 from controller.config.stall_limit import stall_problems
-from controller.config.validation.cluster import cluster_problems
 from controller.config.validation.engine import device_problems, emulation_problems, engine_problems, rollout_problems
+from controller.config.validation.launcher import launcher_problems
 from controller.config.validation.pool_sizes import placement_problems, pool_problems
 from controller.config.validation.trainer_ranks import rank_problems
 from controller.config.validation.weight_transfer import group_problems
@@ -33,8 +35,12 @@ from controller.run_folder.units import size_text
 
 
 def cross_check(config: RunConfig) -> list[Problem]:
-    """Every contradiction in a config, without looking at the machine."""
-    problems: list[Problem] = []
+    """Every contradiction in a config, without looking at the machine. Where it names an implementation that there is
+    not, that alone: the other checks ask it.
+    """
+    problems = [*engine_kind_problems(config), *launcher_kind_problems(config)]
+    if problems:
+        return problems
     for check in (
         _model,
         _data,
@@ -51,7 +57,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         engine_problems,
         emulation_problems,
         _launch,
-        cluster_problems,
+        launcher_problems,
         _weights,
         group_problems,
         pool_problems,
@@ -335,7 +341,7 @@ def _launch(config: RunConfig) -> Iterator[Problem]:
 
 
 def _weights(config: RunConfig) -> Iterator[Problem]:
-    weights, is_spread = config.trainer.weights, config.launch.kind != "local"
+    weights, is_spread = config.trainer.weights, not launcher_of(config).is_one_machine
     if is_spread and weights.kind == "shm":
         yield Problem(
             ("trainer.weights.kind", "launch.kind"),
