@@ -7,30 +7,28 @@ of an engine (rollout/engine/*/descriptor.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from areal_like.errors import UserError
 from areal_like.setting_problem import SettingProblem
 from controller.config.problems import Problem
+from controller.config.run_settings import RunSettings
 from rollout.config import EngineSettings
 from rollout.engine.descriptor import KIND_KEY, EngineDescriptor, EngineJob
 from rollout.engine.registry import ENGINES, find_engine
-
-if TYPE_CHECKING:
-    from controller.config.run_config import RunConfig
 
 REGISTERED = ENGINES
 """Engines that come with this program, by `rollout.engine.kind`."""
 
 
-def configured_engine(config: RunConfig) -> EngineDescriptor:
+def configured_engine(config: RunSettings) -> EngineDescriptor:
     """The engine of `rollout.engine.kind`. Raises UserError where there is none."""
     return find_engine(config.rollout.engine.kind)
 
 
-def engine_of(config: RunConfig) -> EngineDescriptor:
+def engine_of(config: RunSettings) -> EngineDescriptor:
     """The engine that the workers have: on emulated devices another than the configured one. Raises UserError."""
     return find_engine(config.rollout.engine.kind, is_emulated=config.emulation is not None)
 
@@ -44,7 +42,7 @@ def written_devices_per_worker(section: Any) -> int:
         return 1
 
 
-def engine_kind_problems(config: RunConfig) -> Iterator[Problem]:
+def engine_kind_problems(config: RunSettings) -> Iterator[Problem]:
     """That there is no such engine. Everything else about a configuration asks for it."""
     try:
         configured_engine(config)
@@ -52,7 +50,7 @@ def engine_kind_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem((KIND_KEY,), error.what, error.remedy)
 
 
-def engine_job(config: RunConfig) -> EngineJob:
+def engine_job(config: RunSettings) -> EngineJob:
     """What an engine may know of the run."""
     return EngineJob(
         settings=config.rollout.engine,
@@ -70,13 +68,13 @@ def as_problems(found: Iterable[SettingProblem]) -> Iterator[Problem]:
         yield Problem(problem.keys, problem.what, problem.remedy)
 
 
-def model_problems(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Problem]:
+def model_problems(config: RunSettings, model: Mapping[str, Any]) -> Iterator[Problem]:
     """What the engine has against a model's config.json (or `model.init`)."""
     engine, job = configured_engine(config), engine_job(config)
     yield from as_problems(engine.model_problems(job, model))
 
 
-def group_problems(config: RunConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:
+def group_problems(config: RunSettings, model: Mapping[str, Any] | None) -> Iterator[Problem]:
     """Why the engine cannot receive weights by a process group. `model`: its config, where known."""
     for problem in configured_engine(config).group_problems(engine_job(config), model):
         yield Problem(("trainer.weights.kind", *problem.keys), problem.what, "kind: stream")

@@ -7,7 +7,7 @@ LAUNCHERS.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -18,9 +18,7 @@ from controller.config.launch_settings import LaunchSettings
 from controller.config.launcher_descriptor import KIND_KEY, LauncherDescriptor
 from controller.config.problems import Problem
 from controller.config.ray_descriptor import RAY
-
-if TYPE_CHECKING:
-    from controller.config.run_config import RunConfig
+from controller.config.run_settings import RunSettings
 
 
 class LocalDescriptor(LauncherDescriptor):
@@ -52,12 +50,12 @@ def find_launcher(kind: str) -> LauncherDescriptor:
     return find_named(kind, LAUNCHERS, LauncherDescriptor, noun="launcher", where=KIND_KEY)
 
 
-def launcher_of(config: RunConfig) -> LauncherDescriptor:
+def launcher_of(config: RunSettings) -> LauncherDescriptor:
     """The launcher of a run. Raises UserError."""
     return find_launcher(config.launch.kind)
 
 
-def launcher_kind_problems(config: RunConfig) -> Iterator[Problem]:
+def launcher_kind_problems(config: RunSettings) -> Iterator[Problem]:
     """That there is no such launcher. Everything else about a configuration asks for it."""
     try:
         launcher_of(config)

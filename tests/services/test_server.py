@@ -1,4 +1,4 @@
-"""Claims about the service around its pool, with puppets for sockets and pool: who is told what, and when it ends."""
+"""The service around its pool, with stand-ins for sockets and pool: which reports it sends, and when it ends."""
 
 from __future__ import annotations
 
@@ -330,7 +330,7 @@ def test_verdict_that_is_no_score_is_logged_with_who_asked(tmp_path: Path, caplo
 # ---------------------------------------------------------------- start and end
 
 
-def test_address_is_told_and_left_in_a_file_of_the_run(tmp_path: Path) -> None:
+def test_address_is_sent_and_kept_in_a_file_of_the_run(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         assert stage.addresses == ["tcp://127.0.0.1:4321"]
 
@@ -474,7 +474,8 @@ def test_spec_of_a_run_becomes_the_services_and_needs_an_address(tmp_path: Path)
         "role": "reward", "name": "reward1", "run_id": "r", "run_dir": str(tmp_path), "hub_address": "tcp://127.0.0.1:9",
         "bind_address": "tcp://127.0.0.1:0", "parent_pid": 1, "seed": 1, "heartbeat_s": 0.25, "silence_s": 6.0,
         "model": ModelSettings(), "sampling": SamplingSettings(), "staleness": StalenessSettings(),
-        "groups_per_step": 1, "group_size": 1, "num_steps": 1, "weight_dir": "w", "curve_dir": "/keys", "settings": {"num_wrokers": 1},
+        "groups_per_step": 1, "group_size": 1, "num_steps": 1, "weight_dir": "w", "curve_dir": "/keys",
+        "settings": {"num_wrokers": 1},
     }  # fmt: skip
     assert ServiceSpec.of(ProcessSpec(**facts)) == ServiceSpec(
         name="reward1", run_id="r", bind_address="tcp://127.0.0.1:0", curve_dir=Path("/keys"), run_dir=tmp_path,
