@@ -317,11 +317,12 @@ def test_supervisor_that_cannot_be_started_leaves_no_descriptor(monkeypatch: pyt
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError("no memory")
 
+    pair = socket.socketpair()
+    monkeypatch.setattr("socket.socketpair", lambda: pair)
     monkeypatch.setattr("subprocess.Popen", refuse)
-    before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(JudgeLost, match="a supervisor of judges cannot be started: no memory"):
         Judges("limits").start()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert [end.fileno() for end in pair] == [-1, -1]
 
 
 # ---------------------------------------------------------------- the scorer
