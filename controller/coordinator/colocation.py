@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 
-from areal_like.trajectory import NO_VERSION
 from controller.coordinator.effects import EndWorker, SendBatch, SendRelease
 from controller.coordinator.events import WorkerReleased
 from controller.coordinator.handover import (
@@ -21,9 +20,9 @@ from controller.coordinator.handover import (
     Turn,
     TurnAction,
     TurnEvent,
-    transition,
 )
 from controller.coordinator.run_state import RunState
+from controller.coordinator.transitions import transition
 from controller.coordinator.usable_workers import has_no_usable_workers
 from controller.coordinator.worker import Worker
 
@@ -45,7 +44,12 @@ def _needs_engines_for_evaluation(state: RunState) -> bool:
     """
     if state.manifest_path:
         return bool(state.eval_jobs) and not has_no_usable_workers(state)
-    return any(w.is_present and w.pin is not None and w.version == w.pin.version for w in state.workers.values())
+    return any(w.is_present and _has_version_of_its_evaluation(w) for w in state.workers.values())
+
+
+def _has_version_of_its_evaluation(worker: Worker) -> bool:
+    pin = worker.weights.pin
+    return pin is not None and worker.weights.version == pin.version
 
 
 def _is_again(state: RunState, step: int) -> bool:
@@ -165,8 +169,8 @@ def _engine(state: RunState, worker: Worker, event: EngineEvent) -> None:
                 _request_release(state, worker, begin_s)
             case EngineAction.FORGET:
                 worker.release_due_s = math.inf
-                worker.version = worker.announced = NO_VERSION
-                worker.end_load()
+                worker.weights.forget()
+                state.workers.changed(worker)
             case EngineAction.END_PROCESS:
                 worker.release_due_s = math.inf
                 limit_s = state.settings.idle_load_deadline_s
@@ -182,7 +186,7 @@ def _latest_begin_s(state: RunState, worker: Worker) -> float:
     It runs no answers by now, so the load is not waiting for any to finish.
     """
     earlier_s = worker.release_due_s - state.settings.idle_load_deadline_s
-    load_due_s = worker.load_due_s - state.settings.drain_s
+    load_due_s = worker.weights.load_due_s - state.settings.drain_s
     return max(due_s for due_s in (state.now_s, load_due_s, earlier_s) if due_s < math.inf)
 
 

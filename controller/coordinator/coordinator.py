@@ -3,7 +3,7 @@
 Owns: the order in which an event is taken in and its consequences settled. Refuses: I/O, clocks, randomness, payloads.
 
 What each part decides:
-  worker_lifecycle.py  who is there, which version it is notified of, quarantine
+  worker_lifecycle.py  who is there
   sample_intake.py     tokens and finished samples
   group_outcome.py     ready, filtered or dropped
   batch_selection.py   what a step ships
@@ -14,7 +14,8 @@ What each part decides:
   evaluation.py        evaluations at one pinned version
   termination.py       why and how the run ends
   usable_workers.py    will any worker ever do anything more
-  version_rollout.py   whose turn it is to swap, who is late
+  version_rollout.py   versions on their way to workers: announcing, whose turn it is to swap, who is late
+                       (the transition table: worker_version.py)
   wait_reasons.py      who waits for whom
   rewriting.py         damaged versions that the trainer writes again
   colocation.py        whose turn it is to use devices that are shared (the transition table: handover.py)
@@ -382,7 +383,7 @@ class Coordinator:
             version_rollout.expire_loads(state)
             rewriting.expire_loads(state)
             version_rollout.announce(state)
-            version_rollout.give(state)
+            version_rollout.grant_turn(state)
             state.roster_due_s, state.is_roster_news = version_rollout.next_due_s(state), False
         leasing.assign(state)
         migration.advance(state)

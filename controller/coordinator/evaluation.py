@@ -90,18 +90,25 @@ def advance(state: RunState) -> None:
 
 
 def _find_workers(state: RunState, job: EvalJob) -> None:
-    usable = [w for w in state.workers.values() if w.is_present and not w.quarantine and not w.is_draining]
-    able = [w for w in usable if max(w.announced, w.version) <= job.version and job.version > w.unloadable]
-    eligible = [worker for worker in able if worker.pin is None]
+    usable = [worker for worker in state.workers.values() if worker.is_working]
+    able = [worker for worker in usable if _can_load(worker, job.version)]
+    eligible = [worker for worker in able if worker.weights.pin is None]
     if not job.wants_all:
-        eligible = sorted(eligible, key=lambda worker: (-worker.version, -worker.free))[:1]
+        eligible = sorted(eligible, key=lambda worker: (-worker.weights.version, -worker.free))[:1]
     for worker in eligible:
         if not job.workers:
             job.deadline_s = state.now_s + state.settings.group_timeout_s
-        worker.pin = job
+        worker.weights.pin_to(job)
+        state.workers.changed(worker)
         job.workers.add(worker.name)
     if not job.workers and usable and not able:
         _repin(state, job)
+
+
+def _can_load(worker: Worker, version: int) -> bool:
+    """A worker never goes back to an older version, and does not try again what it could not load."""
+    weights = worker.weights
+    return max(weights.announced, weights.version) <= version and version > weights.unloadable
 
 
 def _repin(state: RunState, job: EvalJob) -> None:
@@ -119,7 +126,7 @@ def _repin(state: RunState, job: EvalJob) -> None:
 def _reset(state: RunState, job: EvalJob) -> None:
     state.cancel([state.leases[lease_id] for lease_id in sorted(job.lease_ids)])
     for name in job.workers:
-        state.workers[name].pin = None
+        _unpin(state, state.workers[name])
     job.workers.clear()
     job.lease_ids.clear()
     job.held.clear()
@@ -129,16 +136,21 @@ def _reset(state: RunState, job: EvalJob) -> None:
 
 def unpin(state: RunState, worker: Worker) -> None:
     """The worker is lost, leaves, or cannot load the version: its rows start from scratch elsewhere."""
-    job = worker.pin
+    job = worker.weights.pin
     if job is None:
         return
-    worker.pin = None
+    _unpin(state, worker)
     job.workers.discard(worker.name)
     for lease_id in sorted(job.lease_ids):
         lease = state.leases[lease_id]
         if lease.worker == worker.name:
             _requeue(state, job, lease)
     _finish_if_done(state, job)
+
+
+def _unpin(state: RunState, worker: Worker) -> None:
+    worker.weights.unpin()
+    state.workers.changed(worker)
 
 
 def drop(state: RunState, job: EvalJob, reason: str) -> None:
@@ -154,7 +166,7 @@ def drop(state: RunState, job: EvalJob, reason: str) -> None:
 
 def lease_row(state: RunState, worker: Worker) -> Lease | None:
     """Lease one eval row to a worker that is pinned and has the version loaded."""
-    job = worker.pin
+    job = worker.weights.pin
     row = job.next_row() if job is not None else None
     if job is None or row is None:
         return None

@@ -47,8 +47,8 @@ def _has_work(state: RunState) -> bool:
 
 def _lease_eval_rows(state: RunState, workers: list[Worker], orders: dict[str, list[LeaseOrder]], share: int) -> None:
     for worker in workers:
-        job = worker.pin
-        if job is None or worker.version != job.version:
+        job = worker.weights.pin
+        if job is None or worker.weights.version != job.version:
             continue
         while worker.free > 0 and job.held[worker.name] < max(1, worker.capacity // share):
             lease = evaluation.lease_row(state, worker)
@@ -84,10 +84,10 @@ def _lease_pending(state: RunState, router: Router, orders: dict[str, list[Lease
 
 def _start_group(state: RunState, router: Router, worker: Worker, orders: dict[str, list[LeaseOrder]]) -> None:
     """The worker is the group's home; what has no room anywhere waits."""
-    group = state.table.add(state.num_drawn, worker.version)
+    group = state.table.add(state.num_drawn, worker.weights.version)
     group.home = worker.name
     state.num_drawn += 1
-    state.emit(RecordGroup(group_id=group.group_id, version=worker.version, started=state.num_started))
+    state.emit(RecordGroup(group_id=group.group_id, version=worker.weights.version, started=state.num_started))
     for sample in group.samples:
         taker = worker if sample.index == 0 else router.for_sample(group, sample)
         if taker is None:
@@ -101,7 +101,7 @@ def _lease_sample(
 ) -> None:
     min_version = group.min_version(sample)
     assert sample.lease_id is None
-    assert worker.version >= min_version > NO_VERSION
+    assert worker.weights.version >= min_version > NO_VERSION
     lease = state.new_lease(worker, "train", group.group_id, sample.index, min_version, sample.num_tokens)
     sample.lease_id = lease.lease_id
     group.lease_ids.add(lease.lease_id)

@@ -127,7 +127,7 @@ def _is_movable(state: RunState, lease: Lease, target: Worker) -> bool:
         return False
     group = state.table.live[lease.group_id]
     sample = group.samples[lease.sample_index]
-    is_allowed = sample.num_moves < MAX_MOVES and group.min_version(sample) <= target.version
+    is_allowed = sample.num_moves < MAX_MOVES and group.min_version(sample) <= target.weights.version
     return is_allowed and lease.expected_tokens > PREFILL_SHARE * sample.num_tokens
 
 

@@ -30,7 +30,8 @@ PATIENCE = 2.0
 
 def damage_reported(state: RunState, worker: Worker) -> bool:
     """The worker found the announced version damaged. True where new files are on their way to it."""
-    if worker.announced != state.version or worker.announced_lineage != state.version_lineage:
+    weights = worker.weights
+    if weights.announced != state.version or weights.announced_lineage != state.version_lineage:
         return False
     if not state.manifest_path or not state.settings.num_steps:
         return False  # there is no trainer, or the one that replays has not reached this version yet
@@ -40,8 +41,8 @@ def damage_reported(state: RunState, worker: Worker) -> bool:
     assert rewrite is not None
     if rewrite.due_s < math.inf:
         return True
-    if worker.announced_writing < rewrite.count:
-        _offer(worker)
+    if weights.announced_writing < rewrite.count:
+        weights.offer_again()
         return True
     if rewrite.count >= MAX_REWRITES:
         return False
@@ -78,8 +79,8 @@ def rewritten(state: RunState, event: VersionRewritten) -> None:
     published = Published(version=event.version, lineage=event.lineage, manifest_path=event.manifest_path)
     evaluation.published_again(state, published)
     for worker in state.workers.values():
-        if worker.quarantine and worker.announced == event.version:
-            _offer(worker)
+        if worker.weights.quarantine and worker.weights.announced == event.version:
+            worker.weights.offer_again()
 
 
 def expire_loads(state: RunState) -> None:
@@ -111,8 +112,3 @@ def waits(state: RunState) -> list[str]:
 def _is_of(state: RunState, version: int) -> bool:
     rewrite = state.rewrite
     return rewrite is not None and (rewrite.version, rewrite.lineage) == (version, state.version_lineage)
-
-
-def _offer(worker: Worker) -> None:
-    """The version is announced to it once more, at once."""
-    worker.must_announce_again, worker.load_attempts = True, 0

@@ -72,7 +72,7 @@ class Router:
 
     def is_behind(self, worker: Worker) -> bool:
         """Another one samples with a newer version already."""
-        return not self._is_in_turn and worker.pin is None and worker.version < self._newest
+        return not self._is_in_turn and worker.weights.pin is None and worker.weights.version < self._newest
 
     # ------------------------------------------------------------ choices
 
@@ -91,7 +91,7 @@ class Router:
     @cached_property
     def _newest_open(self) -> int:
         """Version of those with a credit, pinned ones included: a newer one may start whatever an older one may."""
-        return max((worker.version for worker in self._open), default=NO_VERSION)
+        return max((worker.weights.version for worker in self._open), default=NO_VERSION)
 
     def _with_room(self) -> list[Worker]:
         """Those not behind that hold less than their share; written out, since it looks at many for each event."""
@@ -99,7 +99,7 @@ class Router:
         return [
             worker
             for worker in self._open
-            if (worker.version >= newest or worker.pin is not None)
+            if (worker.weights.version >= newest or worker.weights.pin is not None)
             and (not worker.outstanding or len(worker.outstanding) < share * worker.capacity * (worker.speed or usual))
         ]
 
@@ -110,7 +110,7 @@ class Router:
             is_roomy
             and self._is_within_share(worker)
             and not self.is_behind(worker)
-            and may_start_group(self._state, worker.version)
+            and may_start_group(self._state, worker.weights.version)
         )
 
     def _is_within_share(self, worker: Worker) -> bool:
@@ -158,7 +158,7 @@ class Router:
         return best
 
     def _can_take(self, worker: Worker, min_version: int) -> bool:
-        return worker.version >= min_version and self.free(worker) > 0 and not self.is_behind(worker)
+        return worker.weights.version >= min_version and self.free(worker) > 0 and not self.is_behind(worker)
 
     def _if_able(self, name: str, min_version: int) -> Worker | None:
         """The worker of this name, where it may take a sample now."""
@@ -173,7 +173,7 @@ class Router:
             fresh = (worker for worker in self._open if not self.is_behind(worker))
             queue = self._for_samples[tokens] = _Queue(fresh, key)
         best = queue.best(lambda worker: self.free(worker) > 0)
-        if best is None or best.version >= min_version:
+        if best is None or best.weights.version >= min_version:
             return best
         able = [worker for worker in self._open if self._can_take(worker, min_version)]  # one pinned to an old version
         return min(able, key=key, default=None)

@@ -183,8 +183,7 @@ class RunState:
         self._next_lease_id += 1
         lease = Lease(self._next_lease_id, purpose, group_id, sample_index, worker.name, min_version, num_tokens)
         self.leases[lease.lease_id] = lease
-        worker.outstanding.add(lease.lease_id)
-        self.workers.credited(worker)
+        self.workers.book(worker, lease)
         self.weigh(lease, num_tokens)
         return lease
 
@@ -198,7 +197,7 @@ class RunState:
 
     def release(self, lease: Lease) -> None:
         """The worker's credit is free again; the lease stays known only if it becomes void."""
-        self.workers[lease.worker].let_go(lease)
+        self.workers.unbook(self.workers[lease.worker], lease)
         self.leases.pop(lease.lease_id, None)
         self.recalls.pop(lease.lease_id, None)
         if lease.purpose == "train" and (group := self.table.live.get(lease.group_id)) is not None:

@@ -87,9 +87,9 @@ def no_workers_reason(state: RunState) -> str:
     workers = state.workers.values()
     if state.requested is None or state.requested <= state.shipped or not has_no_usable_workers(state):
         return ""
-    if state.is_trainer_busy and any(worker.quarantine and worker.is_present for worker in workers):
+    if state.is_trainer_busy and any(worker.weights.quarantine and worker.is_present for worker in workers):
         return ""  # a new version is on its way and may load
-    causes = "; ".join(f"{w.name}: {w.quarantine if w.is_present else 'gone'}" for w in workers)
+    causes = "; ".join(f"{w.name}: {w.weights.quarantine if w.is_present else 'gone'}" for w in workers)
     return f"no rollout worker is left for batch {state.requested} ({causes})"
 
 

@@ -81,16 +81,17 @@ def _worker_wait(state: RunState, worker: Worker) -> str:
         return f"{worker.name} is lost and not restarted"
     if not worker.is_present:
         return f"{worker.name} is lost; its restart is awaited"
-    if worker.quarantine:
-        return f"{worker.name} is quarantined, it could not load version {worker.announced}: {worker.quarantine}"
-    if worker.staged == worker.announced > worker.version and not worker.has_turn:
-        return f"{worker.name} has staged version {worker.staged} and waits for permission to swap it in"
-    if worker.version < worker.announced and not worker.outstanding:
-        return f"{worker.name} loads version {worker.announced}"
+    weights = worker.weights
+    if weights.quarantine:
+        return f"{worker.name} is quarantined, it could not load version {weights.announced}: {weights.quarantine}"
+    if weights.is_staged and weights.announced > weights.version:
+        return f"{worker.name} has staged version {weights.announced} and waits for permission to swap it in"
+    if weights.version < weights.announced and not worker.outstanding:
+        return f"{worker.name} loads version {weights.announced}"
     is_idle = state.phase is Phase.RUNNING and worker.is_usable and not worker.outstanding
-    if is_idle and not may_start_group(state, worker.version):
+    if is_idle and not may_start_group(state, weights.version):
         return (
-            f"{worker.name} is idle at version {worker.version}: {state.num_started} groups started, "
+            f"{worker.name} is idle at version {weights.version}: {state.num_started} groups started, "
             f"more only after the next version"
         )
     return ""

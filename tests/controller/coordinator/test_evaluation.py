@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from desk import Desk, has, leased, only, part
+from made_workers import made_worker
 
 from controller.coordinator import evaluation
 from controller.coordinator.effects import (
@@ -24,7 +25,6 @@ from controller.coordinator.eval_job import EvalJob
 from controller.coordinator.events import EvalKind, LeaseReturned, Published, WorkerDraining
 from controller.coordinator.run_state import Phase, RunState
 from controller.coordinator.settings import CoordinatorSettings
-from controller.coordinator.worker import Worker
 
 
 def evaluating(*, workers: tuple[str, ...] = ("w0",), capacity: int = 64, **changes: Any) -> Desk:
@@ -235,7 +235,7 @@ def test_of_more_than_two_waiting_periodic_evaluations_the_oldest_is_dropped() -
         evaluation.request(state, kind)
         if version == 1:
             state.eval_jobs[-1].workers.add("w0")
-            state.workers["w0"] = Worker("w0", pin=state.eval_jobs[-1])
+            state.workers["w0"] = made_worker("w0", pin=state.eval_jobs[-1])
         dropped.append([effect.version for effect in state.take_effects() if isinstance(effect, EvalDropped)])
     assert dropped == [[], [], [], [], [2], [3]]
     assert [job.version for job in state.eval_jobs] == [0, 1, 4, 5]
@@ -249,7 +249,7 @@ def state_at(version: int, **changes: Any) -> RunState:
     settings: dict[str, Any] = {"groups_per_step": 1, "group_size": 1, "num_steps": 9, "num_eval_rows": 2, **changes}
     state = RunState(CoordinatorSettings(**settings))
     state.phase, state.version, state.manifest_path, state.version_lineage = Phase.RUNNING, version, "newest", "l1"
-    state.workers["w0"] = Worker("w0", is_present=True, capacity=4, version=version, announced=version)
+    state.workers["w0"] = made_worker("w0", is_present=True, capacity=4, version=version, announced=version)
     return state
 
 
@@ -306,7 +306,7 @@ def test_an_evaluation_no_worker_can_go_back_to_takes_the_newest_version_and_sta
     evaluation.advance(state)
     assert (job.version, job.requested_version, job.manifest_path, job.lineage) == (5, 3, "newest", "l1")
     assert (job.values, job.pending, job.workers) == ({}, [0, 1], {"w0"})
-    assert state.workers["w0"].pin is job
+    assert state.workers["w0"].weights.pin is job
     assert notes(state.take_effects(), "eval_repinned") == ["evaluation of version 3 goes to version 5"]
 
 
@@ -327,6 +327,7 @@ def test_an_evaluation_no_worker_can_go_back_to_is_dropped_where_the_newest_is_n
 def test_an_evaluation_waits_while_no_worker_is_usable_or_all_are_pinned() -> None:
     state = state_at(5)
     state.workers["w0"].is_present = False
+    state.workers.changed(state.workers["w0"])
     job = job_at(state, 3)
     evaluation.advance(state)
     assert (job.version, job.workers, state.take_effects()) == (3, set(), [])

@@ -63,7 +63,7 @@ def test_admission_off_by_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_admission_with_the_newest_instead_of_the_loaded_version_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def usable(worker: Worker) -> bool:
-        return worker.is_present and not worker.quarantine and worker.announced >= 0
+        return worker.is_present and not worker.weights.quarantine and worker.weights.announced >= 0
 
     def version_of(table: GroupTable, group_id: int, version: int) -> Group:
         return add(table, group_id, version + 1)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from made_workers import made_weights, made_worker
 
 from controller.coordinator import colocation
 from controller.coordinator.effects import EndWorker, Note, SendBatch, SendRelease
@@ -25,7 +26,7 @@ def shared(turn: Turn = Turn.ENGINES, **settings: Any) -> RunState:
 
 
 def add(state: RunState, name: str = "w0", *, is_present: bool = True, **facts: Any) -> Worker:
-    worker = Worker(name, **facts)
+    worker = made_worker(name, **facts)
     worker.is_present = is_present
     state.workers[name] = worker
     return worker
@@ -135,8 +136,8 @@ def test_a_released_worker_has_no_version_and_no_load_under_way() -> None:
     worker = add(state, engine=Engine.HOLDING, version=3, announced=4, load_due_s=5.0)
     colocation.advance(state)
     released(state, "w0", 1)
-    assert (worker.version, worker.announced) == (-1, -1)
-    assert worker.load_due_s == math.inf
+    assert (worker.weights.version, worker.weights.announced) == (-1, -1)
+    assert worker.weights.load_due_s == math.inf
 
 
 @pytest.mark.parametrize(("load_due_s", "due_s"), [(math.inf, 13.0), (2.0, 13.0), (8.0, 18.0)])
@@ -162,7 +163,7 @@ def test_a_batch_does_not_wait_for_an_evaluation_that_no_worker_can_carry_out() 
     state.eval_jobs.append(evaluation_at(0))
     worker = add(state, version=0)
     assert not colocation.may_hand_over(state, 1)
-    worker.quarantine, worker.load_attempts = "bad checksum", 1
+    worker.weights = made_weights(version=0, quarantine="bad checksum", load_attempts=1)
     assert colocation.may_hand_over(state, 1)
 
 

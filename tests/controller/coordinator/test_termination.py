@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from made_workers import made_worker
 
 from controller.coordinator import termination
 from controller.coordinator.effects import EndRun, EvalDropped, SendNoMoreBatches
@@ -67,9 +68,7 @@ def test_a_run_whose_first_step_is_rejected_whole_ends_at_once(
 
 
 def add(state: RunState, name: str, **facts: Any) -> Worker:
-    worker = state.workers.setdefault(name, Worker(name))
-    for key, value in {"is_present": True, **facts}.items():
-        setattr(worker, key, value)
+    state.workers[name] = worker = made_worker(name, **{"is_present": True, **facts})
     return worker
 
 
