@@ -198,32 +198,19 @@ def _job_of(state: RunState, lease: Lease) -> EvalJob:
 
 def take_result(state: RunState, lease: Lease, event: SampleReported) -> None:
     """An eval row is answered and scored. A non-score stays None: errors are not zeros (`verdicts-not-zeros`)."""
-    job = _job_of(state, lease)
-    if not event.first_version == event.last_version == job.version:
+    job, outcome = _job_of(state, lease), event.outcome
+    if not outcome.first_version == outcome.last_version == job.version:
         state.note(
-            "refused", f"{event.worker}: eval row {event.group_id} mixes versions; version {job.version} is required"
+            "refused", f"{event.worker}: eval row {outcome.group_id} mixes versions; version {job.version} is required"
         )
         _requeue(state, job, lease)
     else:
         _release(state, job, lease)
-        value = event.value if event.verdict_kind == "scored" else None
-        job.values[event.group_id] = value
+        value = outcome.value if outcome.verdict_kind == "scored" else None
+        job.values[outcome.group_id] = value
         job.deadline_s = state.now_s + state.settings.group_timeout_s
         state.progress += 1
-        state.emit(
-            StoreFinished(
-                purpose="eval",
-                lease_id=event.lease_id,
-                group_id=event.group_id,
-                sample_index=0,
-                num_tokens=event.num_tokens,
-                first_version=event.first_version,
-                last_version=event.last_version,
-                verdict_kind=event.verdict_kind,
-                value=value,
-                is_kept=value is not None,
-            )
-        )
+        state.emit(StoreFinished(purpose="eval", outcome=outcome, value=value, is_kept=value is not None))
     _finish_if_done(state, job)
 
 

@@ -6,21 +6,19 @@ touching leases other than through `RunState.forget_group`.
 
 from __future__ import annotations
 
-from areal_like.verdict import VerdictKind
 from controller.coordinator.effects import DropGroup, FilterGroup
 from controller.coordinator.events import Policy
 from controller.coordinator.groups import Group
 from controller.coordinator.run_state import RunState
+from controller.coordinator.sample_outcome import SampleOutcome
 
 
-def effective_value(
-    state: RunState, kind: VerdictKind, value: float | None, failed_in: str = ""
-) -> tuple[float | None, Policy]:
+def effective_value(state: RunState, outcome: SampleOutcome) -> tuple[float | None, Policy]:
     """The reward that counts: the scored value, or the policy's number for a non-score, or None (not kept); and what
     the policy of the scorer that failed did."""
-    if kind == "scored":
-        return value, ""
-    policy = state.settings.on_failure_of.get(failed_in, state.settings.on_failure)
+    if outcome.verdict_kind == "scored":
+        return outcome.value, ""
+    policy = state.settings.on_failure_of.get(outcome.failed_in, state.settings.on_failure)
     return (None, policy) if isinstance(policy, str) else (float(policy), "value")
 
 

@@ -17,76 +17,61 @@ from controller.coordinator.events import LeaseReturned, PartialReport, Progress
 from controller.coordinator.group_outcome import drop_group, effective_value, finalize_group
 from controller.coordinator.groups import Group, Sample
 from controller.coordinator.run_state import RunState
+from controller.coordinator.sample_outcome import SampleOutcome
 from controller.coordinator.worker import Lease
 
 
 def take_finished(state: RunState, event: SampleReported) -> None:
     """A worker says a sample is finished and scored."""
-    lease = state.leases.get(event.lease_id)
-    if lease is None or (lease.group_id, lease.sample_index) != (event.group_id, event.sample_index):
-        state.note("duplicate", f"{event.worker} reports lease {event.lease_id} again or too late")
+    outcome = event.outcome
+    lease = state.leases.get(outcome.lease_id)
+    if lease is None or (lease.group_id, lease.sample_index) != (outcome.group_id, outcome.sample_index):
+        state.note("duplicate", f"{event.worker} reports lease {outcome.lease_id} again or too late")
     elif lease.purpose == "eval":
         evaluation.take_result(state, lease, event)
     else:
         _take_training_sample(state, lease, event)
-    state.emit(SendAck(worker=event.worker, lease_ids=(event.lease_id,)))
+    # In every case, also for what is refused: the worker sends it again until it is acknowledged.
+    state.emit(SendAck(worker=event.worker, lease_ids=(outcome.lease_id,)))
 
 
 def _take_training_sample(state: RunState, lease: Lease, event: SampleReported) -> None:
+    outcome = event.outcome
     group = state.table.live[lease.group_id]
     sample = group.samples[lease.sample_index]
     is_current = sample.lease_id == lease.lease_id
-    if refusal := _refusal(state, group, lease, event):
+    if refusal := _refusal(state, group, lease, outcome):
         state.note("refused", f"{event.worker}: group {group.group_id} sample {sample.index}: {refusal}")
         state.release(lease)
         if is_current:
             requeue(state, group, sample, is_loss=True)
         return
-    if event.verdict_kind != "scored" and not state.first_failure:
-        state.first_failure = f"{event.verdict_kind}, {event.reason}" if event.reason else event.verdict_kind
-    value, policy = effective_value(state, event.verdict_kind, event.value, event.failed_in)
-    sample.is_finished, sample.is_kept, sample.value = True, value is not None, value
-    sample.num_tokens, sample.first_version, sample.last_version = (
-        event.num_tokens,
-        event.first_version,
-        event.last_version,
-    )
+    if outcome.verdict_kind != "scored" and not state.first_failure:
+        state.first_failure = f"{outcome.verdict_kind}, {outcome.reason}" if outcome.reason else outcome.verdict_kind
+    value, policy = effective_value(state, outcome)
+    sample.finish(outcome, value)
     state.release(lease)
     rivals = [state.leases[lease_id] for lease_id in sorted(group.lease_ids)]
     state.cancel([rival for rival in rivals if rival.sample_index == sample.index])
     state.table.refresh(group)
     state.progress += 1
     state.num_samples_finished += 1
-    state.lengths.add(event.num_tokens)
-    state.emit(
-        StoreFinished(
-            purpose="train",
-            lease_id=event.lease_id,
-            group_id=group.group_id,
-            sample_index=sample.index,
-            num_tokens=event.num_tokens,
-            first_version=event.first_version,
-            last_version=event.last_version,
-            verdict_kind=event.verdict_kind,
-            value=value,
-            is_kept=sample.is_kept,
-            policy=policy,
-        )
-    )
+    state.lengths.add(outcome.num_tokens)
+    state.emit(StoreFinished(purpose="train", outcome=outcome, value=value, is_kept=sample.is_kept, policy=policy))
     if policy == "drop_group":
-        drop_group(state, group, f"verdict_{event.verdict_kind}", f"sample {sample.index}")
+        drop_group(state, group, f"verdict_{outcome.verdict_kind}", f"sample {sample.index}")
     elif group.is_complete:
         finalize_group(state, group)
 
 
-def _refusal(state: RunState, group: Group, lease: Lease, event: SampleReported) -> str:
+def _refusal(state: RunState, group: Group, lease: Lease, outcome: SampleOutcome) -> str:
     """Why this finished sample cannot be used; empty where it can."""
-    if event.num_tokens < 1 or event.last_version < event.first_version:
+    if outcome.num_tokens < 1 or outcome.last_version < outcome.first_version:
         return "no tokens, or versions that decrease"
-    if event.first_version < group.version or event.last_version < lease.min_version:
+    if outcome.first_version < group.version or outcome.last_version < lease.min_version:
         return f"sampled below its lease's minimum version {lease.min_version}"
-    if state.settings.is_strict and event.first_version < group.floor:
-        return f"late, and its first version {event.first_version} is older than the group's floor {group.floor}"
+    if state.settings.is_strict and outcome.first_version < group.floor:
+        return f"late, and its first version {outcome.first_version} is older than the group's floor {group.floor}"
     return ""
 
 

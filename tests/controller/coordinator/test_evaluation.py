@@ -73,8 +73,9 @@ def test_an_evaluation_is_done_when_every_row_is_answered_and_its_values_are_in_
     desk.finish(2, purpose="eval", value=0.25)
     before = desk.coordinator.progress
     stored = only(desk.finish(0, purpose="eval", value=1.0), StoreFinished)
-    assert (stored.purpose, stored.group_id, stored.sample_index, stored.num_tokens) == ("eval", 0, 0, 5)
-    assert (stored.first_version, stored.last_version, stored.value, stored.is_kept) == (0, 0, 1.0, True)
+    outcome = stored.outcome
+    assert (stored.purpose, outcome.group_id, outcome.sample_index, outcome.num_tokens) == ("eval", 0, 0, 5)
+    assert (outcome.first_version, outcome.last_version, stored.value, stored.is_kept) == (0, 0, 1.0, True)
     assert desk.coordinator.progress > before
     assert not has(desk.effects, EvalDone)
     effects = desk.finish(1, purpose="eval", kind="timed_out")

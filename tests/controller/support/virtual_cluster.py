@@ -35,6 +35,8 @@ from controller.coordinator.effects import (
     SendRewrite,
     SendSwap,
     SendVersion,
+    StoreFinished,
+    StorePartial,
 )
 from controller.coordinator.events import (
     BatchRequested,
@@ -58,6 +60,7 @@ from controller.coordinator.events import (
     WorkerVersionLoaded,
     WorkerVersionStaged,
 )
+from controller.coordinator.sample_outcome import SampleOutcome
 from controller.coordinator.settings import CoordinatorSettings
 from controller.coordinator.snapshot import BatchGroup, LedgerState
 
@@ -125,6 +128,16 @@ class VirtualTrainer:
 
 Letter = tuple[str, Event, dict[int, list[int]]]
 """Sender, event, and the tokens' versions of each lease in it."""
+
+
+def _lease_of(effect: Effect) -> int:
+    """The lease whose tokens an effect stores; -1 where it stores none."""
+    match effect:
+        case StorePartial():
+            return effect.lease_id
+        case StoreFinished():
+            return effect.outcome.lease_id
+    return -1
 
 
 class VirtualCluster:
@@ -249,7 +262,7 @@ class VirtualCluster:
             for effect in effects:
                 if effect.is_ledger:
                     assert len(others) == num_others, "ledger effects come first"
-                    entries.append((effect, tokens.get(getattr(effect, "lease_id", -1))))
+                    entries.append((effect, tokens.get(_lease_of(effect))))
                 else:
                     others.append(effect)
         if not is_committed:
@@ -424,8 +437,7 @@ class VirtualCluster:
         value = None
         if is_scored:
             value = 1.0 if self.rng.random() < self.equal_rate else self.rng.random()
-        event = SampleReported(
-            worker=worker.name,
+        outcome = SampleOutcome(
             lease_id=lease_id,
             group_id=task.order.group_id,
             sample_index=task.order.sample_index,
@@ -435,6 +447,7 @@ class VirtualCluster:
             verdict_kind=kind,
             value=value,
         )
+        event = SampleReported(worker=worker.name, outcome=outcome)
         worker.unacked[lease_id] = (event, list(task.versions))
         self.post(worker.name, event, {lease_id: list(task.versions)})
 
