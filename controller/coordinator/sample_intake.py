@@ -36,27 +36,29 @@ def take_finished(state: RunState, event: SampleReported) -> None:
 
 
 def _take_training_sample(state: RunState, lease: Lease, event: SampleReported) -> None:
+    groups = state.groups
     outcome = event.outcome
-    group = state.table.live[lease.group_id]
+    group = groups.table.live[lease.group_id]
     sample = group.samples[lease.sample_index]
-    is_current = sample.lease_id == lease.lease_id
+    is_current = sample.lease_id == lease.lease_id  # else it was leased again since: a rival of that lease
     if refusal := _refusal(state, group, lease, outcome):
         state.note("refused", f"{event.worker}: group {group.group_id} sample {sample.index}: {refusal}")
         state.release(lease)
         if is_current:
             requeue(state, group, sample, is_loss=True)
         return
-    if outcome.verdict_kind != "scored" and not state.first_failure:
-        state.first_failure = f"{outcome.verdict_kind}, {outcome.reason}" if outcome.reason else outcome.verdict_kind
-    value, policy = effective_value(state, outcome)
+    if outcome.verdict_kind != "scored" and not groups.first_failure:
+        groups.first_failure = f"{outcome.verdict_kind}, {outcome.reason}" if outcome.reason else outcome.verdict_kind
+    value, policy = effective_value(state.settings, outcome)
     sample.finish(outcome, value)
     state.release(lease)
+    # First come, first kept: any other worker stops working on this sample.
     rivals = [state.leases[lease_id] for lease_id in sorted(group.lease_ids)]
     state.cancel([rival for rival in rivals if rival.sample_index == sample.index])
-    state.table.refresh(group)
+    groups.table.refresh(group)
     state.progress += 1
-    state.num_samples_finished += 1
-    state.lengths.add(outcome.num_tokens)
+    groups.num_samples_finished += 1
+    state.routing.lengths.add(outcome.num_tokens)
     state.emit(StoreFinished(purpose="train", outcome=outcome, value=value, is_kept=sample.is_kept, policy=policy))
     if policy == "drop_group":
         drop_group(state, group, f"verdict_{outcome.verdict_kind}", f"sample {sample.index}")
@@ -95,12 +97,12 @@ def take_returned(state: RunState, event: LeaseReturned) -> None:
     if lease.purpose == "eval":
         evaluation.take_back(state, lease, event)
         return
-    group = state.table.live[lease.group_id]
+    group = state.groups.table.live[lease.group_id]
     sample = group.samples[lease.sample_index]
     _store_part(state, lease, event.part)
     state.release(lease)
     if event.reason == "rejected":
-        state.last_rejection = event.detail
+        state.groups.last_rejection = event.detail
         drop_group(state, group, "rejected", event.detail)
         return
     is_moved = event.reason in ("drain", "migrated")
@@ -118,12 +120,12 @@ def requeue(state: RunState, group: Group, sample: Sample, *, is_loss: bool) -> 
     if sample.num_losses > state.settings.max_sample_losses:
         drop_group(state, group, "lost_too_often", f"sample {sample.index} was lost {sample.num_losses} times")
     else:
-        state.table.push_pending(group, sample)
+        state.groups.table.push_pending(group, sample)
 
 
 def _store_part(state: RunState, lease: Lease, part: PartialReport) -> None:
     """Keep the tokens that are new and follow what is known."""
-    group = state.table.live[lease.group_id]
+    group = state.groups.table.live[lease.group_id]
     sample = group.samples[lease.sample_index]
     skip = sample.num_tokens - part.start
     num_fresh = part.num_tokens - skip
@@ -132,6 +134,7 @@ def _store_part(state: RunState, lease: Lease, part: PartialReport) -> None:
     if skip < 0 or part.start < 0:
         state.note("gap", f"lease {part.lease_id} reports from token {part.start}, {sample.num_tokens} are known")
         return
+    # Where known tokens are skipped, the version of the first new one is not reported; it is at most the last one's.
     oldest = part.first_version if skip == 0 else part.last_version
     if oldest < group.min_version(sample) or part.last_version < part.first_version:
         state.note("refused", f"lease {part.lease_id}: tokens sampled below version {group.min_version(sample)}")
@@ -148,7 +151,7 @@ def _store_part(state: RunState, lease: Lease, part: PartialReport) -> None:
     )
     if sample.first_version == NO_VERSION:
         sample.first_version = part.first_version
-        state.table.refresh(group)
+        state.groups.table.refresh(group)
     sample.num_tokens += num_fresh
     sample.last_version = part.last_version
     state.weigh(lease, sample.num_tokens)

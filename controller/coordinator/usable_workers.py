@@ -16,7 +16,7 @@ def is_stuck(state: RunState, worker: Worker) -> bool:
     """This worker will do nothing more unless a new version comes."""
     if not worker.is_present:
         return worker.is_gone
-    if rewriting.is_under_way(state, state.version) or worker.weights.load_due_s < math.inf:
+    if rewriting.is_under_way(state.trainer, state.trainer.version) or worker.weights.load_due_s < math.inf:
         return False
     weights = worker.weights
     has_tries = weights.load_attempts < state.settings.max_load_attempts or state.now_s < weights.retry_at_s

@@ -24,7 +24,7 @@ from controller.coordinator.worker import Worker
 def version_staged(state: RunState, event: WorkerVersionStaged) -> None:
     """The worker waits for its turn from now on; that it comes is not its business."""
     worker = state.workers.get(event.worker)
-    is_known = worker is not None and event.lineage in state.lineages
+    is_known = worker is not None and event.lineage in state.trainer.lineages
     if worker is None or not is_known or not 0 <= event.version == worker.weights.announced:
         state.note("ignored", f"{event.worker} staged version {event.version} of lineage {event.lineage}")
         return
@@ -65,7 +65,7 @@ def grant_turn(state: RunState) -> None:
 def version_loaded(state: RunState, event: WorkerVersionLoaded) -> None:
     """The worker samples with this version from now on; a quarantine ends."""
     worker = state.workers.get(event.worker)
-    if worker is None or event.lineage not in state.lineages or event.version > worker.weights.announced:
+    if worker is None or event.lineage not in state.trainer.lineages or event.version > worker.weights.announced:
         # not from a lost worker (it may come back and has the version then), but from a dead predecessor
         state.note("ignored", f"{event.worker} loaded version {event.version} of lineage {event.lineage}")
         return
@@ -88,7 +88,7 @@ def version_failed(state: RunState, event: WorkerVersionFailed) -> None:
     if worker.weights.pin is not None:
         evaluation.unpin(state, worker)
         worker.weights.mark_unloadable(event.version)
-        if event.version < state.version:  # an old version may be deleted by now; the newest is what counts
+        if event.version < state.trainer.version:  # an old version may be deleted by now; the newest is what counts
             state.note("eval_unpinned", f"{worker.name} cannot load version {event.version} for its evaluation")
             return
     _fail(state, worker, event.reason or "unknown reason")
@@ -112,15 +112,16 @@ def _retry_at_s(state: RunState) -> float:
 
 def announce(state: RunState) -> None:
     """Tell every worker the version it should load: the newest, or the one its evaluation is pinned to."""
-    if state.version == NO_VERSION or not colocation.is_engines_time(state):
+    trainer = state.trainer
+    if trainer.version == NO_VERSION or not colocation.is_engines_time(state):
         return
     for worker in state.workers.values():
         if not worker.is_present or worker.is_draining or not colocation.may_announce(state, worker):
             continue
-        target, path, lineage = state.version, state.manifest_path, state.version_lineage
+        target, path, lineage = trainer.version, trainer.manifest_path, trainer.version_lineage
         if (pin := worker.weights.pin) is not None:
             target, path, lineage = pin.version, pin.manifest_path, pin.lineage
-        if not path or rewriting.is_under_way(state, target):
+        if not path or rewriting.is_under_way(trainer, target):
             continue  # it comes when the trainer has caught up, or has written it again
         if _is_announcement_due(state, worker, target):
             _announce(state, worker, target, path, lineage)
@@ -143,7 +144,7 @@ def _announce(state: RunState, worker: Worker, target: int, path: str, lineage: 
     # nor an evaluation's, which the other workers do not load.
     is_held = state.settings.swap == "rolling" and worker.is_usable and worker.weights.pin is None
     due_s = state.now_s + state.settings.load_deadline_s
-    writing = rewriting.writing_of(state, target)
+    writing = rewriting.writing_of(state.trainer, target)
     worker.weights.announce(target, lineage, writing, due_s=due_s, retry_at_s=_retry_at_s(state))
     colocation.announced(state, worker)
     state.emit(
@@ -160,7 +161,7 @@ def _announce(state: RunState, worker: Worker, target: int, path: str, lineage: 
 
 def next_due_s(state: RunState) -> float:
     """When the next worker, or a rewrite, is late, or one is to be tried again; infinite where none."""
-    due_s = state.rewrite.due_s if state.rewrite is not None else math.inf
+    due_s = state.trainer.rewrite.due_s if state.trainer.rewrite is not None else math.inf
     for worker in state.workers.values():
         if worker.is_present:
             weights = worker.weights
@@ -172,6 +173,6 @@ def offer_again(state: RunState) -> None:
     """The newest version is there, perhaps from another life of the trainer: who was still getting it starts again."""
     for worker in state.workers.values():
         weights = worker.weights
-        is_behind = weights.version < weights.announced == state.version
-        if is_behind and weights.announced_lineage != state.version_lineage:
+        is_behind = weights.version < weights.announced == state.trainer.version
+        if is_behind and weights.announced_lineage != state.trainer.version_lineage:
             weights.offer_again()

@@ -27,7 +27,7 @@ def join(state: RunState, event: WorkerJoined) -> None:
     worker = state.workers.setdefault(event.worker, Worker(event.worker))
     if worker.incarnation != event.incarnation:
         _take_leases_back(state, worker)
-        worker.voided.clear()
+        worker.voided.clear()  # there is nobody to cancel them at: the process that held them is gone
         worker.weights.replace()
         worker.is_draining, worker.speed, worker.steps_per_s = False, 0.0, 0.0
         colocation.ended(state, worker)
@@ -52,6 +52,7 @@ def lose(state: RunState, event: WorkerLost) -> None:
     num_held = len(worker.outstanding)
     _take_leases_back(state, worker)
     worker.is_present, worker.is_gone = False, event.is_permanent
+    # A process that may live may hold device memory; WorkerEnded says when it does not.
     if not event.may_live and event.incarnation in (None, worker.incarnation):
         colocation.ended(state, worker)
     back = f"; {num_held} samples return to the queue" if num_held or not worker.is_draining else ""
@@ -115,9 +116,10 @@ def _take_leases_back(state: RunState, worker: Worker) -> None:
             continue  # ended together with a group given up just now
         state.workers.unbook(worker, lease)
         lease.is_void = True
-        state.recalls.pop(lease_id, None)
-        group = state.table.live[lease.group_id]
+        state.routing.recalls.pop(lease_id, None)
+        group = state.groups.table.live[lease.group_id]
         sample = group.samples[lease.sample_index]
+        # The lease stays known as void: should the worker have finished the sample, its answer counts if it is first.
         sample.lease_id = None
         sample.moving_to = sample.moved_from = ""
         requeue(state, group, sample, is_loss=True)

@@ -187,7 +187,7 @@ def test_what_the_coordinator_remembers_does_not_grow_with_the_steps() -> None:
         desk.load("w0", step)
         desk.tick(1.0)
         state = desk.coordinator._state
-        sizes[step] = len(pickle.dumps(state)) - len(pickle.dumps(state.lengths))  # a window, full at some time
+        sizes[step] = len(pickle.dumps(state)) - len(pickle.dumps(state.routing.lengths))  # a window, full at some time
     assert sizes[300] < sizes[30] + 200, "bytes; the ledger remembers, the coordinator need not"
 
 

@@ -148,7 +148,7 @@ def test_sample_that_returns_to_the_worker_that_handed_it_back_has_not_moved() -
         (order,) = leased(effects)
         assert order.moved_from == ""
         assert not [note for note in effects if isinstance(note, Note)]
-    assert desk.coordinator._state.table.live[0].samples[0].num_moves == 0
+    assert desk.coordinator._state.groups.table.live[0].samples[0].num_moves == 0
 
 
 def test_next_wave_waits_for_the_answers_to_the_last() -> None:
@@ -174,7 +174,7 @@ def test_answer_moves_a_bounded_number_of_times() -> None:
             moves += 1
             desk.do(WorkerSpeed(worker=worker, tokens_per_s=1000.0))
             desk.do(WorkerSpeed(worker="w1" if worker == "w0" else "w0", tokens_per_s=1.0))
-            num_known = desk.coordinator._state.table.live[order.group_id].samples[0].num_tokens
+            num_known = desk.coordinator._state.groups.table.live[order.group_id].samples[0].num_tokens
             desk.give_back(lease_id, num_known, [0], "migrated")
     assert 1 <= moves <= 4, "two answers, twice each"
 

@@ -97,7 +97,7 @@ def test_fast_worker_gets_more_where_work_is_scarce() -> None:
 def view(*workers: Worker, **changes: Any) -> Router:
     """A router over workers as given, all of them at version 0."""
     state = RunState(CoordinatorSettings(**{**BIG, **changes}))
-    state.version = 0
+    state.trainer.version = 0
     for worker in workers:
         worker.is_present, worker.capacity, worker.num_slots = True, 16, 8
         worker.weights.version = max(0, worker.weights.version)

@@ -85,8 +85,8 @@ class VersionCluster(VirtualCluster):
         assert kept(state.workers) == looked_up(state.workers), "the lists of workers are out of date"
 
     def _is_forgotten(self, worker: Worker) -> bool:
-        state, weights = self.coordinator._state, worker.weights
-        is_available = bool(state.manifest_path) and not rewriting.is_under_way(state, state.version)
+        trainer, weights = self.coordinator._state.trainer, worker.weights
+        is_available = bool(trainer.manifest_path) and not rewriting.is_under_way(trainer, trainer.version)
         is_behind = weights.state is VersionState.IDLE and weights.version < weights.announced
         return worker.is_present and not worker.is_draining and is_behind and is_available
 
