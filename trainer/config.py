@@ -49,12 +49,12 @@ class WeightClip(Settings):
 
 
 class LossSettings(Settings):
-    """Decoupled PPO, or a loss of your own with its weights, averaging, KL and entropy terms."""
+    """The loss of a token, with its weights, averaging, KL and entropy terms."""
 
     kind: str = "decoupled_ppo"
-    """`decoupled_ppo`, or `module:function`: a loss of your own in place of the clipped term (docs/extending.md)."""
+    """`decoupled_ppo`, or `module:function`: a loss of your own (docs/extending.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of a loss of your own."""
+    """Options of the loss, for those that have some; keyword arguments of a loss of your own."""
     proximal: Literal["recompute", "interpolate", "behaviour"] = "recompute"
     """Where p comes from: recomputed at the start of the step; log-linear interpolation (A-3PO, arXiv 2512.06547);
     or the behaviour log-prob itself (ordinary PPO)."""
@@ -82,9 +82,12 @@ class LossSettings(Settings):
 class AdvantageSettings(Settings):
     """Rewards to advantages, by group id."""
 
-    kind: Literal["grpo", "grpo_no_std", "rloo", "global_norm"] = "grpo"
+    kind: str = "grpo"
     """`grpo`: (r - mean) / (std + eps) within the group; `grpo_no_std`: r - mean; `rloo`: leave-one-out baseline;
-    `global_norm`: normalised over the whole batch (the paper's)."""
+    `global_norm`: normalised over the whole batch (the paper's); or `module:function` of your own
+    (docs/extending.md)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the kind, for those that have some; keyword arguments of a function of your own."""
     std_eps: float = Field(1e-4, gt=0)
     """Added to the standard deviation."""
     reward_scale: float = 1.0

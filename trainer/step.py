@@ -8,8 +8,8 @@ What runs when. `prepare` is CPU work without the model and may run in another t
 before. `run`: with several mini-batches and `proximal: recompute`, the log-probs of the whole batch are computed once
 before its first update. With a single mini-batch that pass is left out: the policy has not moved yet when its one
 gradient is taken, so p = sg(c) bit for bit, u = 1, and w = exp(c - b). `behaviour` and `interpolate` never need it.
-Sequences without an advantage have no gradient (nothing else in the loss gives them one, with kl_coef and entropy_coef
-0): those that fill micro-batches of their own get no backward pass.
+Sequences without an advantage have no gradient, unless the loss says otherwise (`Needs.every_sequence`): those that
+fill micro-batches of their own get no backward pass.
 
 Deterministic: on a CPU the same model, batch and settings give the same bits. On CUDA that takes
 `torch.use_deterministic_algorithms(True)`; the flash kernels' backward pass adds in any order without it.
@@ -25,13 +25,19 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
+from areal_like.errors import UserError
 from areal_like.wire.messages import BatchSample
 from trainer.backends.policy_module import policy_logprobs
 from trainer.backends.port import Backend, Setup
 from trainer.data.batch import MicroBatch, PreparedBatch, prepare_batch
 from trainer.model import agreement
 from trainer.model.attention import AttentionChoice, attach
-from trainer.objectives.loss import LossSums, policy_loss
+from trainer.objectives.loss import policy_loss
+from trainer.objectives.loss_sums import LossSums
+from trainer.objectives.own_code import is_own
+from trainer.objectives.port import Sequences
+from trainer.objectives.registry import loss_of
+from trainer.objectives.trial import try_loss
 from trainer.optimizer import UpdateResult
 
 
@@ -61,8 +67,9 @@ def ready_model(model: PreTrainedModel, setup: Setup) -> float:
 class TrainStep:
     """Turns policy version n - 1 into version n on one batch. Made once per process.
 
-    `reference` is needed where kl_coef > 0, whole on every rank, and is never changed. `before_update()` is called
-    before weights and optimizer change.
+    `reference` is needed where the loss needs it (kl_coef > 0), whole on every rank, and is never changed.
+    `before_update()` is called before weights and optimizer change. Raises UserError where a loss of the user's cannot
+    be used.
     """
 
     def __init__(
@@ -76,11 +83,16 @@ class TrainStep:
         before_update: Callable[[], None] = lambda: None,
     ) -> None:
         settings = setup.settings
-        assert (settings.loss.kl_coef > 0) <= (reference is not None), "kl_coef needs a reference model"
         assert settings.loss.weight.mode != "off" or settings.loss.proximal == "behaviour"
+        if is_own(settings.loss.kind):
+            try_loss(settings.loss)
+        self._loss = loss_of(settings.loss)
+        if self._loss.needs.reference and reference is None:
+            what = f"{settings.loss.kind} needs a reference model, which cannot be emulated"
+            raise UserError(what, where="trainer.loss.kind", remedy="train on real devices, or take another loss")
         self.policy, self.settings = policy, settings
         self.groups_per_step = groups_per_step
-        self.reference = reference if settings.loss.kl_coef > 0 else None
+        self.reference = reference if self._loss.needs.reference else None
         self.device = setup.ranks.device
         self._setup, self._ranks = setup, setup.ranks
         self._tracer, self._before_update = tracer, before_update
@@ -133,6 +145,9 @@ class TrainStep:
     def _backward(self, micro_batch: MicroBatch, proximal_N: torch.Tensor | None, *, is_last: bool) -> LossSums:
         micro_batch = micro_batch.to(self.device)
         inputs = replace(micro_batch.inputs, proximal_N=proximal_N)
+        if self._loss.needs.sequences:
+            packed = micro_batch.packed
+            inputs = replace(inputs, sequences=Sequences(packed.sequence_N, len(packed.lengths)))
         if self.reference is not None:
             with torch.no_grad():
                 reference_N, _ = policy_logprobs(self.reference, micro_batch.packed, self._setup, with_entropy=False)
@@ -140,9 +155,9 @@ class TrainStep:
         with torch.set_grad_enabled(not micro_batch.is_silent):
             current_N, entropy_N = self._logprobs(micro_batch, with_entropy=True)
             assert entropy_N is not None
-            if self.settings.loss.entropy_coef == 0:
+            if not self._loss.needs.entropy:
                 entropy_N = entropy_N.detach()
-            loss, sums = policy_loss(current_N, entropy_N, inputs, self.settings.loss)
+            loss, sums = policy_loss(current_N, entropy_N, inputs, self.settings.loss, self._loss)
         if not micro_batch.is_silent:
             self.policy.backward(loss, is_last=is_last)
         return sums.emptied() if micro_batch.is_dummy else sums

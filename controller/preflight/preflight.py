@@ -39,7 +39,7 @@ from controller.preflight import model_init, user_code
 from controller.preflight.reward_services import problems_of
 from controller.telemetry.sink_kinds import is_installed, sinks_of
 from controller.wiring.engines import engine_argument_problems
-from controller.wiring.process_specs import LOSS_CHECK, SCORER_CHECK, WORKFLOW_CHECK
+from controller.wiring.process_specs import OBJECTIVE_CHECK, SCORER_CHECK, WORKFLOW_CHECK
 from controller.wiring.scoring import sandbox_problems
 
 MIN_WORKER_BYTES = 100_000_000
@@ -95,7 +95,11 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         is_absent = error.where == "rollout.engine.python"  # another machine may well have that environment
         (found.absent if is_absent else found.problems).append(_as_problem(error.where, error))
     if purpose != "sft" and not found.problems:  # a missing module is named already
-        own = {SCORER_CHECK: _own_scorers(config), WORKFLOW_CHECK: _own_workflow(config), LOSS_CHECK: _own_loss(config)}
+        own = {
+            SCORER_CHECK: _own_scorers(config),
+            WORKFLOW_CHECK: _own_workflow(config),
+            OBJECTIVE_CHECK: _own_objectives(config),
+        }
         for checker, functions in own.items():
             found.problems += user_code.problems_of(checker, functions, config.launch.startup_timeout_s)
     if is_here:
@@ -241,9 +245,14 @@ def _own_workflow(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
     return {"rollout.workflow": (name, {})} if ":" in name else {}
 
 
-def _own_loss(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
-    loss = config.trainer.loss
-    return {"trainer.loss.kind": (loss.kind, loss.options)} if ":" in loss.kind else {}
+def _own_objectives(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The user's loss and advantages, with their whole sections."""
+    sections = {"loss": config.trainer.loss, "advantage": config.trainer.advantage}
+    return {
+        f"trainer.{name}.kind": (section.kind, {"of": name, **section.model_dump(mode="json")})
+        for name, section in sections.items()
+        if ":" in section.kind
+    }
 
 
 def _devices(config: RunConfig) -> Iterator[Problem]:

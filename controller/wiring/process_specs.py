@@ -32,8 +32,8 @@ PRELOAD = ("torch", "transformers.models.llama.modeling_llama", "trainer.worker"
 """What they need, whatever the model: importing it starts no thread and touches no device."""
 SCORER_CHECK = "services.reward.check_functions"
 WORKFLOW_CHECK = "rollout.check_workflow"
-LOSS_CHECK = "trainer.check_loss"
-"""`python -m` names of the processes that try to import the user's scorers, workflow and loss."""
+OBJECTIVE_CHECK = "trainer.check_objectives"
+"""`python -m` names of the processes that try to import the user's scorers, workflow, loss and advantages."""
 EVENTS_PER_SAMPLE = 4
 """On the timeline of a rollout worker: its slot, generation, score, and the start of its arrow."""
 SCORE_EVENTS_PER_SAMPLE = 2

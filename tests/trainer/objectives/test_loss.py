@@ -10,7 +10,11 @@ import pytest
 import torch
 
 from trainer.config import LossSettings, WeightClip
-from trainer.objectives.loss import LossSums, TokenInputs, interpolated_proximal, policy_loss, token_coefficients
+from trainer.objectives.aggregation import token_coefficients
+from trainer.objectives.loss import policy_loss
+from trainer.objectives.loss_sums import LossSums
+from trainer.objectives.port import TokenInputs
+from trainer.objectives.proximal import interpolated_proximal
 
 LENGTHS = (3, 7, 1, 5, 4)
 GROUPS = (0, 0, 1, 1, 2)

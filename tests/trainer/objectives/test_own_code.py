@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from trainer.check_loss import check_loss
+from trainer.objectives.user_loss import load_loss
 
 from areal_like.errors import UserError
-from trainer.check_loss import check_loss
 from trainer.config import LossSettings, WeightClip
 from trainer.objectives.loss import TokenInputs, policy_loss
-from trainer.objectives.user_loss import load_loss
 
 TOY = "def toy(logprobs_N, tokens, *, scale=1.0):\n    return -scale * tokens.advantage_N * logprobs_N\n"
 
