@@ -85,7 +85,7 @@ class Sequences:
 
     def max(self, values_N: torch.Tensor) -> torch.Tensor:
         """Largest value of each sequence, [S]."""
-        return values_N.new_zeros(self.num).index_reduce(0, self.ids_N, values_N, "amax", include_self=False)
+        return values_N.new_zeros(self.num).scatter_reduce(0, self.ids_N, values_N, "amax", include_self=False)
 
     def spread(self, values_S: torch.Tensor) -> torch.Tensor:
         """Each sequence's value at each of its tokens, [N]."""
