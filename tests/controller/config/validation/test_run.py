@@ -86,6 +86,21 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
         ({"trainer.loss.weight.mode": "off"}, "trainer.loss.weight.mode", "in name only"),
         ({"trainer.loss.kind": "no_loss"}, "trainer.loss.kind", "module:function"),
         ({"trainer.loss.kind": "my loss:f"}, "trainer.loss.kind", "module:function"),
+        (
+            {"trainer.loss.kind": "gspo", "trainer.loss.eps_low": 0.1},
+            "trainer.loss.eps_low",
+            "trainer.loss.options.eps_low",
+        ),
+        (
+            {"trainer.loss.kind": "cispo", "trainer.loss.dual_clip": 3},
+            "trainer.loss.dual_clip",
+            "decoupled_ppo reads it",
+        ),
+        (
+            {"trainer.loss.kind": "cispo", "trainer.loss.options": {"max_ratio": -1}},
+            "trainer.loss.options.max_ratio",
+            "greater than 0",
+        ),
         ({"trainer.loss.options": {"bound": 1}}, "trainer.loss.options.bound", "no options"),
         ({"trainer.loss.options": {"eps_low": 0.1}}, "trainer.loss.options.eps_low", "set trainer.loss.eps_low"),
         ({"trainer.advantage.kind": "no_such"}, "trainer.advantage.kind", "grpo, grpo_no_std"),
