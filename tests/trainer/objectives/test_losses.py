@@ -67,6 +67,7 @@ def _vespo(x: Numbers, o: Any) -> np.ndarray:
 CASES: dict[str, tuple[Callable[[Numbers, Any], np.ndarray], dict[str, Any], dict[str, Any]]] = {
     "gspo": (_gspo, {"eps_low": 0.1, "eps_high": 0.15}, {}),
     "cispo": (_cispo, {"max_ratio": 1.2}, {}),
+    "sapo": (_sapo, {"temperature_positive": 1.5, "temperature_negative": 2.5}, {}),
 }
 """Oracle, options and other settings of each loss (decoupled_ppo: test_loss.py)."""
 
