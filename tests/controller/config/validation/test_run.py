@@ -86,6 +86,7 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
         ({"trainer.loss.weight.mode": "off"}, "trainer.loss.weight.mode", "in name only"),
         ({"trainer.loss.kind": "no_loss"}, "trainer.loss.kind", "module:function"),
         ({"trainer.loss.kind": "my loss:f"}, "trainer.loss.kind", "module:function"),
+        ({"trainer.loss.kind": "dppo"}, "trainer.loss.proximal", "proximal: behaviour with weight.mode: off"),
         (
             {"trainer.loss.kind": "gspo", "trainer.loss.eps_low": 0.1},
             "trainer.loss.eps_low",
