@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.config import AdvantageSettings, LossSettings
 from trainer.objectives.advantages import global_norm, grpo, grpo_no_std, rloo
-from trainer.objectives.losses import cispo, decoupled_ppo, dppo, gspo, sapo
+from trainer.objectives.losses import cispo, decoupled_ppo, dppo, gspo, sapo, vespo
 from trainer.objectives.options import option_faults, options_of
 from trainer.objectives.own_code import is_own, own_advantage, own_objective
 from trainer.objectives.port import Advantage, Fault, Needs, Objective
@@ -25,6 +25,7 @@ OBJECTIVES: Mapping[str, Objective] = {
         cispo.OBJECTIVE,
         sapo.OBJECTIVE,
         dppo.OBJECTIVE,
+        vespo.OBJECTIVE,
     )
 }
 """Built-in losses: `trainer.loss.kind`."""

@@ -69,6 +69,7 @@ CASES: dict[str, tuple[Callable[[Numbers, Any], np.ndarray], dict[str, Any], dic
     "cispo": (_cispo, {"max_ratio": 1.2}, {}),
     "sapo": (_sapo, {"temperature_positive": 1.5, "temperature_negative": 2.5}, {}),
     "dppo": (_dppo, {"max_increase": 0.1, "max_decrease": 0.05, "k2_coef": 0.02}, OFF),
+    "vespo": (_vespo, {"k_positive": 1.5}, OFF),
 }
 """Oracle, options and other settings of each loss (decoupled_ppo: test_loss.py)."""
 
