@@ -22,7 +22,7 @@ from areal_like.errors import UserError
 from areal_like.user_check import answer
 from trainer.config import AdvantageSettings, LossSettings
 from trainer.objectives.advantage import advantages
-from trainer.objectives.own_code import ADVANTAGE_KEY, own_advantage, own_objective
+from trainer.objectives.own_code import ADVANTAGE_KEY, own_advantage
 from trainer.objectives.port import Fault
 from trainer.objectives.registry import advantage_faults, loss_faults
 
@@ -37,7 +37,7 @@ def check_objective(name: str, section: dict[str, Any]) -> None:
 
 def check_loss(settings: LossSettings) -> None:
     """Import it, check its options and combinations, and call it on four tokens if torch is here. Raises UserError."""
-    _raise_first(loss_faults(settings, own_objective(settings.kind)))
+    _raise_first(loss_faults(settings, imports_own=True))
     if find_spec("torch") is not None:
         from trainer.objectives.trial import try_loss  # takes seconds, and the controller may have no torch
 

@@ -48,6 +48,15 @@ class WeightClip(Settings):
     """|p - b| is clamped to this before exp."""
 
 
+class CorrectionSettings(Settings):
+    """A mask or weight on the loss of each token, on top of `weight`."""
+
+    kind: str
+    """Name of a correction (docs/algorithms.md), or `module:function` of your own (docs/extending.md)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the correction; keyword arguments of a function of your own."""
+
+
 class LossSettings(Settings):
     """The loss of a token, with its weights, averaging, KL and entropy terms."""
 
@@ -60,6 +69,8 @@ class LossSettings(Settings):
     or the behaviour log-prob itself (ordinary PPO)."""
     weight: WeightClip = WeightClip()
     """Off-policy correction."""
+    corrections: tuple[CorrectionSettings, ...] = ()
+    """Masks and weights on top of it; all are multiplied."""
     eps_low: float = Field(0.2, ge=0, lt=1)
     """Trust region 1 - eps_low."""
     eps_high: float = Field(0.2, ge=0)

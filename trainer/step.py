@@ -83,8 +83,7 @@ class TrainStep:
         before_update: Callable[[], None] = lambda: None,
     ) -> None:
         settings = setup.settings
-        assert settings.loss.weight.mode != "off" or settings.loss.proximal == "behaviour"
-        if is_own(settings.loss.kind):
+        if any(is_own(one.kind) for one in (settings.loss, *settings.loss.corrections)):
             try_loss(settings.loss)
         self._loss = loss_of(settings.loss)
         if self._loss.needs.reference and reference is None:

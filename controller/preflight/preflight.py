@@ -247,12 +247,14 @@ def _own_workflow(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
 
 def _own_objectives(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
     """The user's loss and advantages, with their whole sections."""
-    sections = {"loss": config.trainer.loss, "advantage": config.trainer.advantage}
-    return {
-        f"trainer.{name}.kind": (section.kind, {"of": name, **section.model_dump(mode="json")})
-        for name, section in sections.items()
-        if ":" in section.kind
-    }
+    loss, advantage = config.trainer.loss, config.trainer.advantage
+    found = {}
+    if names := [one.kind for one in (loss, *loss.corrections) if ":" in one.kind]:
+        key = "trainer.loss.kind" if names[0] == loss.kind else "trainer.loss.corrections"
+        found[key] = (", ".join(names), {"of": "loss", **loss.model_dump(mode="json")})
+    if ":" in advantage.kind:
+        found["trainer.advantage.kind"] = (advantage.kind, {"of": "advantage", **advantage.model_dump(mode="json")})
+    return found
 
 
 def _devices(config: RunConfig) -> Iterator[Problem]:

@@ -154,12 +154,14 @@ def _micro_batch(
     trajectories = [sample.trajectory for sample in samples]
     packed = PackedSequences.build([t.tokens_T for t in trajectories], [t.loss_mask_T for t in trajectories])
     sequence_N = packed.sequence_N.numpy()
+    is_cut_S = np.array([t.finish_reason == "length" for t in trajectories])
     versions_N = np.concatenate([t.versions_T[t.loss_mask_T] for t in trajectories])
     inputs = TokenInputs(
         behaviour_N=torch.from_numpy(np.concatenate([t.logprobs_T[t.loss_mask_T] for t in trajectories])),
         advantage_N=_float32(np.concatenate(advantages_SN)),
         staleness_N=_float32(version - versions_N),
         coefficient_N=_float32(coefficients_S[sequence_N]),
+        is_cut_N=torch.from_numpy(is_cut_S[sequence_N]),
     )
     return MicroBatch(packed, inputs)
 

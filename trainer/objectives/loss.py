@@ -6,7 +6,8 @@ averaging anything over a micro-batch, a mini-batch or a rank (aggregation.py ha
 For a token with behaviour log-prob b (recorded), proximal p and the objective's own loss l:
 
     w = exp(p - b)        off-policy correction, a constant for the gradient; p - b is clamped first
-    loss = w * l + kl_coef * k3 - entropy_coef * entropy
+    m = product of the masks and weights of `corrections`, constants likewise
+    loss = m * w * l + kl_coef * k3 - entropy_coef * entropy
 
 Shapes: N sampled tokens of one micro-batch.
 """
@@ -51,7 +52,8 @@ def policy_loss(
         UserError: a loss of the user's returns something of another shape.
     """
     chosen = chosen or loss_of(settings)
-    assert settings.weight.mode != "off" or settings.proximal == "behaviour", "decoupled in name only: no weight"
+    is_weighted = settings.weight.mode != "off" or any(one.is_weight for one, _ in chosen.corrections)
+    assert is_weighted or settings.proximal == "behaviour", "decoupled in name only: no weight"
     proximal_N = proximal_logprobs(current_N, inputs, settings)
     log_weight_N = proximal_N - inputs.behaviour_N
     weight_N = correction_weights(log_weight_N, settings.weight)
@@ -59,6 +61,9 @@ def policy_loss(
         weight_N = torch.ones_like(weight_N)  # whatever the clip's ends: this is ordinary PPO
     tokens = replace(inputs, proximal_N=proximal_N, entropy_N=entropy_N if chosen.needs.entropy else None)
     own = checked(chosen.objective.loss(current_N, tokens, chosen.options), current_N, chosen.objective.name)
+    if chosen.corrections:
+        weight_N, metrics = _corrected(weight_N, current_N, inputs, chosen)
+        own = replace(own, token_metrics={**own.token_metrics, **metrics})
     token_loss_N = weight_N * own.policy_N
     if own.unweighted_N is not None:
         token_loss_N = token_loss_N + own.unweighted_N
@@ -84,6 +89,25 @@ def policy_loss(
             own=own,
         )
     return loss, sums
+
+
+@torch.no_grad()
+def _corrected(
+    weight_N: torch.Tensor, current_N: torch.Tensor, inputs: TokenInputs, chosen: ChosenLoss
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The weight times all corrections, and what each did: shares of masked tokens, means of weights."""
+    start_N = current_N if inputs.proximal_N is None else inputs.proximal_N
+    tokens = replace(inputs, current_N=current_N, drift_N=start_N - inputs.behaviour_N)
+    metrics = {}
+    for correction, options in chosen.corrections:
+        factor_N = correction.factor(tokens, options)
+        _check_shape(factor_N, current_N, f"{correction.name} returned")
+        is_mask = factor_N.dtype == torch.bool
+        metrics[f"{correction.name}_masked_share" if is_mask else f"{correction.name}_mean"] = (
+            ~factor_N if is_mask else factor_N
+        )
+        weight_N = weight_N * factor_N
+    return weight_N, metrics
 
 
 def checked(result: TokenLoss, current_N: torch.Tensor, name: str) -> TokenLoss:

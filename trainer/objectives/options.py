@@ -52,9 +52,20 @@ def option_faults(model: type[Settings], settings: Settings, section: str, keys:
             elif item["type"] == "missing":
                 faults.append(Fault(key, "is required", "set it"))
             else:
-                what = str(item["msg"]).removeprefix("Value error, ")
-                faults.append(Fault(key, f"{what[:1].lower()}{what[1:]}, not {item['input']!r}"))
+                faults.append(Fault(key.removesuffix("."), *_words(item, model)))
     return faults
+
+
+def _words(item: Any, model: type[Settings]) -> tuple[str, str]:
+    """What is wrong with a value, and what to do."""
+    what = str(item["msg"]).removeprefix("Value error, ")
+    if not item["loc"]:
+        return what, "see docs/algorithms.md"
+    field = model.model_fields.get(str(item["loc"][0]))
+    default = (
+        f"{field.default} unless set" if field is not None and not field.is_required() else "see docs/algorithms.md"
+    )
+    return f"{what[:1].lower()}{what[1:]}, not {item['input']!r}", default
 
 
 def options_of(model: type[Settings], settings: Settings, section: str, keys: Sequence[str] = ()) -> Any:

@@ -1,6 +1,6 @@
-"""Losses and advantages of the user's, named by import path. Imports no torch (the user's module may).
+"""Losses, corrections and advantages of the user's, named by import path. Imports no torch (the user's module may).
 
-Owns: `own_objective`, `own_advantage`: importing them, and turning a plain function into a descriptor.
+Owns: `own_objective`, `own_correction`, `own_advantage`: importing them, and making a descriptor of a plain function.
 Refuses: trying them before a run (trial.py, trainer/check_objectives.py).
 """
 
@@ -16,10 +16,20 @@ import numpy as np
 from areal_like.errors import UserError
 from areal_like.import_check import check_own_module
 from trainer.objectives.options import keywords, options_of_function
-from trainer.objectives.port import Advantage, Needs, Objective, RewardedSamples, TokenInputs, TokenLoss
+from trainer.objectives.port import (
+    Advantage,
+    Correction,
+    Needs,
+    Objective,
+    RewardedSamples,
+    TokenInputs,
+    TokenLoss,
+)
 
 LOSS_KEY = "trainer.loss.kind"
+CORRECTION_KEY = "trainer.loss.corrections"
 ADVANTAGE_KEY = "trainer.advantage.kind"
+_DESCRIPTORS = {LOSS_KEY: Objective, CORRECTION_KEY: Correction, ADVANTAGE_KEY: Advantage}
 
 
 def is_own(name: str) -> bool:
@@ -47,6 +57,20 @@ def own_objective(name: str) -> Objective:
 
     needs = Needs(sequences=True, every_sequence=True)
     return Objective(name=name, loss=loss, options=options_of_function(found, 2), needs=needs)
+
+
+@functools.cache
+def own_correction(name: str) -> Correction:
+    """Import `module:name`, a Correction or a function `correction(tokens, **options)`. Raises UserError."""
+    found = _load(name, CORRECTION_KEY)
+    if isinstance(found, Correction):
+        return found
+
+    def factor(tokens: TokenInputs, options: Any) -> Any:
+        return found(tokens, **keywords(options))
+
+    short = name.rpartition(":")[2]
+    return Correction(short, factor, options=options_of_function(found, 1), needs=Needs(sequences=True))
 
 
 @functools.cache
@@ -78,10 +102,11 @@ def _load(name: str, where: str) -> Any:
     found: Callable[..., Any] | None = getattr(module, attribute, None)
     if found is None:
         raise UserError(f"module {module_name} has no function {attribute}", where=where, remedy="fix the name")
-    if not isinstance(found, Objective | Advantage) and not callable(found):
-        raise UserError(f"{name} cannot be called", where=where, remedy="name a function")
-    wanted = Objective if where == LOSS_KEY else Advantage
-    if isinstance(found, Objective | Advantage) and not isinstance(found, wanted):
-        what = f"{name} is an {type(found).__name__}, not an {wanted.__name__}"
+    descriptors = tuple(_DESCRIPTORS.values())
+    if isinstance(found, descriptors) and not isinstance(found, _DESCRIPTORS[where]):
+        article = "a" if isinstance(found, Correction) else "an"
+        what = f"{name} is {article} {type(found).__name__}, which is not what {where} takes"
         raise UserError(what, where=where, remedy="fix the name")
+    if not isinstance(found, descriptors) and not callable(found):
+        raise UserError(f"{name} cannot be called", where=where, remedy="name a function")
     return found

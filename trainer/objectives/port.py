@@ -1,7 +1,7 @@
 """What a loss, and a way to compute advantages, consist of, and what they are given. Imports no torch.
 
-Owns: `Objective`, `Advantage`, `Needs`, `TokenInputs`, `Sequences`, `TokenLoss`. Refuses: which ones exist
-(registry.py), loading a user's (own_code.py), combining a loss with weights, KL and averaging (loss.py).
+Owns: `Objective`, `Correction`, `Advantage`, `Needs`, `TokenInputs`, `Sequences`, `TokenLoss`. Refuses: which ones
+exist (registry.py), loading a user's (own_code.py), combining a loss with weights, KL and averaging (loss.py).
 
 The configuration is checked where torch may be missing, so a descriptor and the file that holds it import torch for
 type checking only; a loss is written with methods of the tensors it is given.
@@ -98,7 +98,11 @@ class TokenInputs:
 
     coefficient_N: weight of each token in its update's loss (`token_coefficients`). proximal_N: for `recompute`
     alone; None means p = sg(c), which is what a recomputation would give before the first update of a step; a loss
-    always gets the log-probs of the configured mode. The others are None unless needed (`Needs`).
+    always gets the log-probs of the configured mode. is_cut_N: bool, the answer ended at the token limit. The others
+    are None unless needed (`Needs`).
+
+    For corrections only: current_N, the current log-probs, and drift_N, those at the start of the step minus
+    behaviour_N. Where the step did not compute them, the current ones take their place.
     """
 
     behaviour_N: torch.Tensor
@@ -110,6 +114,9 @@ class TokenInputs:
     values_N: torch.Tensor | None = None
     entropy_N: torch.Tensor | None = None
     sequences: Sequences | None = None
+    is_cut_N: torch.Tensor | None = None
+    current_N: torch.Tensor | None = None
+    drift_N: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -132,8 +139,8 @@ LossFunction = Callable[["torch.Tensor", TokenInputs, Any], TokenLoss]
 """Called as `loss(current_N, tokens, options)`: current_N is the log-prob under the current policy, with gradient."""
 
 
-def _no_conflicts(settings: LossSettings, options: Any) -> Iterator[Fault]:
-    """Nothing to object to."""
+def no_conflicts(settings: LossSettings, options: Any) -> Iterator[Fault]:
+    """Object to nothing."""
     yield from ()
 
 
@@ -150,11 +157,27 @@ class Objective:
     options: type[Settings] = NoOptions
     keys: tuple[str, ...] = ()
     needs: Needs | Callable[[Any], Needs] = Needs()
-    conflicts: Callable[[LossSettings, Any], Iterator[Fault]] = _no_conflicts
+    conflicts: Callable[[LossSettings, Any], Iterator[Fault]] = no_conflicts
 
     def needs_with(self, options: Any) -> Needs:
         """What it needs with these options."""
         return self.needs if isinstance(self.needs, Needs) else self.needs(options)
+
+
+@dataclass(frozen=True)
+class Correction:
+    """One entry of `trainer.loss.corrections`: a mask or weight on the loss of each token.
+
+    factor: called as `factor(tokens, options)`, without gradient; returns which tokens stay (bool [N]) or a weight [N].
+    is_weight: it corrects for the policy that sampled, as `trainer.loss.weight` does, and takes its place.
+    """
+
+    name: str
+    factor: Callable[[TokenInputs, Any], torch.Tensor]
+    options: type[Settings] = NoOptions
+    needs: Needs = Needs()
+    is_weight: bool = False
+    conflicts: Callable[[LossSettings, Any], Iterator[Fault]] = no_conflicts
 
 
 # ---------------------------------------------------------------- advantages

@@ -6,16 +6,29 @@ Refuses: torch: the controller, which has none, asks this module what a configur
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config import AdvantageSettings, LossSettings
+from trainer.config import AdvantageSettings, CorrectionSettings, LossSettings
 from trainer.objectives.advantages import global_norm, grpo, grpo_no_std, rloo
+from trainer.objectives.corrections import (
+    geometric_mask,
+    icepop,
+    kl_rejection,
+    kpop,
+    no_eos_mask,
+    opsm,
+    sequence_rejection,
+    sequence_weight,
+    staleness_mask,
+    staleness_weight,
+    veto,
+)
 from trainer.objectives.losses import cispo, decoupled_ppo, dppo, gspo, sapo, vespo
 from trainer.objectives.options import option_faults, options_of
-from trainer.objectives.own_code import is_own, own_advantage, own_objective
-from trainer.objectives.port import Advantage, Fault, Needs, Objective
+from trainer.objectives.own_code import is_own, own_advantage, own_correction, own_objective
+from trainer.objectives.port import Advantage, Correction, Fault, Needs, Objective
 
 OBJECTIVES: Mapping[str, Objective] = {
     one.name: one
@@ -29,6 +42,24 @@ OBJECTIVES: Mapping[str, Objective] = {
     )
 }
 """Built-in losses: `trainer.loss.kind`."""
+
+CORRECTIONS: Mapping[str, Correction] = {
+    one.name: one
+    for one in (
+        icepop.CORRECTION,
+        kpop.CORRECTION,
+        veto.CORRECTION,
+        geometric_mask.CORRECTION,
+        sequence_rejection.CORRECTION,
+        kl_rejection.CORRECTION,
+        opsm.CORRECTION,
+        no_eos_mask.CORRECTION,
+        staleness_mask.CORRECTION,
+        staleness_weight.CORRECTION,
+        sequence_weight.CORRECTION,
+    )
+}
+"""Built-in masks and weights: `trainer.loss.corrections`."""
 
 ADVANTAGES: Mapping[str, Advantage] = {
     one.name: one
@@ -49,31 +80,34 @@ _KEYS_OF_SOME = ("eps_low", "eps_high", "dual_clip")
 
 @dataclass(frozen=True)
 class ChosenLoss:
-    """The configured loss with its options, and all that the step must compute for it."""
+    """The configured loss and corrections with their options, and all that the step must compute for them."""
 
     objective: Objective
     options: Any
+    corrections: tuple[tuple[Correction, Any], ...]
     needs: Needs
 
 
 def loss_of(settings: LossSettings) -> ChosenLoss:
-    """Find the loss and make its options; imports a user's module. Raises UserError."""
+    """Find loss and corrections and make their options; imports a user's modules. Raises UserError."""
     objective = own_objective(settings.kind) if is_own(settings.kind) else OBJECTIVES[settings.kind]
     options = options_of(objective.options, settings, LOSS_SECTION, objective.keys)
-    needs = objective.needs_with(options)
-    every_sequence = needs.every_sequence or settings.kl_coef > 0 or settings.entropy_coef > 0
-    return ChosenLoss(
-        objective,
-        options,
-        Needs(
-            proximal=needs.proximal,
-            sequences=needs.sequences,
-            reference=needs.reference or settings.kl_coef > 0,
-            values=needs.values,
-            entropy=needs.entropy or settings.entropy_coef > 0,
-            every_sequence=every_sequence,
-        ),
+    corrections = tuple(_correction_of(one, number) for number, one in enumerate(settings.corrections))
+    all_needs = [objective.needs_with(options), *(one.needs for one, _ in corrections)]
+    needs = Needs(
+        proximal=all_needs[0].proximal,
+        sequences=any(one.sequences for one in all_needs),
+        reference=settings.kl_coef > 0 or any(one.reference for one in all_needs),
+        values=any(one.values for one in all_needs),
+        entropy=settings.entropy_coef > 0 or any(one.entropy for one in all_needs),
+        every_sequence=settings.kl_coef > 0 or settings.entropy_coef > 0 or all_needs[0].every_sequence,
     )
+    return ChosenLoss(objective, options, corrections, needs)
+
+
+def _correction_of(settings: CorrectionSettings, number: int) -> tuple[Correction, Any]:
+    one = own_correction(settings.kind) if is_own(settings.kind) else CORRECTIONS[settings.kind]
+    return one, options_of(one.options, settings, f"{LOSS_SECTION}.corrections.{number}")
 
 
 def needs_reference(settings: LossSettings) -> bool:
@@ -81,14 +115,52 @@ def needs_reference(settings: LossSettings) -> bool:
     return loss_of(settings).needs.reference
 
 
-def loss_faults(settings: LossSettings, objective: Objective | None = None) -> Iterator[Fault]:
-    """Find what of trainer.loss does not fit its loss.
+def loss_faults(settings: LossSettings, *, imports_own: bool = False) -> Iterator[Fault]:
+    """Find what of trainer.loss does not fit together.
 
-    objective: where the caller has imported a user's module; without it a user's loss is left out.
+    imports_own: import a user's modules and check them as well (raises UserError); without it they are left out.
     """
-    if objective is None and is_own(settings.kind):
-        return
-    chosen = objective or OBJECTIVES.get(settings.kind)
+    if not is_own(settings.kind) or imports_own:
+        yield from _objective_faults(settings)
+    found: list[Correction | None] = []
+    for number, one in enumerate(settings.corrections):
+        key = f"{LOSS_SECTION}.corrections.{number}"
+        if is_own(one.kind):
+            correction = own_correction(one.kind) if imports_own else None
+        elif (correction := CORRECTIONS.get(one.kind)) is None:
+            yield Fault(f"{key}.kind", f"no correction `{one.kind}`", f"{', '.join(CORRECTIONS)}, or module:function")
+        if one.kind in [other.kind for other in settings.corrections[:number]]:
+            yield Fault(f"{key}.kind", f"`{one.kind}` is there twice", "once is enough")
+        if correction is not None:
+            faults = option_faults(correction.options, one, key)
+            yield from faults or correction.conflicts(settings, options_of(correction.options, one, key))
+        found.append(correction)
+    yield from _weight_faults(settings, found)
+
+
+def _weight_faults(settings: LossSettings, corrections: Iterable[Correction | None]) -> Iterator[Fault]:
+    """The importance weight exp(p - b): once, and not at all where p = b."""
+    mode, key = settings.weight.mode, f"{LOSS_SECTION}.weight.mode"
+    weights = [one.name for one in corrections if one is not None and one.is_weight]
+    has_unknown = any(one is None for one in corrections)
+    if settings.proximal == "behaviour" and mode != "off":
+        what = f"with proximal: behaviour the weight exp(p - b) is 1, and `{mode}` does nothing"
+        remedy = "weight.mode: off for ordinary PPO, or proximal: recompute for decoupled PPO"
+        yield Fault(key, what, remedy)
+    if settings.proximal == "behaviour" and weights:
+        what = f"`{weights[0]}` weighs by the policy that sampled, which proximal: behaviour has in its ratio already"
+        yield Fault(f"{LOSS_SECTION}.proximal", what, "proximal: recompute, or without that correction")
+    elif weights and (mode != "off" or len(weights) > 1):
+        others = f"`{weights[1]}`" if len(weights) > 1 else f"weight.mode: {mode}"
+        yield Fault(key, f"`{weights[0]}` and {others} both weigh by exp(p - b)", "weight.mode: off, and one of them")
+    if settings.proximal != "behaviour" and mode == "off" and not weights and not has_unknown:
+        what = f"with proximal: {settings.proximal} and no weight the loss is decoupled in name only, and biased"
+        remedy = "weight.mode: exact, truncate or mask, or proximal: behaviour for ordinary PPO"
+        yield Fault(key, what, remedy)
+
+
+def _objective_faults(settings: LossSettings) -> Iterator[Fault]:
+    chosen = own_objective(settings.kind) if is_own(settings.kind) else OBJECTIVES.get(settings.kind)
     if chosen is None:
         yield Fault(
             f"{LOSS_SECTION}.kind", f"no loss `{settings.kind}`", f"{', '.join(OBJECTIVES)}, or module:function"

@@ -10,7 +10,7 @@ import torch
 from areal_like.errors import UserError
 from trainer.config import LossSettings
 from trainer.objectives.loss import checked, policy_loss
-from trainer.objectives.own_code import LOSS_KEY
+from trainer.objectives.own_code import CORRECTION_KEY, LOSS_KEY
 from trainer.objectives.port import Sequences, TokenInputs, TokenLoss
 from trainer.objectives.registry import ChosenLoss, loss_of
 
@@ -36,7 +36,7 @@ def try_loss(settings: LossSettings) -> None:
         raise UserError(f"{name} has no gradient", where=LOSS_KEY, remedy="compute the loss from logprobs_N")
     if not (result_N.isfinite().all() and gradient_N.isfinite().all()):
         raise UserError(f"{name} has a loss or gradient that is not finite", where=LOSS_KEY, remedy="bound the ratio")
-    _check_metrics(own, settings, tokens, chosen)
+    _check_whole(own, settings, tokens, chosen)
 
 
 def _four_tokens(behaviour_N: torch.Tensor, chosen: ChosenLoss) -> TokenInputs:
@@ -51,14 +51,24 @@ def _four_tokens(behaviour_N: torch.Tensor, chosen: ChosenLoss) -> TokenInputs:
         values_N=torch.tensor([0.5, 0.4, -0.1, 0.0]) if needs.values else None,
         entropy_N=torch.tensor([1.0, 1.2, 0.3, 0.5], requires_grad=True) if needs.entropy else None,
         sequences=Sequences(torch.tensor([0, 0, 1, 1]), 2) if needs.sequences else None,
+        is_cut_N=torch.tensor([False, False, True, True]),
     )
 
 
-def _check_metrics(own: TokenLoss, settings: LossSettings, tokens: TokenInputs, chosen: ChosenLoss) -> None:
-    """A metric that has the name of one of ours would hide it."""
+def _check_whole(own: TokenLoss, settings: LossSettings, tokens: TokenInputs, chosen: ChosenLoss) -> None:
+    """Check the corrections, and that no metric has the name of one of ours, which it would hide."""
     reported = {*own.token_metrics, *own.sequence_metrics}
     with torch.no_grad():
-        _, sums = policy_loss(tokens.behaviour_N, torch.zeros(4), tokens, settings, chosen)
+        try:
+            total, sums = policy_loss(tokens.behaviour_N, torch.zeros(4), tokens, settings, chosen)
+        except UserError:
+            raise
+        except Exception as error:  # a correction of the user's own
+            what = f"a correction failed on four tokens ({type(error).__name__}: {error})"
+            remedy = "it is called as correction(tokens, **options)"
+            raise UserError(what, where=CORRECTION_KEY, remedy=remedy) from error
+    if not total.isfinite():
+        raise UserError("a correction is not finite", where=CORRECTION_KEY, remedy="bound the weight")
     ours = set(sums.without_own().metrics(1))
     for metric in sorted(reported & ours):
         what = f"{settings.kind} returned the metric {metric}, which every loss has"

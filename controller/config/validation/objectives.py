@@ -1,7 +1,7 @@
 """Whether loss and advantages fit the rest of the configuration. Imports no torch and no module of the user's.
 
-Owns: `loss_problems`, `advantage_problems`: what the descriptors of trainer/objectives say, and the rules of the
-correction weight, which hold for every loss. Refuses: a loss of the user's (trainer/check_objectives.py).
+Owns: `loss_problems`, `advantage_problems`: what the descriptors of trainer/objectives say, and the window of the
+correction weight. Refuses: a loss of the user's (trainer/check_objectives.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,14 @@ WITHIN_GROUP = frozenset(name for name, one in ADVANTAGES.items() if one.is_with
 """Built-in advantages that compare a sample with its own group only."""
 
 
+_RELATED = {
+    "group_size": ("trainer.advantage.kind",),
+    "trainer.loss.weight.mode": ("trainer.loss.proximal",),
+    "trainer.loss.proximal": ("trainer.loss.weight.mode",),
+}
+"""The other key of a contradiction between two."""
+
+
 def is_function(name: str) -> bool:
     """True for `module:function`."""
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name) is not None
@@ -28,8 +36,13 @@ def loss_problems(config: RunConfig) -> Iterator[Problem]:
     loss = config.trainer.loss
     if ":" in loss.kind and not is_function(loss.kind):
         yield Problem(("trainer.loss.kind",), f"no loss `{loss.kind}`", "module:function")
+    for number, one in enumerate(loss.corrections):
+        if ":" in one.kind and not is_function(one.kind):
+            yield Problem(
+                (f"trainer.loss.corrections.{number}.kind",), f"no correction `{one.kind}`", "module:function"
+            )
     yield from _as_problems(loss_faults(loss))
-    yield from _weight_problems(config)
+    yield from _window_problems(config)
 
 
 def advantage_problems(config: RunConfig) -> Iterator[Problem]:
@@ -42,25 +55,11 @@ def advantage_problems(config: RunConfig) -> Iterator[Problem]:
 
 def _as_problems(faults: Iterable[Fault]) -> Iterator[Problem]:
     for fault in faults:
-        keys = (fault.key, "trainer.advantage.kind") if fault.key == "group_size" else (fault.key,)
-        yield Problem(keys, fault.what, fault.remedy)
+        yield Problem((fault.key, *_RELATED.get(fault.key, ())), fault.what, fault.remedy)
 
 
-def _weight_problems(config: RunConfig) -> Iterator[Problem]:
+def _window_problems(config: RunConfig) -> Iterator[Problem]:
     loss = config.trainer.loss
-    keys = ("trainer.loss.weight.mode", "trainer.loss.proximal")
-    if loss.proximal == "behaviour" and loss.weight.mode != "off":
-        yield Problem(
-            keys,
-            f"with proximal: behaviour the weight exp(p - b) is 1, and `{loss.weight.mode}` does nothing",
-            "weight.mode: off for ordinary PPO, or proximal: recompute for decoupled PPO",
-        )
-    if loss.proximal != "behaviour" and loss.weight.mode == "off":
-        yield Problem(
-            keys,
-            f"with proximal: {loss.proximal} and no weight the loss is decoupled in name only, and biased",
-            "weight.mode: exact, truncate or mask, or proximal: behaviour for ordinary PPO",
-        )
     window = ("trainer.loss.weight.low", "trainer.loss.weight.max")
     if loss.weight.mode == "mask" and loss.weight.low >= loss.weight.max:
         yield Problem(

@@ -16,12 +16,12 @@ from areal_like.errors import UserError
 from trainer.backends.port import Setup
 from trainer.backends.torch_single import TorchBackend
 from trainer.check_objectives import check_objective
-from trainer.config import AdvantageSettings, LossSettings, TrainerSettings, WeightClip
+from trainer.config import AdvantageSettings, CorrectionSettings, LossSettings, TrainerSettings, WeightClip
 from trainer.data.batch import prepare_batch
 from trainer.model.attention import AttentionChoice
 from trainer.objectives.advantage import advantages
 from trainer.objectives.loss import policy_loss
-from trainer.objectives.own_code import own_advantage, own_objective
+from trainer.objectives.own_code import own_advantage, own_correction, own_objective
 from trainer.objectives.port import Sequences, TokenInputs
 from trainer.ranks import Ranks
 from trainer.step import TrainStep, ready_model
@@ -62,6 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
     own_objective.cache_clear()
     own_advantage.cache_clear()
+    own_correction.cache_clear()
 
 
 def check_loss(**changes: Any) -> None:
@@ -97,7 +98,10 @@ def test_toy_loss_takes_the_place_of_the_clipped_term() -> None:
         ("def toy(x, t): return x / 0.0", "not finite"),
         ("def toy(x, t): return x, {'mine': x.mean()}", "the metric mine: [] for 4 tokens"),
         ("def toy(x, t): return x, {'entropy': x}", "the metric entropy, which every loss has"),
-        ("from trainer.objectives.advantages.grpo import ADVANTAGE as toy", "is an Advantage, not an Objective"),
+        (
+            "from trainer.objectives.advantages.grpo import ADVANTAGE as toy",
+            "is an Advantage, which is not what trainer.loss.kind takes",
+        ),
     ],
 )
 def test_mistake_in_a_loss_is_one_clear_error(source: str, words: str) -> None:
@@ -160,6 +164,29 @@ def test_check_needs_no_torch_where_none_is_installed() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "trainer.loss.eps_low: has no effect" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "words"),
+    [
+        ("def mine(t, *, bound): return t.drift_N.abs() < bound", {"bound": 1.0}, None),
+        ("def mine(t, *, bound): return t.drift_N.abs() < bound", {}, "corrections.0.options.bound: is required"),
+        ("def mine(t): return t.drift_N.mean()", {}, "mine returned [] for 4 tokens"),
+        ("def mine(t): return t.no_such", {}, "a correction failed on four tokens (AttributeError"),
+        ("def mine(t): return t.drift_N / 0", {}, "a correction is not finite"),
+        ("from trainer.objectives.losses.gspo import OBJECTIVE as mine", {}, "is an Objective, which is not what"),
+    ],
+)
+def test_correction_of_the_users_is_checked(source: str, options: dict[str, Any], words: str | None) -> None:
+    Path("toy_losses.py").write_text(source)
+    own = CorrectionSettings(kind="toy_losses:mine", options=options)
+    section = LossSettings(corrections=(own,)).model_dump(mode="json")
+    if words is None:
+        check_objective("toy_losses:mine", {"of": "loss", **section})
+        return
+    with pytest.raises(UserError) as caught:
+        check_objective("toy_losses:mine", {"of": "loss", **section})
+    assert words in caught.value.what
 
 
 # ---------------------------------------------------------------- in a step
@@ -269,7 +296,11 @@ def test_toy_advantage_of_the_users_is_trained_with(make_samples: Any) -> None:
         ("def toy(s): return s.x", {}, "failed on four samples (AttributeError"),
         ("def toy(s, *, k): return s.rewards_B", {}, "trainer.advantage.options.k: is required"),
         ("def toy(s): return s.rewards_B", {"k": 1}, "trainer.advantage.options.k: no such option"),
-        ("from trainer.objectives.losses.decoupled_ppo import OBJECTIVE as toy", {}, "not an Advantage"),
+        (
+            "from trainer.objectives.losses.decoupled_ppo import OBJECTIVE as toy",
+            {},
+            "is an Objective, which is not what",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning", "ignore:invalid value:RuntimeWarning")

@@ -104,6 +104,13 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
         ),
         ({"trainer.loss.options": {"bound": 1}}, "trainer.loss.options.bound", "no options"),
         ({"trainer.loss.options": {"eps_low": 0.1}}, "trainer.loss.options.eps_low", "set trainer.loss.eps_low"),
+        ({"trainer.loss.corrections": [{"kind": "no_such"}]}, "trainer.loss.corrections.0.kind", "geometric_mask"),
+        ({"trainer.loss.corrections": [{"kind": "kpop"}]}, "trainer.loss.corrections.0.options.max_kl", "set it"),
+        (
+            {"trainer.loss.corrections": [{"kind": "sequence_weight"}]},
+            "trainer.loss.weight.mode",
+            "weight.mode: off, and one of them",
+        ),
         ({"trainer.advantage.kind": "no_such"}, "trainer.advantage.kind", "grpo, grpo_no_std"),
         ({"trainer.advantage.kind": "a b:c"}, "trainer.advantage.kind", "module:function"),
         ({"trainer.advantage.options": {"k": 1}}, "trainer.advantage.options.k", "no options"),
