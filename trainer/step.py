@@ -8,6 +8,7 @@ What runs when. `prepare` is CPU work without the model and may run in another t
 before. `run`: with several mini-batches and `proximal: recompute`, the log-probs of the whole batch are computed once
 before its first update. With a single mini-batch that pass is left out: the policy has not moved yet when its one
 gradient is taken, so p = sg(c) bit for bit, u = 1, and w = exp(c - b). `behaviour` and `interpolate` never need it.
+A loss or correction that asks for statistics of the whole step always gets that pass.
 Sequences without an advantage have no gradient, unless the loss says otherwise (`Needs.every_sequence`): those that
 fill micro-batches of their own get no backward pass.
 
@@ -18,7 +19,7 @@ Deterministic: on a CPU the same model, batch and settings give the same bits. O
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -35,8 +36,9 @@ from trainer.model.attention import AttentionChoice, attach
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.loss_sums import LossSums
 from trainer.objectives.own_code import is_own
-from trainer.objectives.port import Sequences
+from trainer.objectives.port import Sequences, TokenInputs
 from trainer.objectives.registry import loss_of
+from trainer.objectives.step_statistics import needs_statistics, step_statistics
 from trainer.objectives.trial import try_loss
 from trainer.optimizer import UpdateResult
 
@@ -115,12 +117,13 @@ class TrainStep:
         sums: LossSums | None = None
         updates: list[UpdateResult] = []
         proximal = self._proximal(prepared)
+        statistics = self._statistics(prepared, proximal)
         for number, mini_batch in enumerate(prepared.mini_batches):
             self.policy.zero_grad()
             for place, micro_batch in enumerate(mini_batch):
                 with self._span("micro_batch", mini_batch=number, tokens=micro_batch.packed.num_tokens):
                     is_last = place == len(mini_batch) - 1
-                    part = self._backward(micro_batch, proximal.get((number, place)), is_last=is_last)
+                    part = self._backward(micro_batch, proximal.get((number, place)), statistics, is_last=is_last)
                 sums = part if sums is None else sums.plus(part)
             with self._span("update", mini_batch=number):
                 self._before_update()
@@ -132,7 +135,8 @@ class TrainStep:
     def _proximal(self, prepared: PreparedBatch) -> dict[tuple[int, int], torch.Tensor]:
         """Log-probs of the whole batch under the policy the step starts from, by (mini-batch, micro-batch)."""
         is_needed = len(prepared.mini_batches) > 1 or self._always_recompute
-        if self.settings.loss.proximal != "recompute" or not is_needed:
+        is_needed = is_needed and self.settings.loss.proximal == "recompute"
+        if not is_needed and not needs_statistics(self._loss):
             return {}
         with self._span("proximal"), torch.no_grad():
             return {
@@ -141,12 +145,41 @@ class TrainStep:
                 for place, micro_batch in enumerate(mini_batch)
             }
 
-    def _backward(self, micro_batch: MicroBatch, proximal_N: torch.Tensor | None, *, is_last: bool) -> LossSums:
-        micro_batch = micro_batch.to(self.device)
-        inputs = replace(micro_batch.inputs, proximal_N=proximal_N)
+    def _statistics(
+        self, prepared: PreparedBatch, proximal: Mapping[tuple[int, int], torch.Tensor]
+    ) -> dict[str, Mapping[str, float]]:
+        """What loss and corrections ask for about the whole step."""
+        if not needs_statistics(self._loss):
+            return {}
+        parts = [
+            self._inputs(micro_batch.to(self.device), proximal[number, place])
+            for number, mini_batch in enumerate(prepared.mini_batches)
+            for place, micro_batch in enumerate(mini_batch)
+            if not micro_batch.is_dummy
+        ]
+        return step_statistics(self._loss, parts, self._sum_over_ranks)
+
+    def _sum_over_ranks(self, values: Sequence[float]) -> list[float]:
+        summed: list[float] = self._ranks.sum(torch.tensor(values, dtype=torch.float64, device=self.device)).tolist()
+        return summed
+
+    def _inputs(self, micro_batch: MicroBatch, proximal_N: torch.Tensor | None) -> TokenInputs:
+        """What the loss is given, but for what the current policy says. On the device."""
+        packed, inputs = micro_batch.packed, replace(micro_batch.inputs, proximal_N=proximal_N)
         if self._loss.needs.sequences:
-            packed = micro_batch.packed
             inputs = replace(inputs, sequences=Sequences(packed.sequence_N, len(packed.lengths)))
+        return inputs
+
+    def _backward(
+        self,
+        micro_batch: MicroBatch,
+        proximal_N: torch.Tensor | None,
+        statistics: Mapping[str, Mapping[str, float]] | None = None,
+        *,
+        is_last: bool,
+    ) -> LossSums:
+        micro_batch = micro_batch.to(self.device)
+        inputs = replace(self._inputs(micro_batch, proximal_N), step=statistics or {})
         if self.reference is not None:
             with torch.no_grad():
                 reference_N, _ = policy_logprobs(self.reference, micro_batch.packed, self._setup, with_entropy=False)

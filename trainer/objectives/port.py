@@ -12,7 +12,7 @@ B sequences of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -103,6 +103,8 @@ class TokenInputs:
 
     For corrections only: current_N, the current log-probs, and drift_N, those at the start of the step minus
     behaviour_N. Where the step did not compute them, the current ones take their place.
+
+    step: what `statistics` of a loss or correction returned for the whole step, by its name.
     """
 
     behaviour_N: torch.Tensor
@@ -117,6 +119,7 @@ class TokenInputs:
     is_cut_N: torch.Tensor | None = None
     current_N: torch.Tensor | None = None
     drift_N: torch.Tensor | None = None
+    step: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,14 @@ LossFunction = Callable[["torch.Tensor", TokenInputs, Any], TokenLoss]
 """Called as `loss(current_N, tokens, options)`: current_N is the log-prob under the current policy, with gradient."""
 
 
+SumOverRanks = Callable[[Sequence[float]], list[float]]
+"""Adds numbers over all ranks; every rank must call it equally often."""
+Statistics = Callable[[Sequence[TokenInputs], SumOverRanks, Any], Mapping[str, float]]
+"""Called as `statistics(parts, sum_over_ranks, options)` once a step, before its first update, by all ranks together:
+parts are this rank's micro-batches, possibly none, with drift_N. Returns numbers of the whole step, the same on each
+rank."""
+
+
 def no_conflicts(settings: LossSettings, options: Any) -> Iterator[Fault]:
     """Object to nothing."""
     yield from ()
@@ -149,6 +160,7 @@ class Objective:
     """One loss: `trainer.loss.kind`.
 
     keys: fields of `options` that are keys of `trainer.loss` itself. needs: a constant, or a function of the options.
+    statistics: numbers of the whole step that it needs, which costs a forward pass over the step.
     conflicts: settings of `trainer.loss` that make no sense with these options.
     """
 
@@ -157,6 +169,7 @@ class Objective:
     options: type[Settings] = NoOptions
     keys: tuple[str, ...] = ()
     needs: Needs | Callable[[Any], Needs] = Needs()
+    statistics: Statistics | None = None
     conflicts: Callable[[LossSettings, Any], Iterator[Fault]] = no_conflicts
 
     def needs_with(self, options: Any) -> Needs:
@@ -176,6 +189,7 @@ class Correction:
     factor: Callable[[TokenInputs, Any], torch.Tensor]
     options: type[Settings] = NoOptions
     needs: Needs = Needs()
+    statistics: Statistics | None = None
     is_weight: bool = False
     conflicts: Callable[[LossSettings, Any], Iterator[Fault]] = no_conflicts
 

@@ -17,6 +17,7 @@ from trainer.objectives.corrections import (
     icepop,
     kl_rejection,
     kpop,
+    m2po,
     no_eos_mask,
     opsm,
     sequence_rejection,
@@ -25,7 +26,7 @@ from trainer.objectives.corrections import (
     staleness_weight,
     veto,
 )
-from trainer.objectives.losses import cispo, decoupled_ppo, dppo, gspo, sapo, vespo
+from trainer.objectives.losses import bapo, cispo, decoupled_ppo, dppo, gspo, sapo, vespo
 from trainer.objectives.options import option_faults, options_of
 from trainer.objectives.own_code import is_own, own_advantage, own_correction, own_objective
 from trainer.objectives.port import Advantage, Correction, Fault, Needs, Objective
@@ -39,6 +40,7 @@ OBJECTIVES: Mapping[str, Objective] = {
         sapo.OBJECTIVE,
         dppo.OBJECTIVE,
         vespo.OBJECTIVE,
+        bapo.OBJECTIVE,
     )
 }
 """Built-in losses: `trainer.loss.kind`."""
@@ -53,6 +55,7 @@ CORRECTIONS: Mapping[str, Correction] = {
         sequence_rejection.CORRECTION,
         kl_rejection.CORRECTION,
         opsm.CORRECTION,
+        m2po.CORRECTION,
         no_eos_mask.CORRECTION,
         staleness_mask.CORRECTION,
         staleness_weight.CORRECTION,

@@ -5,6 +5,8 @@ Owns: `try_loss`. Refuses: importing it (own_code.py), its options and combinati
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from areal_like.errors import UserError
@@ -13,6 +15,7 @@ from trainer.objectives.loss import checked, policy_loss
 from trainer.objectives.own_code import CORRECTION_KEY, LOSS_KEY
 from trainer.objectives.port import Sequences, TokenInputs, TokenLoss
 from trainer.objectives.registry import ChosenLoss, loss_of
+from trainer.objectives.step_statistics import step_statistics
 
 
 def try_loss(settings: LossSettings) -> None:
@@ -22,6 +25,7 @@ def try_loss(settings: LossSettings) -> None:
     current_N = (behaviour_N - 0.02).requires_grad_()
     tokens = _four_tokens(behaviour_N, chosen)
     try:
+        tokens = replace(tokens, step=step_statistics(chosen, [tokens], list))
         own = checked(chosen.objective.loss(current_N, tokens, chosen.options), current_N, name)
         result_N = own.policy_N if own.unweighted_N is None else own.policy_N + own.unweighted_N
         if not result_N.requires_grad:

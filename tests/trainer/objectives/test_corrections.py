@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from trainer.model.attention import AttentionChoice
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.port import Sequences, TokenInputs
 from trainer.objectives.registry import CORRECTIONS, loss_faults, loss_of
+from trainer.objectives.step_statistics import step_statistics
 from trainer.ranks import Ranks
 from trainer.step import TrainStep, ready_model
 
@@ -72,6 +74,16 @@ def _opsm(x: Numbers, o: Any) -> np.ndarray:
     return ~((x["A"] < 0) & (_by_sequence(x["b"] - x["c"], np.mean) > o.max_kl))
 
 
+def _m2po(x: Numbers, o: Any) -> np.ndarray:
+    squares = (x["p"] - x["b"]) ** 2
+    keep = np.ones(NUM, bool)
+    for index in np.argsort(-squares):  # the largest goes first
+        if squares[keep].mean() < o.max_second_moment:
+            break
+        keep[index] = False
+    return keep
+
+
 def _sequence_weight(x: Numbers, o: Any) -> np.ndarray:
     reduce = np.sum if o.reduce == "sum" else np.mean
     return np.minimum(np.exp(_by_sequence(x["p"] - x["b"], reduce)), o.max)
@@ -88,6 +100,7 @@ CASES: list[tuple[str, dict[str, Any], Callable[[Numbers, Any], np.ndarray]]] = 
     ("kl_rejection", {"max_kl": 0.05, "estimator": "k2"}, _kl_rejection),
     ("kl_rejection", {"max_kl": 0.2, "level": "sequence_max"}, _kl_rejection),
     ("opsm", {"max_kl": 0.02}, _opsm),
+    ("m2po", {"max_second_moment": 0.06}, _m2po),
     ("no_eos_mask", {}, lambda x, o: x["cut"] == 0),
     ("staleness_mask", {"max": 1}, lambda x, o: x["s"] <= o.max),
     ("staleness_weight", {"decay": 0.8}, lambda x, o: o.decay ** x["s"]),
@@ -131,7 +144,8 @@ def _settings(*corrections: tuple[str, dict[str, Any]], **changes: Any) -> LossS
 def _weights(x: Numbers, settings: LossSettings) -> tuple[np.ndarray, dict[str, float]]:
     """Weight of each token, read off the gradient of a loss that is -w c."""
     current_N = torch.from_numpy(x["c"].copy()).requires_grad_()
-    inputs = _inputs({**x})
+    inputs = _inputs(x)
+    inputs = replace(inputs, step=step_statistics(loss_of(settings), [inputs], list))
     loss, sums = policy_loss(current_N, torch.zeros(NUM), inputs, settings)
     (gradient_N,) = torch.autograd.grad(loss, current_N)
     u = np.exp(x["c"] - x["p"])
@@ -208,6 +222,13 @@ def test_kpop_takes_certain_tokens() -> None:
     assert np.isfinite(found[4:]).all()
 
 
+def test_m2po_drops_nothing_near_and_everything_where_no_token_is_near() -> None:
+    x = _numbers(0)
+    for bound, share in ((10.0, 0.0), (1e-12, 1.0)):
+        settings = _settings(("m2po", {"max_second_moment": bound}))
+        assert _weights(x, settings)[1]["m2po_masked_share"] == share
+
+
 # ---------------------------------------------------------------- what does not fit together
 
 
@@ -243,6 +264,7 @@ def test_corrections_do_not_depend_on_the_cut_of_a_step(
         ("geometric_mask", {"low": 0.2, "high": 10.0}),
         ("staleness_weight", {}),
         ("opsm", {"max_kl": 1.0}),
+        ("m2po", {"max_second_moment": 0.5}),
         aggregation="sequence_mean",
     )
     for cut_in, tokens in ((1, 10_000), (mini_batches, 64), (mini_batches, 20)):
@@ -255,7 +277,7 @@ def test_corrections_do_not_depend_on_the_cut_of_a_step(
         ready_model(model, setup)
         step = TrainStep(TorchBackend(model, setup), setup, groups_per_step=8)
         found.append(step.run(step.prepare(samples, version=3)))
-    shares = [f"{name}_masked_share" for name in ("icepop", "veto", "geometric_mask", "opsm")]
+    shares = [f"{name}_masked_share" for name in ("icepop", "veto", "geometric_mask", "opsm", "m2po")]
     assert all(0 < found[0][name] < 1 for name in shares), found[0]
     names = ["loss", *shares, "staleness_weight_mean"]
     for other in found[1:]:
