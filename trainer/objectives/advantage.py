@@ -27,7 +27,11 @@ def shaped_rewards(rewards_B: np.ndarray, settings: AdvantageSettings) -> np.nda
 
 
 def advantages(
-    rewards_B: np.ndarray, group_ids_B: np.ndarray, lengths_B: Sequence[int], settings: AdvantageSettings
+    rewards_B: np.ndarray,
+    group_ids_B: np.ndarray,
+    lengths_B: Sequence[int],
+    settings: AdvantageSettings,
+    penalties_N: np.ndarray | None = None,
 ) -> np.ndarray:
     """Compute advantages of raw rewards, float32: one per sample [B] or per sampled token [N], as the kind has it.
 
@@ -36,12 +40,16 @@ def advantages(
         group_ids_B: group of each sample; samples of a group may be anywhere in the batch.
         lengths_B: sampled tokens of each sample.
         settings: the kind, its options, and how rewards are scaled first.
+        penalties_N: what is taken off the reward at each sampled token, in the order of the samples.
 
     Raises:
         UserError: advantages of the user's are of another shape, or not finite.
     """
+    rewards_B = shaped_rewards(rewards_B, settings)
+    if penalties_N is not None:
+        rewards_B = rewards_B - np.add.reduceat(penalties_N, np.cumsum([0, *lengths_B[:-1]]))
     samples = RewardedSamples(
-        shaped_rewards(rewards_B, settings), np.asarray(group_ids_B), np.asarray(lengths_B, np.int64)
+        rewards_B, np.asarray(group_ids_B), np.asarray(lengths_B, np.int64), penalties_N=penalties_N
     )
     assert samples.rewards_B.ndim == 1
     assert samples.rewards_B.shape == samples.group_ids_B.shape == samples.lengths_B.shape

@@ -201,13 +201,15 @@ class Correction:
 class RewardedSamples:
     """A whole batch as advantages see it, the same on every rank.
 
-    rewards_B: float64, after scale, bias and clip. group_ids_B, lengths_B: int64; lengths in sampled tokens. values_N:
-    of a critic, for all sampled tokens in the order of the samples; None unless needed.
+    rewards_B: float64, after scale, bias and clip, minus the KL penalties of all tokens where there are any.
+    group_ids_B, lengths_B: int64; lengths in sampled tokens. penalties_N: the KL penalty of each sampled token in the
+    order of the samples (`kl_in: reward`); values_N: of a critic, likewise. None unless configured.
     """
 
     rewards_B: np.ndarray
     group_ids_B: np.ndarray
     lengths_B: np.ndarray
+    penalties_N: np.ndarray | None = None
     values_N: np.ndarray | None = None
 
     def groups(self) -> Iterator[np.ndarray]:

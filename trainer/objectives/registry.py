@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config import AdvantageSettings, CorrectionSettings, LossSettings
-from trainer.objectives.advantages import global_norm, grpo, grpo_no_std, rloo
+from trainer.objectives.advantages import (
+    global_norm,
+    grpo,
+    grpo_no_std,
+    lite_ppo,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    rloo,
+)
 from trainer.objectives.corrections import (
     geometric_mask,
     icepop,
@@ -71,6 +79,9 @@ ADVANTAGES: Mapping[str, Advantage] = {
         grpo_no_std.ADVANTAGE,
         rloo.ADVANTAGE,
         global_norm.ADVANTAGE,
+        lite_ppo.ADVANTAGE,
+        reinforce_pp.ADVANTAGE,
+        reinforce_pp_baseline.ADVANTAGE,
     )
 }
 """Built-in advantages: `trainer.advantage.kind`."""
