@@ -85,7 +85,12 @@ class LossSettings(Settings):
     constant_divisor: float = Field(1.0, gt=0)
     """Tokens per sequence assumed by `constant` (Dr. GRPO)."""
     kl_coef: float = Field(0.0, ge=0)
-    """Weight of KL(policy || reference), estimator k3; 0: no reference model is kept."""
+    """Weight of KL(policy || reference); 0: no reference model is kept."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimate of it from sampled tokens: `k1`: c - r; `k2`: (c - r)^2 / 2; `k3`: exp(r - c) - (r - c) - 1."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """`loss`: added to the loss of each token; `reward`: of the policy that sampled, taken off the reward before
+    advantages are computed."""
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus."""
 

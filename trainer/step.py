@@ -31,13 +31,14 @@ from areal_like.wire.messages import BatchSample
 from trainer.backends.policy_module import policy_logprobs
 from trainer.backends.port import Backend, Setup
 from trainer.data.batch import MicroBatch, PreparedBatch, prepare_batch
+from trainer.kl_reward import advantages_with_kl
 from trainer.model import agreement
 from trainer.model.attention import AttentionChoice, attach
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.loss_sums import LossSums
 from trainer.objectives.own_code import is_own
 from trainer.objectives.port import Sequences, TokenInputs
-from trainer.objectives.registry import loss_of
+from trainer.objectives.registry import loss_of, needs_reference
 from trainer.objectives.step_statistics import needs_statistics, step_statistics
 from trainer.objectives.trial import try_loss
 from trainer.optimizer import UpdateResult
@@ -88,12 +89,12 @@ class TrainStep:
         if any(is_own(one.kind) for one in (settings.loss, *settings.loss.corrections)):
             try_loss(settings.loss)
         self._loss = loss_of(settings.loss)
-        if self._loss.needs.reference and reference is None:
+        if needs_reference(settings.loss) and reference is None:
             what = f"{settings.loss.kind} needs a reference model, which cannot be emulated"
             raise UserError(what, where="trainer.loss.kind", remedy="train on real devices, or take another loss")
         self.policy, self.settings = policy, settings
         self.groups_per_step = groups_per_step
-        self.reference = reference if self._loss.needs.reference else None
+        self.reference = reference if needs_reference(settings.loss) else None
         self.device = setup.ranks.device
         self._setup, self._ranks = setup, setup.ranks
         self._tracer, self._before_update = tracer, before_update
@@ -116,6 +117,8 @@ class TrainStep:
         """One step, by all ranks together; returns its metrics, the same on each. Weights change in place."""
         sums: LossSums | None = None
         updates: list[UpdateResult] = []
+        if self.settings.loss.kl_coef > 0 and self.settings.loss.kl_in == "reward":
+            prepared = self._with_kl_in_reward(prepared)
         proximal = self._proximal(prepared)
         statistics = self._statistics(prepared, proximal)
         for number, mini_batch in enumerate(prepared.mini_batches):
@@ -144,6 +147,21 @@ class TrainStep:
                 for number, mini_batch in enumerate(prepared.mini_batches)
                 for place, micro_batch in enumerate(mini_batch)
             }
+
+    def _with_kl_in_reward(self, prepared: PreparedBatch) -> PreparedBatch:
+        """The batch with advantages of rewards minus the divergence from the reference model."""
+        with self._span("reference"), torch.no_grad():
+            references = {
+                (number, place): self._reference_logprobs(micro_batch.to(self.device))
+                for number, mini_batch in enumerate(prepared.mini_batches)
+                for place, micro_batch in enumerate(mini_batch)
+            }
+        return advantages_with_kl(prepared, references, self.settings, self._ranks)
+
+    def _reference_logprobs(self, micro_batch: MicroBatch) -> torch.Tensor:
+        assert self.reference is not None
+        logprobs_N, _ = policy_logprobs(self.reference, micro_batch.packed, self._setup, with_entropy=False)
+        return logprobs_N
 
     def _statistics(
         self, prepared: PreparedBatch, proximal: Mapping[tuple[int, int], torch.Tensor]
@@ -180,10 +198,9 @@ class TrainStep:
     ) -> LossSums:
         micro_batch = micro_batch.to(self.device)
         inputs = replace(self._inputs(micro_batch, proximal_N), step=statistics or {})
-        if self.reference is not None:
+        if self._loss.needs.reference:
             with torch.no_grad():
-                reference_N, _ = policy_logprobs(self.reference, micro_batch.packed, self._setup, with_entropy=False)
-            inputs = replace(inputs, reference_N=reference_N)
+                inputs = replace(inputs, reference_N=self._reference_logprobs(micro_batch))
         with torch.set_grad_enabled(not micro_batch.is_silent):
             current_N, entropy_N = self._logprobs(micro_batch, with_entropy=True)
             assert entropy_N is not None

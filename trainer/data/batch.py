@@ -33,12 +33,14 @@ from trainer.objectives.registry import loss_of
 class MicroBatch:
     """Sequences whose forward and backward pass run together, and what the loss needs of their N sampled tokens.
 
+    samples_S: the place of each sequence in the batch.
     is_dummy: its sequence is another micro-batch's and counts for nothing: this rank only keeps the others company.
     is_silent: its gradient is zero, as no token has an advantage: the forward pass, for the metrics, is all it needs.
     """
 
     packed: PackedSequences
     inputs: TokenInputs
+    samples_S: tuple[int, ...] = ()
     is_dummy: bool = False
     is_silent: bool = False
 
@@ -55,12 +57,22 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
+class BatchRewards:
+    """What advantages are computed from, of the whole batch: raw rewards, groups, sampled tokens of each sample."""
+
+    rewards_B: np.ndarray
+    group_ids_B: np.ndarray
+    lengths_B: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class PreparedBatch:
     """Everything `TrainStep.run` needs. `version` is the policy's at the start of the step: n - 1 in step n."""
 
     version: int
     mini_batches: tuple[tuple[MicroBatch, ...], ...]
     metrics: dict[str, float]
+    rewards: BatchRewards
 
     @property
     def step(self) -> int:
@@ -99,12 +111,13 @@ def prepare_batch(
             version,
             dealt[rank],
             num_silent,
+            members,
         )
         for members, (dealt, num_silent) in zip(shares, parts, strict=True)
     )
     metrics = _batch_metrics(samples, rewards_B, found_advantages, version, settings)
     metrics |= _dealing_metrics(lengths, shares, parts, settings.micro_batch_tokens)
-    return PreparedBatch(version, mini_batches, metrics)
+    return PreparedBatch(version, mini_batches, metrics, BatchRewards(rewards_B, group_ids_B, tuple(sampled_lengths)))
 
 
 def split(lengths: Sequence[int], group_ids: Sequence[int], num: int) -> list[list[int]]:
@@ -128,12 +141,19 @@ def _mini_batch(
     version: int,
     own: Sequence[Sequence[int]],
     num_silent: int,
+    places: Sequence[int],
 ) -> tuple[MicroBatch, ...]:
-    """The micro-batches `own` (indices of `samples`) of a mini-batch; the first `num_silent` have no gradient."""
+    """The micro-batches `own` (indices of `samples`) of a mini-batch; the first `num_silent` have no gradient.
+
+    places: of `samples` in the batch.
+    """
     shortest = min(range(len(samples)), key=lambda index: len(samples[index].trajectory))
     made = [
-        _micro_batch(
-            [samples[i] for i in members], [advantages_SN[i] for i in members], coefficients_S[members], version
+        replace(
+            _micro_batch(
+                [samples[i] for i in members], [advantages_SN[i] for i in members], coefficients_S[members], version
+            ),
+            samples_S=tuple(places[i] for i in members),
         )
         if (members := list(chosen))
         else _filler(samples[shortest], version)

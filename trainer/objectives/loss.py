@@ -7,7 +7,7 @@ For a token with behaviour log-prob b (recorded), proximal p and the objective's
 
     w = exp(p - b)        off-policy correction, a constant for the gradient; p - b is clamped first
     m = product of the masks and weights of `corrections`, constants likewise
-    loss = m * w * l + kl_coef * k3 - entropy_coef * entropy
+    loss = m * w * l + kl_coef * KL - entropy_coef * entropy
 
 Shapes: N sampled tokens of one micro-batch.
 """
@@ -22,6 +22,7 @@ import torch
 from areal_like.errors import UserError
 from trainer.config import LossSettings
 from trainer.objectives.corrections.weight import correction_weights
+from trainer.objectives.kl import KL_ESTIMATORS
 from trainer.objectives.loss_sums import LossSums
 from trainer.objectives.own_code import LOSS_KEY
 from trainer.objectives.port import LOG_RATIO_CLAMP, TokenInputs, TokenLoss
@@ -38,8 +39,8 @@ def policy_loss(
 ) -> tuple[torch.Tensor, LossSums]:
     """Compute this micro-batch's part of its update's loss (a scalar to call backward on), and sums for the metrics.
 
-    The KL term is k3, exp(r - c) - (r - c) - 1, over the sampled tokens, not reweighted to the current policy
-    (GRPO, arXiv 2402.03300, does the same). Masked tokens weigh 0 and stay in the denominator.
+    The KL term is an estimate over the sampled tokens, not reweighted to the current policy (GRPO, arXiv 2402.03300,
+    does the same with k3). Masked tokens weigh 0 and stay in the denominator.
 
     Args:
         current_N: log-probs under the current policy, with gradient.
@@ -68,9 +69,9 @@ def policy_loss(
     if own.unweighted_N is not None:
         token_loss_N = token_loss_N + own.unweighted_N
     kl_reference_N = None
-    if settings.kl_coef > 0:
+    if settings.kl_coef > 0 and settings.kl_in == "loss":
         assert inputs.reference_N is not None, "kl_coef needs the reference model's log-probs"
-        kl_reference_N = k3(current_N, inputs.reference_N)
+        kl_reference_N = KL_ESTIMATORS[settings.kl_estimator](current_N, inputs.reference_N)
         token_loss_N = token_loss_N + settings.kl_coef * kl_reference_N
     if settings.entropy_coef > 0:
         token_loss_N = token_loss_N - settings.entropy_coef * entropy_N
@@ -124,9 +125,3 @@ def _check_shape(values_N: Any, current_N: torch.Tensor, what: str) -> None:
         returned = list(values_N.shape) if isinstance(values_N, torch.Tensor) else type(values_N).__name__
         remedy = "return a tensor [N]: the loss of each token, not their mean"
         raise UserError(f"{what} {returned} for {len(current_N)} tokens", where=LOSS_KEY, remedy=remedy)
-
-
-def k3(sampled_from_N: torch.Tensor, other_N: torch.Tensor) -> torch.Tensor:
-    """Estimator of KL(sampled_from || other) per token, never negative (J. Schulman, "Approximating KL Divergence")."""
-    log_ratio_N = (other_N - sampled_from_N).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
-    return log_ratio_N.exp() - log_ratio_N - 1.0

@@ -111,7 +111,7 @@ def loss_of(settings: LossSettings) -> ChosenLoss:
     needs = Needs(
         proximal=all_needs[0].proximal,
         sequences=any(one.sequences for one in all_needs),
-        reference=settings.kl_coef > 0 or any(one.reference for one in all_needs),
+        reference=(settings.kl_coef > 0 and settings.kl_in == "loss") or any(one.reference for one in all_needs),
         values=any(one.values for one in all_needs),
         entropy=settings.entropy_coef > 0 or any(one.entropy for one in all_needs),
         every_sequence=settings.kl_coef > 0 or settings.entropy_coef > 0 or all_needs[0].every_sequence,
@@ -125,8 +125,8 @@ def _correction_of(settings: CorrectionSettings, number: int) -> tuple[Correctio
 
 
 def needs_reference(settings: LossSettings) -> bool:
-    """True where log-probs under the reference model enter the loss. Imports a user's module."""
-    return loss_of(settings).needs.reference
+    """True where log-probs under the reference model enter the loss or the reward. Imports a user's module."""
+    return settings.kl_coef > 0 or loss_of(settings).needs.reference
 
 
 def loss_faults(settings: LossSettings, *, imports_own: bool = False) -> Iterator[Fault]:
@@ -150,6 +150,17 @@ def loss_faults(settings: LossSettings, *, imports_own: bool = False) -> Iterato
             yield from faults or correction.conflicts(settings, options_of(correction.options, one, key))
         found.append(correction)
     yield from _weight_faults(settings, found)
+    yield from _kl_faults(settings)
+
+
+def _kl_faults(settings: LossSettings) -> Iterator[Fault]:
+    if settings.kl_coef > 0 and settings.kl_in == "loss" and settings.kl_estimator == "k1":
+        what = "`k1` in the loss has the gradient of the log-prob alone, whose mean is 0: nothing holds the policy"
+        yield Fault(f"{LOSS_SECTION}.kl_estimator", what, "k2 or k3, or kl_in: reward")
+    if settings.kl_coef == 0:
+        for key in ("kl_estimator", "kl_in"):
+            if getattr(settings, key) != LossSettings.model_fields[key].default:
+                yield Fault(f"{LOSS_SECTION}.{key}", "has no effect with kl_coef: 0", "set kl_coef, or remove it")
 
 
 def _weight_faults(settings: LossSettings, corrections: Iterable[Correction | None]) -> Iterator[Fault]:

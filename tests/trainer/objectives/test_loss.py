@@ -130,6 +130,25 @@ def test_loss_and_gradient_equal_the_oracle_in_every_mode(
     np.testing.assert_allclose(entropy_N.grad, -0.02 * _shares(settings), rtol=1e-9)
 
 
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_every_estimator_of_the_divergence_equals_the_oracle(estimator: Any) -> None:
+    x = _numbers()
+    settings = LossSettings(kl_coef=0.5, kl_estimator=estimator)
+    losses = []
+    current_N = torch.from_numpy(x["c"]).requires_grad_()
+    for one in (settings, LossSettings()):
+        losses.append(policy_loss(current_N, torch.zeros(len(x["c"])), _inputs(x, one), one)[0])
+    (gradient_N,) = torch.autograd.grad(losses[0] - losses[1], current_N)
+    d = x["c"] - x["r"]
+    value, slope = {
+        "k1": (d, np.ones_like(d)),
+        "k2": (d**2 / 2, d),
+        "k3": (np.exp(-d) + d - 1, 1 - np.exp(-d)),
+    }[estimator]
+    assert (losses[0] - losses[1]).item() == pytest.approx(0.5 * value.mean(), rel=1e-6)
+    np.testing.assert_allclose(gradient_N, 0.5 * slope / len(d), rtol=1e-6, atol=1e-9)
+
+
 def test_the_weight_multiplies_the_gradient_and_is_a_constant_for_it() -> None:
     settings = LossSettings(weight=WeightClip(mode="exact"))
     one = torch.ones(1, dtype=torch.float64)

@@ -104,6 +104,12 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
         ),
         ({"trainer.loss.options": {"bound": 1}}, "trainer.loss.options.bound", "no options"),
         ({"trainer.loss.options": {"eps_low": 0.1}}, "trainer.loss.options.eps_low", "set trainer.loss.eps_low"),
+        (
+            {"trainer.loss.kl_coef": 0.1, "trainer.loss.kl_estimator": "k1"},
+            "trainer.loss.kl_estimator",
+            "whose mean is 0",
+        ),
+        ({"trainer.loss.kl_in": "reward"}, "trainer.loss.kl_in", "has no effect with kl_coef: 0"),
         ({"trainer.loss.corrections": [{"kind": "no_such"}]}, "trainer.loss.corrections.0.kind", "geometric_mask"),
         ({"trainer.loss.corrections": [{"kind": "kpop"}]}, "trainer.loss.corrections.0.options.max_kl", "set it"),
         (
