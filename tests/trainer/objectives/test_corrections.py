@@ -65,9 +65,13 @@ def _sequence_rejection(x: Numbers, o: Any) -> np.ndarray:
 def _kl_rejection(x: Numbers, o: Any) -> np.ndarray:
     ratio = np.exp(x["p"] - x["b"])
     kl = np.log(ratio) ** 2 / 2 if o.estimator == "k2" else ratio - 1 - np.log(ratio)
-    return {"token": kl, "sequence_mean": _by_sequence(kl, np.mean), "sequence_max": _by_sequence(kl, np.max)}[
-        o.level
-    ] <= o.max_kl
+    reduced = {
+        "token": kl,
+        "sequence_mean": _by_sequence(kl, np.mean),
+        "sequence_sum": _by_sequence(kl, np.sum),
+        "sequence_max": _by_sequence(kl, np.max),
+    }
+    return reduced[o.level] <= o.max_kl
 
 
 def _opsm(x: Numbers, o: Any) -> np.ndarray:
@@ -99,6 +103,7 @@ CASES: list[tuple[str, dict[str, Any], Callable[[Numbers, Any], np.ndarray]]] = 
     ("kl_rejection", {"max_kl": 0.05, "level": "token"}, _kl_rejection),
     ("kl_rejection", {"max_kl": 0.05, "estimator": "k2"}, _kl_rejection),
     ("kl_rejection", {"max_kl": 0.2, "level": "sequence_max"}, _kl_rejection),
+    ("kl_rejection", {"max_kl": 0.3, "level": "sequence_sum"}, _kl_rejection),
     ("opsm", {"max_kl": 0.02}, _opsm),
     ("m2po", {"max_second_moment": 0.06}, _m2po),
     ("no_eos_mask", {}, lambda x, o: x["cut"] == 0),

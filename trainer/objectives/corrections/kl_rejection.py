@@ -2,7 +2,7 @@
 
 With d the log-prob at the start of the step minus the behaviour log-prob, k2 = d^2 / 2 and k3 = exp(d) - d - 1, which
 estimates KL(behaviour || start) on tokens that the behaviour policy sampled. Tokens stay where the estimate is at most
-`max_kl`; or sequences do, where their mean is, or their largest token's.
+`max_kl`; or sequences do, where their mean or sum is, or their largest token's.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Options(Settings):
     """Largest estimate that stays, in nats."""
     estimator: Literal["k2", "k3"] = "k3"
     """k3 weighs tokens that became likelier more, k2 both directions alike."""
-    level: Literal["token", "sequence_mean", "sequence_max"] = "sequence_mean"
-    """`token`: tokens are dropped one by one; otherwise whole sequences, by their mean or their largest token."""
+    level: Literal["token", "sequence_mean", "sequence_sum", "sequence_max"] = "sequence_mean"
+    """`token`: tokens are dropped one by one; otherwise whole sequences, by their mean, sum or largest token."""
 
 
 def factor(tokens: TokenInputs, options: Options) -> torch.Tensor:
@@ -37,8 +37,9 @@ def factor(tokens: TokenInputs, options: Options) -> torch.Tensor:
     kl_N = drift_N.square() / 2 if options.estimator == "k2" else drift_N.exp() - drift_N - 1.0
     if options.level == "token":
         return kl_N <= options.max_kl
-    kl_S = tokens.sequences.mean(kl_N) if options.level == "sequence_mean" else tokens.sequences.max(kl_N)
-    return tokens.sequences.spread(kl_S <= options.max_kl)
+    sequences = tokens.sequences
+    reduce = {"sequence_mean": sequences.mean, "sequence_sum": sequences.sum, "sequence_max": sequences.max}
+    return sequences.spread(reduce[options.level](kl_N) <= options.max_kl)
 
 
 CORRECTION = Correction(name="kl_rejection", factor=factor, options=Options, needs=Needs(sequences=True))
