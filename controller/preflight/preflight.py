@@ -40,7 +40,7 @@ from controller.launch.choice import survey
 from controller.preflight import model_init, user_code
 from controller.preflight.reward_services import problems_of
 from controller.telemetry.sink_kinds import is_installed, sinks_of
-from controller.wiring.process_specs import ENGINE_CHECK, LOSS_CHECK, SCORER_CHECK, WORKFLOW_CHECK
+from controller.wiring.process_specs import ENGINE_CHECK, OBJECTIVE_CHECK, SCORER_CHECK, WORKFLOW_CHECK
 from controller.wiring.scoring import sandbox_problems
 
 MIN_WORKER_BYTES = 100_000_000
@@ -100,7 +100,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
             SCORER_CHECK: _own_scorers(config),
             WORKFLOW_CHECK: _own_workflow(config),
             ENGINE_CHECK: _own_engine(config),
-            LOSS_CHECK: _own_loss(config),
+            OBJECTIVE_CHECK: _own_objectives(config),
         }
         for checker, functions in own.items():
             found.problems += user_code.problems_of(checker, functions, config.launch.startup_timeout_s)
@@ -256,9 +256,16 @@ def _own_engine(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
     return {"rollout.engine.kind": (engine.kind, {})} if is_import_path(engine.kind) else {}
 
 
-def _own_loss(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
-    loss = config.trainer.loss
-    return {"trainer.loss.kind": (loss.kind, loss.options)} if ":" in loss.kind else {}
+def _own_objectives(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The user's loss and advantages, with their whole sections."""
+    loss, advantage = config.trainer.loss, config.trainer.advantage
+    found = {}
+    if names := [kind for kind in (loss.kind, *(one.kind for one in loss.corrections)) if ":" in kind]:
+        key = "trainer.loss.kind" if names[0] == loss.kind else "trainer.loss.corrections"
+        found[key] = (", ".join(names), {"of": "loss", **loss.model_dump(mode="json")})
+    if ":" in advantage.kind:
+        found["trainer.advantage.kind"] = (advantage.kind, {"of": "advantage", **advantage.model_dump(mode="json")})
+    return found
 
 
 def _devices(config: RunConfig) -> Iterator[Problem]:

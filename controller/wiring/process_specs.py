@@ -34,8 +34,8 @@ PRELOAD = ("torch", "transformers.models.llama.modeling_llama", "trainer.worker"
 SCORER_CHECK = "services.reward.check_functions"
 WORKFLOW_CHECK = "rollout.check_workflow"
 ENGINE_CHECK = "rollout.check_engine"
-LOSS_CHECK = "trainer.check_loss"
-"""`python -m` names of the processes that try to import the user's scorers, workflow, engine and loss."""
+OBJECTIVE_CHECK = "trainer.check_objectives"
+"""`python -m` names of the processes that try to import the user's scorers, workflow, engine, loss and advantages."""
 EVENTS_PER_SAMPLE = 4
 """On the timeline of a rollout worker: its slot, generation, score, and the start of its arrow."""
 SCORE_EVENTS_PER_SAMPLE = 2
