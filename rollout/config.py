@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -134,6 +134,8 @@ class RolloutSettings(Settings):
     """Which worker takes which sample; without effect for a single worker."""
     workflow: str = "single_turn"
     """How one sample is produced: `single_turn`, or `module:Class` of your own."""
+    workflow_options: dict[str, Any] = Field({})
+    """Keyword arguments of the workflow's constructor."""
     prompt_template: str | None = None
     """None: the chat template if the tokenizer has one, else the prompt as it is. Otherwise text with {prompt}."""
     add_bos: AddBos = "auto"
