@@ -88,6 +88,9 @@ class EngineSettings(Settings):
     """Answers generated at once (embedded: rows of the preallocated KV cache)."""
     max_context: int = Field(2048, gt=1, le=limits.TOKENS)
     """Longest prompt plus answer, in tokens."""
+    session_cache_mb: float = Field(256.0, ge=0, le=limits.FILE_MEGABYTES)
+    """Embedded engine, workflows of several turns: memory on the engine's device for keys and values of conversations
+    between their turns, MB; the least recently used leave first. 0: every turn computes its whole prompt."""
     device: str = "cpu"
     """`cpu`, `cuda` or `cuda:N`."""
     dtype: DType | None = None

@@ -236,6 +236,12 @@ class SampleRun:
         self._is_parked = True
         generation.cancel()
 
+    def end(self) -> None:
+        """The sample is over, however it ended."""
+        self.phase = "end"
+        if self.request_id and not self.is_resumable:
+            self._bench.engine.end_session(self.task.lease_id)
+
     # ------------------------------------------------------------ inside
 
     def _sampling(
@@ -312,6 +318,7 @@ class SampleRun:
             seed=(task.seed + turn * _TURN_SEED_STEP) % 2**63 if turn else task.seed,
             segment_tokens=left,
             share_key=self._share_key() if turn == 0 else -1,
+            session_key=-1 if self.is_resumable else task.lease_id,
         )
         self.phase = "generate"
         trace_s = self._bench.tracer.now_s()

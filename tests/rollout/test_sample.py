@@ -171,6 +171,7 @@ def test_turns_of_one_sample_draw_from_streams_of_their_own_and_share_no_prompt(
     assert [request.seed for request in requests] == [11, (11 + step) % 2**63, (11 + 2 * step) % 2**63]
     assert [request.share_key for request in requests] == [-1, -1, -1]
     assert [request.request_id for request in requests] == [1, 2, 3]
+    assert [request.session_key for request in requests] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("group_id", "purpose", "key"), [(3, "train", 6), (3, "eval", 7)])
@@ -180,6 +181,7 @@ def test_samples_of_a_group_share_a_key_that_no_evaluation_row_has(
     bench.engine.planned = [(segment(7), "length")]  # type: ignore[attr-defined]
     generated(run_of(bench, fake, group_id=group_id, purpose=purpose))
     assert bench.engine.requests[0].share_key == key  # type: ignore[attr-defined]
+    assert bench.engine.requests[0].session_key == -1  # type: ignore[attr-defined]
 
 
 def test_a_resumable_workflow_generates_once(bench: SampleContext, fake: Any) -> None:

@@ -174,6 +174,8 @@ def test_two_turns_make_one_trajectory_and_report_no_partial_work(rig, fake):
         assert r.got(m.SampleFinished)[0].verdict.value == 0.25
         assert not r.questions, "the workflow's own verdict needs no reward service"
         assert first.share_key == second.share_key == -1
+        assert first.session_key == second.session_key == 1
+        assert r.engine.ended_sessions == [1]
 
     rig(scenario, workflow=TwoTurns())
 
