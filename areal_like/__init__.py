@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from controller.config.run_config import RunConfig
     from controller.python_api.jobs import evaluate, resume, train
     from controller.python_api.run import Run, RunStatus
+    from rollout.transcript import Transcript
     from rollout.workflow import Sample, SampleTools, Workflow
     from services.reward.scorers.port import CannotJudge, Scorer, ScorerInput
 
@@ -37,6 +38,7 @@ _EXPORTS = {
     "Workflow": "rollout.workflow",
     "SampleTools": "rollout.workflow",
     "Sample": "rollout.workflow",
+    "Transcript": "rollout.transcript",
     "Scorer": "services.reward.scorers.port",
     "ScorerInput": "services.reward.scorers.port",
     "CannotJudge": "services.reward.scorers.port",
@@ -50,8 +52,8 @@ _EXPORTS = {
 
 __all__ = [
     "CannotJudge", "ConfigError", "DeadlineExceeded", "OperationError", "Run", "RunConfig", "RunFailed", "RunStatus",
-    "Sample", "SampleTools", "Scorer", "ScorerInput", "Segment", "Trajectory", "UserError", "Verdict", "Workflow",
-    "__version__", "evaluate", "load_config", "resume", "train",
+    "Sample", "SampleTools", "Scorer", "ScorerInput", "Segment", "Trajectory", "Transcript", "UserError",
+    "Verdict", "Workflow", "__version__", "evaluate", "load_config", "resume", "train",
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ Shape legend: P tokens of the prompt.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from areal_like.config import AddBos
@@ -53,6 +53,30 @@ class PromptEncoder:
             raise UserError("the prompt is empty", remedy="remove the row, or fix data.columns")
         return prompt_P
 
+    def encode_turns(self, messages: Sequence[Mapping[str, Any]], stop: str) -> list[tuple[list[int], bool]]:
+        """Tokens of a conversation in parts, each with whether the assistant wrote it.
+
+        An assistant's turn is its content as it is, then `stop`, as a policy samples it. What lies between two turns is
+        what the template puts after the `stop` of the first. Raises UserError where the template or a message does not
+        allow that, or there is no assistant's turn at the end.
+        """
+        places = [index for index, one in enumerate(messages) if one.get("role") == "assistant"]
+        if not places or places[-1] != len(messages) - 1 or places[0] == 0:
+            raise UserError("`messages` must begin with another role and end with the assistant")
+        parts: list[tuple[list[int], bool]] = []
+        before = 0
+        for place in places:
+            text = self._chat_text(messages[:place])
+            if before:
+                text = _after_stop(text, stop, self._chat_text(messages[:before], is_whole=True).count(stop))
+            parts.append((self._encode(text, is_chat=True) if not before else self._ids(text), False))
+            parts.append((self._ids(_plain_content(messages[place]) + stop), True))
+            before = place + 1
+        return parts
+
+    def _ids(self, text: str) -> list[int]:
+        return encode_text(self._tokenizer, text, what="the messages")
+
     def _encode_text_of(self, row: Mapping[str, Any]) -> list[int]:
         text = row.get("prompt")
         if not isinstance(text, str):
@@ -68,7 +92,8 @@ class PromptEncoder:
             return self._encode(self._chat_text([{"role": "user", "content": text}]), is_chat=True)
         return self._encode(text, is_chat=False)
 
-    def _chat_text(self, messages: Any) -> str:
+    def _chat_text(self, messages: Any, *, is_whole: bool = False) -> str:
+        """`is_whole`: the conversation ends with its last message, instead of where the assistant goes on."""
         if not self._has_chat_template:
             raise UserError(
                 "the row has `messages` but the tokenizer has no chat template", remedy="use a `prompt` column"
@@ -83,7 +108,7 @@ class PromptEncoder:
                     [dict(one) for one in messages],
                     tokenize=False,
                     add_generation_prompt=not is_continuation,
-                    continue_final_message=is_continuation,
+                    continue_final_message=is_continuation and not is_whole,
                 )
             )
         except Exception as error:  # the template is the model author's program: it may raise anything
@@ -98,6 +123,24 @@ class PromptEncoder:
         by_itself = len(body) < len(ids) or (self._tokenizer_adds_bos and not is_chat)
         wants_bos = self._add_bos == "always" or (self._add_bos == "auto" and by_itself)
         return [self._bos_id, *body] if wants_bos and body else body
+
+
+def _after_stop(text: str, stop: str, number: int) -> str:
+    """What follows the `number`-th `stop` in a rendered conversation."""
+    parts = text.split(stop, number) if number else []
+    if len(parts) <= number:
+        raise UserError(
+            f"the chat template does not end the assistant's turns with {stop!r}", remedy="give rows with `spans`"
+        )
+    return parts[number]
+
+
+def _plain_content(message: Mapping[str, Any]) -> str:
+    if message.get("tool_calls"):
+        raise UserError("an assistant's `tool_calls` cannot be trained on", remedy="write the call as its `content`")
+    if not isinstance(message["content"], str) or not message["content"]:
+        raise UserError("an assistant's `content` must be text", remedy="remove the row, or that turn")
+    return message["content"]
 
 
 def encode_text(tokenizer: Any, text: str, *, what: str) -> list[int]:

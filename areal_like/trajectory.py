@@ -13,8 +13,9 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-FinishReason = Literal["stop", "length"]
-"""`stop`: an end-of-sequence or stop token was sampled (part of the answer). `length`: the token limit was hit."""
+FinishReason = Literal["stop", "length", "environment"]
+"""`stop`: an end-of-sequence or stop token was sampled (part of the answer). `length`: the limit of tokens or the end
+of the context was reached. `environment`: the environment ended an episode of several turns."""
 
 NO_VERSION = -1
 """Version of a token the policy did not sample (prompt, tool output)."""
@@ -209,7 +210,7 @@ class Trajectory(msgspec.Struct, frozen=True):
         Args:
             prompt_tokens: [P] int32; they are not trained on.
             answer: the sampled tokens with their log-probs and versions.
-            finish_reason: `stop` or `length`.
+            finish_reason: why it ended.
             routed_experts: the answer's experts, of any integer type, where they are known.
 
         Returns:

@@ -3,8 +3,8 @@
 Owns: the two files between it and the controller, and leaving at once whatever threads the user's modules have started.
 Refuses: what right code is (the caller's `check`), deadlines and killing (the controller's).
 
-IN holds a JSON list of {name, options}; OUT gets one of {index, what, remedy} per fault. What the user's modules print
-or do to this process costs nobody else anything.
+IN holds a JSON list of {name, options}; OUT gets one of {index, where, what, remedy} per fault. What the user's modules
+print or do to this process costs nobody else anything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def faults(wanted: list[dict[str, Any]], check: Check) -> list[dict[str, object]
         try:
             check(str(one["name"]), one["options"])
         except UserError as error:
-            found.append({"index": index, "what": error.what, "remedy": error.remedy})
+            found.append({"index": index, "where": error.where, "what": error.what, "remedy": error.remedy})
     return found
 
 

@@ -42,7 +42,7 @@ from rollout.workflow import load_workflow
 async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
     """Run one worker until asked to stop."""
     settings = settings_of(spec)
-    workflow = load_workflow(settings.workflow)
+    workflow = load_workflow(settings.workflow, settings.workflow_options)
     if spec.model.path is None:
         raise UserError("no model folder", where="model.path", remedy="the launcher prepares one from model.init")
     model_dir = Path(spec.model.path)

@@ -90,6 +90,9 @@ class EngineSettings(Settings):
     """Answers generated at once (embedded: rows of the preallocated KV cache)."""
     max_context: int = Field(2048, gt=1, le=limits.TOKENS)
     """Longest prompt plus answer, in tokens."""
+    session_cache_mb: float = Field(256.0, ge=0, le=limits.FILE_MEGABYTES)
+    """Embedded engine, workflows of several turns: memory on the engine's device for keys and values of conversations
+    between their turns, MB; the least recently used leave first. 0: every turn computes its whole prompt."""
     device: str = "cpu"
     """`cpu`, `cuda` or `cuda:N`."""
     dtype: DType | None = None
@@ -137,6 +140,8 @@ class RolloutSettings(Settings):
     """Which worker takes which sample; without effect for a single worker."""
     workflow: str = "single_turn"
     """How one sample is produced: `single_turn`, or `module:Class` of your own."""
+    workflow_options: dict[str, Any] = Field({})
+    """Keyword arguments of the workflow's constructor."""
     prompt_template: str | None = None
     """None: the chat template if the tokenizer has one, else the prompt as it is. Otherwise text with {prompt}."""
     add_bos: AddBos = "auto"

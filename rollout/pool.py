@@ -120,7 +120,7 @@ class SamplePool:
     # ------------------------------------------------------------ one sample
 
     def _ended(self, run: SampleRun, lane: int) -> None:
-        run.phase = "end"
+        run.end()
         self._tasks.pop(run.task.lease_id, None)
         self._book.give_lane(lane)
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -20,15 +21,17 @@ import numpy as np
 from areal_like.clock import Clock
 from areal_like.errors import EngineError, UserError
 from areal_like.trace import Tracer, arrow_name, move_name
-from areal_like.trajectory import FinishReason, Segment
+from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import ReturnReason, SampleTask, Sampling
 from rollout.activity import Phase, WorkerActivity
 from rollout.engine.port import Engine, GenerationOutcome, GenerationRequest
 from rollout.tokens import PromptTokens
+from rollout.transcript import Answer, EndedBy, Transcript
 from rollout.weights.versions import VersionGate
-from rollout.workflow import Answer, SampleCut
+from rollout.workflow import SampleCut
 
+STOPS: tuple[EndedBy, ...] = ("end_of_sequence", "stop_token")
 SHORTEST_S = 2e-6
 """Of a slice that an arrow may leave; the timeline counts in microseconds."""
 _TURN_SEED_STEP = 0x9E3779B97F4A7C15
@@ -140,20 +143,30 @@ class SampleRun:
         """The tokenizer side."""
         return self._bench.tokens
 
-    async def generate(self, prompt_P: np.ndarray, *, max_new_tokens: int | None = None) -> Answer:
+    async def generate(
+        self,
+        prompt: np.ndarray | Transcript,
+        *,
+        max_new_tokens: int | None = None,
+        stop_token_ids: Sequence[int] | None = None,
+        temperature: float | None = None,
+    ) -> Answer:
         """See `SampleTools.generate`. Raises EngineError when the engine broke: the worker ends then."""
+        prompt_P = prompt.tokens_T if isinstance(prompt, Transcript) else prompt
         turn, self._num_turns = self._num_turns, self._num_turns + 1
         if turn and self.is_resumable:
             raise UserError("a resumable workflow generates once", remedy="set is_resumable = False on the workflow")
         prefix = self.task.prefix if self.is_resumable else Segment.empty()
         if not self.is_resumable:
             self.new_tokens = Segment.empty()
-        sampling = self._sampling(max_new_tokens)
+        sampling = self._sampling(max_new_tokens, stop_token_ids, temperature)
+        if self._last_version >= 0 and len(prompt_P) >= self._bench.engine.capabilities.max_context:
+            return self._ended(Segment.empty(), "context", sampling)
         self.prompt_P, experts = prompt_P, None
         while True:
             answer = prefix.joined(self.new_tokens)
-            reason = self._end_of(answer, sampling, len(prompt_P))
-            if reason is not None:
+            ended_by: EndedBy | None = self._end_of(answer, sampling, len(prompt_P))
+            if ended_by is not None:
                 break
             await self._wait_version(max(self.task.min_version, answer.last_version, self._last_version))
             outcome = await self._generate_once(prompt_P, answer, sampling, turn)
@@ -164,17 +177,19 @@ class SampleRun:
                 self.cut_reason = outcome.end_reason
                 raise SampleCut(outcome.end_reason)
             answer, experts = prefix.joined(self.new_tokens), outcome.routed_experts
-            reason = "stop" if outcome.end_reason == "stop" else "length"
+            ended_by = self._end_of(answer, sampling, len(prompt_P))
+            if ended_by is None or (outcome.end_reason == "stop") != (ended_by in STOPS):  # the engine's word counts
+                ended_by = "stop_token" if outcome.end_reason == "stop" else "length"
             break
-        self.answer = Answer(segment=answer, finish_reason=reason, routed_experts=experts)
-        return self.answer
+        return self._ended(answer, ended_by, sampling, experts)
 
-    async def score(self, response: str, answer: Answer) -> Verdict:
+    async def score(self, response: str, answer: Answer | Trajectory) -> Verdict:
         """See `SampleTools.score`. Text that is not valid Unicode travels with replacement characters."""
         response = printable(response)
+        num_tokens = len(answer.segment) if isinstance(answer, Answer) else answer.num_sampled
         self.phase = "score"
         started_s, trace_s = self._bench.clock.monotonic_s(), self._bench.tracer.now_s()
-        verdict = await self._bench.rewards.score(self.task, response, answer.finish_reason, len(answer.segment))
+        verdict = await self._bench.rewards.score(self.task, response, answer.finish_reason, num_tokens)
         waited_s = self._bench.clock.monotonic_s() - started_s
         self.timings["score_s"] += waited_s
         self._bench.score_wait_s += waited_s
@@ -182,6 +197,17 @@ class SampleRun:
         if self._arrow_s is None:
             self._arrow_s = trace_s + SHORTEST_S / 2
         return verdict
+
+    def verdict(
+        self, value: float, *, components: Mapping[str, float] | None = None, reason: str = "", scorer: str = "workflow"
+    ) -> Verdict:
+        """See `SampleTools.verdict`."""
+        parts = {name: float(part) for name, part in (components or {}).items()}
+        number = float(value)
+        if not math.isfinite(number):
+            reason = reason or f"a reward of {number} is not finite"
+            return Verdict(kind="invalid", components=parts, reason=reason, scorer=scorer, failed_in=scorer)
+        return Verdict(kind="scored", value=number, components=parts, reason=reason, scorer=scorer)
 
     # ------------------------------------------------------------ for the worker
 
@@ -210,25 +236,55 @@ class SampleRun:
         self._is_parked = True
         generation.cancel()
 
+    def end(self) -> None:
+        """The sample is over, however it ended."""
+        self.phase = "end"
+        if self.request_id and not self.is_resumable:
+            self._bench.engine.end_session(self.task.lease_id)
+
     # ------------------------------------------------------------ inside
 
-    def _sampling(self, max_new_tokens: int | None) -> Sampling:
-        """The task's sampling with the model's end-of-sequence ids among the stop ids; none where they do not count."""
+    def _sampling(
+        self, max_new_tokens: int | None, stop_token_ids: Sequence[int] | None, temperature: float | None
+    ) -> Sampling:
+        """The task's sampling, with what this call asks for and the model's end-of-sequence ids among the stop ids;
+        there are none where they do not count."""
         given = self.task.sampling
-        stop = tuple(dict.fromkeys((*given.stop_token_ids, *self._bench.tokens.stop_ids)))
+        chosen = given.stop_token_ids if stop_token_ids is None else tuple(int(token) for token in stop_token_ids)
+        stop = tuple(dict.fromkeys((*chosen, *self._bench.tokens.stop_ids)))
         bound = given.max_new_tokens if max_new_tokens is None else max_new_tokens
         if given.ignore_eos:
             stop, bound = (), min(bound, given.max_new_tokens)
-        return msgspec.structs.replace(given, stop_token_ids=stop, max_new_tokens=bound)
+        return msgspec.structs.replace(
+            given, stop_token_ids=stop, max_new_tokens=bound,
+            temperature=given.temperature if temperature is None else float(temperature),
+        )  # fmt: skip
 
-    def _end_of(self, answer: Segment, sampling: Sampling, num_prompt: int) -> FinishReason | None:
-        """Whether an answer handed to us is complete already: its worker was lost between generating and scoring."""
+    def _end_of(self, answer: Segment, sampling: Sampling, num_prompt: int) -> EndedBy | None:
+        """What has ended an answer; one handed to us may be complete: its worker was lost between generating and
+        scoring."""
         if not len(answer):
             return None
-        if int(answer.tokens_R[-1]) in sampling.stop_token_ids:
-            return "stop"
-        is_full = num_prompt + len(answer) >= self._bench.engine.capabilities.max_context
-        return "length" if is_full or len(answer) >= sampling.max_new_tokens else None
+        last = int(answer.tokens_R[-1])
+        if last in sampling.stop_token_ids:
+            return "end_of_sequence" if last in self._bench.tokens.stop_ids else "stop_token"
+        if len(answer) >= sampling.max_new_tokens:
+            return "length"
+        return "context" if num_prompt + len(answer) >= self._bench.engine.capabilities.max_context else None
+
+    def _ended(
+        self, answer: Segment, ended_by: EndedBy, sampling: Sampling, experts: np.ndarray | None = None
+    ) -> Answer:
+        is_stopped = ended_by in STOPS
+        self.answer = Answer(
+            segment=answer,
+            finish_reason="stop" if is_stopped else "length",
+            ended_by=ended_by,
+            stop_token=int(answer.tokens_R[-1]) if is_stopped and len(answer) else None,
+            is_trainable=sampling.temperature == self.task.sampling.temperature,
+            routed_experts=experts,
+        )
+        return self.answer
 
     async def _wait_version(self, min_version: int) -> None:
         self.phase = "version"
@@ -262,6 +318,7 @@ class SampleRun:
             seed=(task.seed + turn * _TURN_SEED_STEP) % 2**63 if turn else task.seed,
             segment_tokens=left,
             share_key=self._share_key() if turn == 0 else -1,
+            session_key=-1 if self.is_resumable else task.lease_id,
         )
         self.phase = "generate"
         trace_s = self._bench.tracer.now_s()

@@ -7,30 +7,22 @@ Refuses: leases, sockets, policy versions; a workflow never learns of them, and 
 from __future__ import annotations
 
 import importlib
-from typing import Protocol, runtime_checkable
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 
 from areal_like.errors import UserError
 from areal_like.import_check import check_own_module
-from areal_like.trajectory import FinishReason, Segment, Trajectory
+from areal_like.trajectory import Trajectory
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import SampleTask
 from rollout.tokens import PromptTokens
+from rollout.transcript import Answer, Transcript
 
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One complete answer: all its tokens, those of earlier leases included, and why it ended.
-
-    routed_experts: with `rollout.engine.sglang.routed_experts`, int32 [prompt + answer - 1, layers, experts per token];
-    None otherwise, for an answer that came complete from another worker, and where a server died before it reported
-    them.
-    """
-
-    segment: Segment
-    finish_reason: FinishReason
-    routed_experts: np.ndarray | None = None
+OPTIONS_KEY = "rollout.workflow_options"
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,38 +46,70 @@ class SampleTools(Protocol):
         """The tokenizer side: `tokens.prompt(row)`, `tokens.encode(text)`, `tokens.decode(tokens_R)`."""
         ...
 
-    async def generate(self, prompt_P: np.ndarray, *, max_new_tokens: int | None = None) -> Answer:
+    async def generate(
+        self,
+        prompt: np.ndarray | Transcript,
+        *,
+        max_new_tokens: int | None = None,
+        stop_token_ids: Sequence[int] | None = None,
+        temperature: float | None = None,
+    ) -> Answer:
         """Generate one answer.
 
         Args:
-            prompt_P: [P] int32 prompt tokens.
+            prompt: [P] int32 tokens that the answer follows, or the transcript so far. It is not changed: add the
+                answer by `transcript.sampled(answer)`.
             max_new_tokens: longest answer; None for `sampling.max_new_tokens`.
+            stop_token_ids: tokens that end this answer, in place of `sampling.stop_token_ids`. The model's
+                end-of-sequence ids always do, unless `sampling.ignore_eos` is set.
+            temperature: 0 is greedy; None for the run's. An answer at another temperature than the run's is not
+                trained on (`Answer.is_trainable`).
 
         Returns:
-            The complete answer, with the tokens of earlier leases.
+            The complete answer, with the tokens of earlier leases. Where earlier answers of the sample have filled the
+            context it is empty and has ended by `context`.
 
         Raises:
-            UserError: prompt and answer do not fit the context.
+            UserError: the first prompt does not fit the context, or a setting is out of range.
             SampleCut: the sample is handed back unfinished; let it pass.
         """
         ...
 
-    async def score(self, response: str, answer: Answer) -> Verdict:
+    async def score(self, response: str, answer: Answer | Trajectory) -> Verdict:
         """Ask the reward service.
 
         Args:
-            response: the text that scorers see.
-            answer: the answer it was decoded from.
+            response: the text that scorers see. Sampled and given text look alike in it: what an environment knows
+                belongs in a `verdict` instead.
+            answer: the answer, or the trajectory, that it was decoded from; scorers receive its finish reason and its
+                number of sampled tokens.
 
         Returns:
             Exactly one verdict, whatever happens there.
         """
         ...
 
+    def verdict(
+        self, value: float, *, components: Mapping[str, float] | None = None, reason: str = "", scorer: str = "workflow"
+    ) -> Verdict:
+        """Make the verdict here, without the reward service: for environments, which know how an episode ended.
+
+        Args:
+            value: the reward. A number that is not finite gives a verdict of kind `invalid`, which is no zero.
+            components: named parts for reports; an evaluation counts `correct` where there is one.
+            reason: a remark.
+            scorer: the name under which reports show it.
+
+        Returns:
+            The verdict.
+        """
+        ...
+
 
 @runtime_checkable
 class Workflow(Protocol):
-    """Produces one sample. Made once per worker, without arguments; `run` is called many times at once.
+    """Produces one sample. Made once per worker, with `rollout.workflow_options` as keyword arguments; `run` is called
+    many times at once.
 
     is_resumable: True promises that a sample is one `generate` call whose prompt depends on the row alone, so that its
     partial answer can be reported and continued elsewhere. With False (several turns, tools) a lost sample starts
@@ -121,24 +145,27 @@ class SingleTurn:
         return Sample(trajectory=trajectory, verdict=verdict, response_text=response)
 
 
-def load_workflow(name: str) -> Workflow:
+def load_workflow(name: str, options: Mapping[str, Any] | None = None) -> Workflow:
     """Create the workflow that the configuration names.
 
     Args:
         name: `single_turn`, or the user's `module:Class`.
+        options: keyword arguments of its constructor.
 
     Returns:
-        An instance, made without arguments.
+        The workflow.
 
     Raises:
-        UserError: there is no such module or class, or it is not a workflow.
+        UserError: there is no such module or class, it does not take these options, or it is not a workflow.
 
     Example:
         >>> load_workflow("single_turn").is_resumable
         True
     """
     where = "rollout.workflow"
+    options = dict(options or {})
     if name == "single_turn":
+        _check_options(name, SingleTurn, options)
         return SingleTurn()
     module_name, colon, class_name = name.partition(":")
     if not (colon and module_name and class_name):
@@ -150,13 +177,38 @@ def load_workflow(name: str) -> Workflow:
         raise UserError(
             f"module {module_name} cannot be imported ({type(error).__name__}: {error})", where=where
         ) from error
-    made = getattr(module, class_name, None)
-    if made is None:
+    kind = getattr(module, class_name, None)
+    if kind is None:
         raise UserError(f"module {module_name} has no {class_name}", where=where)
+    _check_options(name, kind, options)
     try:
-        workflow = made()
+        workflow = kind(**options)
+    except UserError:
+        raise
     except Exception as error:  # as above: the user's own code
-        raise UserError(f"{name} cannot be made without arguments ({error})", where=where) from error
+        raise UserError(f"{name} cannot be made with these options ({error})", where=OPTIONS_KEY) from error
     if not isinstance(workflow, Workflow):
         raise UserError(f"{name} needs `is_resumable` and `async run(task, tools)`", where=where)
     return workflow
+
+
+def _check_options(name: str, kind: Any, options: Mapping[str, Any]) -> None:
+    """Raises UserError, in one sentence, for options that the constructor lacks or that it needs."""
+    try:
+        signature = inspect.signature(kind)
+    except (TypeError, ValueError):  # no callable, or a built-in without a signature: calling it will tell
+        return
+    parameters = [one for one in signature.parameters.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    known = [one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY]
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+    unknown = [option for option in options if option not in known and not takes_all]
+    missing = [one.name for one in parameters if one.default is one.empty and one.name not in options]
+    faults = [
+        f"{what} {', '.join(sorted(names))}" for what, names in (("unknown", unknown), ("missing", missing)) if names
+    ]
+    if faults:
+        raise UserError(
+            f"options of {name}: {'; '.join(faults)}",
+            where=OPTIONS_KEY,
+            remedy=f"it takes {', '.join(known)}" if known else "it takes none",
+        )

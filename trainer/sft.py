@@ -1,13 +1,15 @@
-"""Supervised steps: rows of prompt and response to a warm-started model.
+"""Supervised steps: rows of prompt and response, or of several turns, to a warm-started model.
 
 Owns: reading and checking the rows, the order they are seen in (a pure function of the seed), the loss (mean over
-response tokens and the closing end-of-sequence token of the whole batch). Refuses: tokenizers' making, saving.
+the trained tokens of the whole batch: responses with their closing end-of-sequence token, or the assistant's turns).
+Refuses: tokenizers' making, saving.
 
 Shapes: T tokens of one sequence, N predicted tokens of a micro-batch.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +41,7 @@ Report = Callable[[int, float, float], None]
 
 @dataclass(frozen=True)
 class Example:
-    """One sequence: tokens_T int32, loss_mask_T bool (True on the response and its end-of-sequence token)."""
+    """One sequence: tokens_T int32, loss_mask_T bool (True where the model is trained)."""
 
     tokens_T: np.ndarray
     loss_mask_T: np.ndarray
@@ -62,7 +64,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except ValueError as error:
             raise UserError("is not JSON", where=f"{path}:{number}", remedy="one object a line") from error
-        if not isinstance(row, dict) or not isinstance(row.get("response"), str):
+        has_target = isinstance(row, dict) and (isinstance(row.get("response"), str) or row.get("spans") is not None)
+        if not has_target and not (isinstance(row, dict) and _ends_with_assistant(row.get("messages"))):
             raise UserError("has no text `response`", where=f"{path}:{number}", remedy="rows are {prompt, response}")
         if not isinstance(row.get("prompt"), str) and not isinstance(row.get("messages"), list):
             raise UserError("has no text `prompt`", where=f"{path}:{number}", remedy="rows are {prompt, response}")
@@ -72,6 +75,21 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             "contains no rows", where=str(path), remedy="rows are {prompt, response}, one JSON object per line"
         )
     return rows
+
+
+def _ends_with_assistant(messages: Any) -> bool:
+    is_list = isinstance(messages, list) and bool(messages) and isinstance(messages[-1], dict)
+    return bool(is_list) and messages[-1].get("role") == "assistant"
+
+
+def _checked_spans(spans: Any) -> list[tuple[str, bool]]:
+    """Raises UserError for anything but [[text, whether it is trained on], ...] with something to train on."""
+    is_list = isinstance(spans, list) and all(isinstance(one, list | tuple) and len(one) == 2 for one in spans)
+    if not is_list or not all(isinstance(text, str) and isinstance(is_trained, bool) for text, is_trained in spans):
+        raise UserError("`spans` must be a list of [text, true or false]", remedy="true: the model is trained on it")
+    if not any(text and is_trained for text, is_trained in spans):
+        raise UserError("no span is trained on", remedy="give at least one [text, true]")
+    return [(text, is_trained) for text, is_trained in spans]
 
 
 class ExampleEncoder:
@@ -92,19 +110,30 @@ class ExampleEncoder:
     def encode(self, row: dict[str, Any], *, where: str) -> Example:
         """Raises UserError, at `where`, for a row that does not fit or that the tokenizer cannot express."""
         try:
-            prompt = self._prompts.encode(row)
-            response = encode_text(self._tokenizer, row["response"], what="the response")
+            parts = self._parts(row)
         except UserError as error:
             raise UserError(error.what, where=where, remedy=error.remedy or "correct the row") from error
-        tokens = [*prompt, *response, self._eos]
+        tokens = list(itertools.chain.from_iterable(ids for ids, _ in parts))
         if len(tokens) > self._max_tokens:
             raise UserError(
                 f"prompt and response have {len(tokens)} tokens, the limit is {self._max_tokens}",
                 where=where,
                 remedy="shorten the row, or raise sft.max_tokens (at most the model's max_position_embeddings)",
             )
-        mask_T = np.arange(len(tokens)) >= len(prompt)
+        mask_T = np.repeat([is_trained for _, is_trained in parts], [len(ids) for ids, _ in parts])
         return Example(np.asarray(tokens, np.int32), mask_T)
+
+    def _parts(self, row: dict[str, Any]) -> list[tuple[list[int], bool]]:
+        """Tokens and whether they are trained on: of a prompt with its response or spans, or of whole messages."""
+        if row.get("spans") is not None:
+            spans = _checked_spans(row["spans"])
+            parts = [(self._prompts.encode(row), False)]
+            parts += [(encode_text(self._tokenizer, text, what="a span"), is_trained) for text, is_trained in spans]
+            return [*parts, ([self._eos], True)] if spans[-1][1] else parts
+        if row.get("response") is not None:
+            response = encode_text(self._tokenizer, row["response"], what="the response")
+            return [(self._prompts.encode(row), False), ([*response, self._eos], True)]
+        return self._prompts.encode_turns(row["messages"], str(self._tokenizer.convert_ids_to_tokens(self._eos)))
 
 
 # ---------------------------------------------------------------- training

@@ -28,7 +28,7 @@ from controller.data.sources import RawRow, RawRows, read_source
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
 ANSWER_COLUMNS = ("answer", "final_answer", "solution", "ground_truth")
-RESPONSE_COLUMNS = ("response", "completion", "solution", "answer", "output")
+RESPONSE_COLUMNS = ("spans", "response", "completion", "solution", "answer", "output")
 """Names that are understood without a mapping, in this order."""
 _MAX_INTEGER = 2**63
 
@@ -197,6 +197,8 @@ class RowReader:
         else:
             messages = _messages(prompt, self.prompt, where)
             if self.is_demonstration and self.target is None:
+                if sum(message["role"] == "assistant" for message in messages) > 1:
+                    return _plain({"messages": messages}, where)  # each of its turns is trained on
                 target = messages.pop()["content"]
             elif messages[-1]["role"] == "assistant":
                 raise UserError(
@@ -207,6 +209,8 @@ class RowReader:
             row["messages"] = messages
             kept.pop("prompt", None)
         if self.is_demonstration:
+            if self.target == "spans":
+                return _plain({**row, "spans": target}, where) if target else "no `spans`"
             if not isinstance(target, str) or not target.strip():
                 return f"no response in `{self.target or self.prompt}`"
             return _plain({**row, "response": target}, where)

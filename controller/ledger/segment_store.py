@@ -15,7 +15,7 @@ import re
 import struct
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast, get_args
 
 import msgspec
 import numpy as np
@@ -106,13 +106,14 @@ def _unpacked_experts(packed: _Packed) -> np.ndarray | None:
 def unpack_trajectory(payload: bytes) -> tuple[Trajectory, str]:
     """Trajectory and response text. Raises ValueError where the bytes are not a trajectory."""
     packed = _DECODER.decode(payload)
-    reason: FinishReason = "stop" if packed.finish_reason == "stop" else "length"
+    if packed.finish_reason not in get_args(FinishReason):
+        raise ValueError(f"a trajectory that ended by {packed.finish_reason!r}")
     trajectory = Trajectory(
         tokens_T=np.frombuffer(packed.tokens, np.int32),
         loss_mask_T=np.frombuffer(packed.mask, np.bool_),
         logprobs_T=np.frombuffer(packed.logprobs, np.float32),
         versions_T=np.frombuffer(packed.versions, np.int32),
-        finish_reason=reason,
+        finish_reason=cast(FinishReason, packed.finish_reason),
         routed_experts=_unpacked_experts(packed),
     )
     return trajectory, packed.response_text

@@ -248,7 +248,7 @@ def _own_scorers(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
 
 def _own_workflow(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
     name = config.rollout.workflow
-    return {"rollout.workflow": (name, {})} if ":" in name else {}
+    return {"rollout.workflow": (name, config.rollout.workflow_options)} if ":" in name else {}
 
 
 def _own_engine(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -42,6 +42,7 @@ def problems_of(
         if target.is_file():
             for fault in json.loads(target.read_text()):
                 key, (name, _) = keys[fault["index"]], functions[keys[fault["index"]]]
+                key = fault["where"] if fault["where"].startswith(key) else key  # the code may name a nearer one
                 yield Problem((key,), f"`{name}`: {fault['what']}", fault["remedy"])
             return
         last = (said.read_text(errors="replace").strip().splitlines() or [""])[-1][:LAST_CHARS]

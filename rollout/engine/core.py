@@ -5,7 +5,7 @@ Owns: the order of things at a token boundary, and what an ended answer's outcom
 
 Invariant between calls: for each running answer the cache holds every token but the newest, which the next step feeds.
 So a fresh prompt, a continued answer and a re-prefill after a swap are one thing: prefill all tokens but the last, less
-what a row of the same group can lend.
+what a row of the same group can lend, or what was kept of the turn before in the same conversation.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from rollout.engine.port import EndReason, GenerationOutcome, Interruption
 from rollout.engine.row_order import LOOK_EVERY, moves_that_pay
 from rollout.engine.sampler import DrawPlan, draw
 from rollout.engine.scheduler import Scheduler
+from rollout.engine.sessions import KeptRow, Sessions
 from rollout.engine.slots import Answer, Slots
 
 REST_PER_PROMPT = 2
@@ -49,18 +50,22 @@ class GenerationCore:
         tracer: Tracer | None = None,
         *,
         has_memory: bool = True,
+        session_bytes: int = 0,
     ) -> None:
-        """`make_decoder` allocates a decoder's memory: now, if `has_memory`, and again after each release."""
+        """`make_decoder` allocates a decoder's memory: now, if `has_memory`, and again after each release.
+        `session_bytes`: for keys and values of conversations between their turns."""
         self._make_decoder, self.device, self._tracer = make_decoder, device, tracer
         self.vocab_size, self.has_memory = vocab_size, has_memory
         if has_memory:
             self.decoder = make_decoder()
         self.slots, self.scheduler = Slots(num_slots, max_context), Scheduler(num_slots)
+        self.sessions = Sessions(session_bytes)
         self.version = -1
         self.is_admitting = True
         self.paused_s = 0.0
         """How long generation has stood still, all in all; its owner adds to it."""
-        names = ("tokens", "prefill_tokens", "shared_prefill_tokens", "steps", "swaps", "moved_rows")
+        names = ("tokens", "prefill_tokens", "shared_prefill_tokens", "kept_prefill_tokens", "steps", "swaps",
+                 "moved_rows")  # fmt: skip
         self.counts = dict.fromkeys(names, 0)
         self._ended: list[Ended] = []
         self._plan: DrawPlan | None = None
@@ -88,6 +93,10 @@ class GenerationCore:
                 request_id=answer.request.request_id, segment=Segment.empty(), end_reason="cancelled",
                 queue_s=time.monotonic() - answer.submitted_s,
             )))  # fmt: skip
+
+    def end_session(self, session_key: int) -> None:
+        """A conversation is over."""
+        self.sessions.forget(session_key)
 
     def take_ended(self) -> list[Ended]:
         """What has ended since the last call."""
@@ -149,7 +158,30 @@ class GenerationCore:
                 answer.admitted_s, answer.paused_before_s = now_s, self.paused_s
                 self.slots.place(answer, row, self.version)
         self._plan = None
-        self._fill(answers)
+        starts = [self._go_on(answer) for answer in answers]
+        self._fill([answer for answer, start in zip(answers, starts, strict=True) if not start])
+        self._prefill([a for a, start in zip(answers, starts, strict=True) if start], [s for s in starts if s])
+
+    def _go_on(self, answer: Answer) -> int:
+        """How many tokens its row holds now, because the turn before was kept."""
+        key = answer.request.session_key
+        found = self.sessions.take(key, self.slots.context(answer)) if key >= 0 else None
+        if found is None:
+            return 0
+        kept, num_tokens = found
+        self.decoder.load_row(answer.row, kept.row, num_tokens)
+        self.counts["kept_prefill_tokens"] += num_tokens
+        return num_tokens
+
+    def _keep(self, answer: Answer) -> None:
+        """Its conversation may have another turn: keep the keys and values of its row, where there is room."""
+        key, decoder = answer.request.session_key, self.decoder
+        if key < 0 or not decoder.can_share:
+            return
+        tokens = self.slots.context(answer)
+        num_bytes = len(tokens) * decoder.token_bytes
+        if len(tokens) and self.sessions.make_room(key, num_bytes):
+            self.sessions.keep(key, KeptRow(tokens, decoder.save_row(answer.row, len(tokens)), num_bytes))
 
     def _fill(self, answers: list[Answer]) -> None:
         """Bring rows up to all tokens but the newest; a prompt that a row holds under these weights is copied."""
@@ -226,6 +258,8 @@ class GenerationCore:
                 self._release(answer)
 
     def _end(self, answer: Answer, reason: EndReason) -> None:
+        if reason != "cancelled":
+            self._keep(answer)
         now_s, paused_s = time.monotonic(), self.paused_s - answer.paused_before_s
         outcome = GenerationOutcome(
             request_id=answer.request.request_id,
@@ -257,7 +291,8 @@ class GenerationCore:
         if not self.has_memory:
             return 0
         self.cancel_all()
-        num_bytes = self.decoder.num_bytes
+        num_bytes = self.decoder.num_bytes + self.sessions.num_bytes
+        self.sessions.clear()
         self.scheduler.recall_all()
         self._plan = None
         del self.decoder
@@ -283,4 +318,5 @@ class GenerationCore:
             self.slots.begin_version(version)
         self.scheduler.recall_all()
         if interruption != "keep_kv":
+            self.sessions.clear()
             self._fill(self.slots.running())

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ class Decoder(Protocol):
 
     vocab_size: int
     can_share: bool
-    """Whether `share_rows` works: the first tokens of one row may be copied to another."""
+    """Whether `share_rows`, `save_row` and `load_row` work: a row's first tokens may be copied elsewhere."""
 
     @property
     def num_bytes(self) -> int:
@@ -85,6 +85,19 @@ class Decoder(Protocol):
 
     def share_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
         """Rows `targets` begin with as many first tokens of rows `sources`; no row is both."""
+        ...
+
+    @property
+    def token_bytes(self) -> int:
+        """Keys and values of one token, as `save_row` copies them."""
+        ...
+
+    def save_row(self, row: int, num_tokens: int) -> Any:
+        """A copy of the first tokens of a row, in memory of its own."""
+        ...
+
+    def load_row(self, row: int, saved: Any, num_tokens: int) -> None:
+        """A row begins with the first `num_tokens` of what `save_row` returned, of this row or of another."""
         ...
 
     def clear_rows(self, rows: Sequence[int]) -> None:
@@ -293,6 +306,16 @@ class LeanDecoder:
             members = [used[place] for place in chosen]
             from_rows, to_rows = (np.array([rows[i] for i in members], np.int64) for rows in (sources, targets))
             yield self._on_device(from_rows), self._on_device(to_rows), max(lengths[index] for index in members)
+
+    @property
+    def token_bytes(self) -> int:
+        return self.cache.token_bytes
+
+    def save_row(self, row: int, num_tokens: int) -> tuple[Tensor, Tensor]:
+        return self.cache.save_row(row, num_tokens)
+
+    def load_row(self, row: int, saved: tuple[Tensor, Tensor], num_tokens: int) -> None:
+        self.cache.load_row(row, saved, num_tokens)
 
     def clear_rows(self, rows: Sequence[int]) -> None:
         self.cache.clear_rows(self._on_device(np.asarray(rows, np.int64)))

@@ -169,6 +169,12 @@ class EmbeddedEngine:
         finally:
             del self._futures[ticket]
 
+    def end_session(self, session_key: int) -> None:
+        """What is kept of this conversation goes at the next token boundary."""
+        core = self._core
+        if core is not None:
+            self._post(lambda: core.end_session(session_key))
+
     def progress(self) -> Mapping[int, Segment]:
         """For each running request: all newly sampled tokens so far."""
         return self._core.progress() if self._core else {}
@@ -193,11 +199,12 @@ class EmbeddedEngine:
         await future
 
     def counters(self) -> dict[str, float]:
-        """Monotonic: tokens, prefill_tokens, shared_prefill_tokens, steps, swaps, moved_rows; busy_s, idle_s,
+        """Monotonic: tokens, prefill_tokens, shared_prefill_tokens (copied from a row of the same group),
+        kept_prefill_tokens (kept from the turn before), session_evictions, steps, swaps, moved_rows; busy_s, idle_s,
         paused_s.
         """
         core = self._core
-        counts = dict(core.counts) if core else {}
+        counts = {**core.counts, "session_evictions": core.sessions.num_evicted} if core else {}
         return {**counts, **self._spent_s, "paused_s": core.paused_s if core else 0.0}
 
     # ------------------------------------------------------------------ versions

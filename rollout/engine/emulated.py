@@ -150,6 +150,9 @@ class EmulatedEngine:
                 self._go_on()
             raise
 
+    def end_session(self, session_key: int) -> None:
+        """Nothing is kept between turns: samples of emulated runs have one."""
+
     def progress(self) -> Mapping[int, Segment]:
         """For each running request: all newly sampled tokens so far."""
         self._advance()

@@ -95,6 +95,16 @@ class GenericDecoder:
     def share_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
         raise AssertionError("rows of the generic decoder are not shared")
 
+    @property
+    def token_bytes(self) -> int:
+        return 0
+
+    def save_row(self, row: int, num_tokens: int) -> Any:
+        raise AssertionError("rows of the generic decoder are not copied")
+
+    def load_row(self, row: int, saved: Any, num_tokens: int) -> None:
+        raise AssertionError("rows of the generic decoder are not copied")
+
     def clear_rows(self, rows: Sequence[int]) -> None:
         for row in rows:
             self._caches[row] = None

@@ -64,7 +64,12 @@ class KVCache:
     @property
     def tokens_per_copy(self) -> int:
         """Padded tokens whose keys and values of all layers `take` may hold."""
-        return max(1, COPY_BYTES // (2 * self._keys[:, 0, :, 0].numel() * self._keys.element_size()))
+        return max(1, COPY_BYTES // self.token_bytes)
+
+    @property
+    def token_bytes(self) -> int:
+        """Keys and values of one token, all layers."""
+        return 2 * self._keys[:, 0, :, 0].numel() * self._keys.element_size()
 
     @property
     def num_bytes(self) -> int:
@@ -133,6 +138,15 @@ class KVCache:
         """What `take` copied becomes the first tokens of these rows."""
         for buffer, part in zip((self._keys, self._values), taken, strict=True):
             buffer[:, :, :, : part.shape[3]][:, rows] = part
+
+    def save_row(self, row: int, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """A copy of keys and values [layers, K, T, D] of the first `num_tokens` positions of one row."""
+        return self._keys[:, row, :, :num_tokens].clone(), self._values[:, row, :, :num_tokens].clone()
+
+    def load_row(self, row: int, saved: tuple[Tensor, Tensor], num_tokens: int) -> None:
+        """The first `num_tokens` of what `save_row` copied become the first tokens of a row."""
+        for buffer, part in zip((self._keys, self._values), saved, strict=True):
+            buffer[:, row, :, :num_tokens] = part[:, :, :num_tokens]
 
     def clear_rows(self, rows: Tensor) -> None:
         """Zero whole rows (after numbers that are not finite got in)."""

@@ -55,8 +55,9 @@ def make_core(
 
     try:
         return GenerationCore(
-            make_decoder, int(vocab_size), settings.num_slots, max_context, device, tracer, has_memory=has_memory
-        )
+            make_decoder, int(vocab_size), settings.num_slots, max_context, device, tracer, has_memory=has_memory,
+            session_bytes=int(settings.session_cache_mb * 2**20),
+        )  # fmt: skip
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "alloc" not in str(error):
             raise

@@ -30,6 +30,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling.max_new_tokens bounds the whole answer, prefix included. seed keys the random stream by answer position.
     segment_tokens: stop with reason "segment" after this many new tokens (0: never).
     share_key: requests of equal share_key have equal prompts; their prompt may be prefilled once.
+    session_key: requests of equal session_key are turns of one conversation; keys and values of what an earlier turn
+    ended with may be used for a prompt that begins with the same tokens. -1: nothing is kept.
     """
 
     request_id: int
@@ -39,6 +41,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     segment_tokens: int = 0
     share_key: int = -1
+    session_key: int = -1
 
 
 class GenerationOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +114,10 @@ class Engine(Protocol):
         """
         ...
 
+    def end_session(self, session_key: int) -> None:
+        """No further request will have this session key: what is kept for it may go."""
+        ...
+
     def progress(self) -> Mapping[int, Segment]:
         """For each running request: all newly sampled tokens so far (a prefix of the later outcome's segment)."""
         ...
@@ -156,7 +163,8 @@ class Engine(Protocol):
         ...
 
     def counters(self) -> dict[str, float]:
-        """Monotonic: tokens, prefill_tokens, busy_s (a slot was active), idle_s, paused_s, steps."""
+        """Monotonic: tokens, prefill_tokens (computed, not sampled), busy_s (a slot was active), idle_s, paused_s,
+        steps."""
         ...
 
     async def close(self) -> None:

@@ -11,8 +11,8 @@ import areal_like
 
 PUBLIC = {
     "train", "resume", "evaluate", "Run", "RunStatus", "RunConfig", "load_config", "Trajectory", "Segment", "Verdict",
-    "Workflow", "SampleTools", "Sample", "Scorer", "ScorerInput", "CannotJudge", "UserError", "ConfigError",
-    "OperationError", "RunFailed", "DeadlineExceeded",
+    "Workflow", "SampleTools", "Sample", "Transcript", "Scorer", "ScorerInput", "CannotJudge", "UserError",
+    "ConfigError", "OperationError", "RunFailed", "DeadlineExceeded",
 }  # fmt: skip
 """What users build on. A name that leaves this list breaks their programs."""
 

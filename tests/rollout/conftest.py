@@ -63,7 +63,7 @@ class FakeEngine:
             per_request_seed=True,
         )
         self.version, self.length, self.limit = -1, length, 10**9
-        self.requests, self.loads, self.interruptions = [], [], []
+        self.requests, self.loads, self.interruptions, self.ended_sessions = [], [], [], []
         self.live: dict[int, list[tuple[int, float, int]]] = {}
         self.moved = asyncio.Event()
         self.load_gate = asyncio.Event()
@@ -111,6 +111,9 @@ class FakeEngine:
         if total >= request.sampling.max_new_tokens:
             return "length"
         return "segment" if request.segment_tokens and len(made) >= request.segment_tokens else None
+
+    def end_session(self, session_key):
+        self.ended_sessions.append(session_key)
 
     def progress(self) -> Mapping[int, Segment]:
         return {request_id: as_segment(made) for request_id, made in self.live.items()}

@@ -22,7 +22,8 @@ from areal_like.wire.messages import Message, SampleReturned, Sampling
 from rollout.leases import LeaseBook
 from rollout.pool import SamplePool
 from rollout.sample import SampleContext, SampleRun
-from rollout.workflow import Answer, Sample, SampleCut
+from rollout.transcript import Answer
+from rollout.workflow import Sample, SampleCut
 
 PROMPT = np.array([7, 8], np.int32)
 

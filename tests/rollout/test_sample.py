@@ -18,7 +18,8 @@ from areal_like.wire.messages import Sampling
 from rollout import sample as sample_module
 from rollout.engine.port import GenerationOutcome, GenerationRequest
 from rollout.sample import SampleContext, SampleRun, printable
-from rollout.workflow import Answer, SampleCut
+from rollout.transcript import Answer, Transcript
+from rollout.workflow import SampleCut
 
 EOS = 2
 PROMPT = np.array([1, 1, 1], np.int32)
@@ -170,6 +171,7 @@ def test_turns_of_one_sample_draw_from_streams_of_their_own_and_share_no_prompt(
     assert [request.seed for request in requests] == [11, (11 + step) % 2**63, (11 + 2 * step) % 2**63]
     assert [request.share_key for request in requests] == [-1, -1, -1]
     assert [request.request_id for request in requests] == [1, 2, 3]
+    assert [request.session_key for request in requests] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("group_id", "purpose", "key"), [(3, "train", 6), (3, "eval", 7)])
@@ -179,6 +181,7 @@ def test_samples_of_a_group_share_a_key_that_no_evaluation_row_has(
     bench.engine.planned = [(segment(7), "length")]  # type: ignore[attr-defined]
     generated(run_of(bench, fake, group_id=group_id, purpose=purpose))
     assert bench.engine.requests[0].share_key == key  # type: ignore[attr-defined]
+    assert bench.engine.requests[0].session_key == -1  # type: ignore[attr-defined]
 
 
 def test_a_resumable_workflow_generates_once(bench: SampleContext, fake: Any) -> None:
@@ -351,3 +354,74 @@ def test_slices_of_the_timeline_are_never_empty(bench: SampleContext, fake: Any)
 
 def test_a_slice_of_the_timeline_is_lengthened_to_what_the_timeline_can_show_and_no_further() -> None:
     assert 1e-6 < sample_module.SHORTEST_S < 1e-5, "the timeline counts in microseconds"
+
+
+@pytest.mark.parametrize(
+    ("made", "end", "limit", "expected"),
+    [
+        (segment(7, EOS), "stop", 9, ("stop", "end_of_sequence", EOS)),
+        (segment(7, 4), "stop", 9, ("stop", "stop_token", 4)),
+        (segment(7, 8), "length", 2, ("length", "length", None)),
+        (segment(*[5] * 17), "length", 90, ("length", "context", None)),
+    ],
+)
+def test_the_answer_says_what_ended_it(
+    bench: SampleContext, fake: Any, made: Segment, end: str, limit: int, expected: tuple[str, str, int | None]
+) -> None:
+    bench.engine.planned = [(made, end)]  # type: ignore[attr-defined]
+    sampling = Sampling(max_new_tokens=limit, stop_token_ids=(4,))
+    answer = generated(run_of(bench, fake, is_resumable=False, sampling=sampling))
+    assert (answer.finish_reason, answer.ended_by, answer.stop_token) == expected
+    assert answer.is_trainable
+
+
+def test_a_call_has_stop_tokens_and_a_temperature_of_its_own(bench: SampleContext, fake: Any) -> None:
+    bench.engine.planned = [(segment(7, 6), "stop"), (segment(7, 4), "stop")]  # type: ignore[attr-defined]
+    sampling = Sampling(max_new_tokens=9, stop_token_ids=(4,), temperature=0.7)
+    run = run_of(bench, fake, is_resumable=False, sampling=sampling)
+    own = generated(run, stop_token_ids=[6], temperature=0.0)
+    usual = generated(run)
+    first, second = (request.sampling for request in bench.engine.requests)  # type: ignore[attr-defined]
+    assert (first.stop_token_ids, first.temperature) == ((6, EOS), 0.0)
+    assert (second.stop_token_ids, second.temperature) == ((4, EOS), 0.7)
+    assert (own.stop_token, own.is_trainable) == (6, False)
+    assert (usual.stop_token, usual.is_trainable) == (4, True)
+
+
+def test_a_transcript_is_a_prompt_and_one_that_fills_the_context_ends_the_episode(
+    bench: SampleContext, fake: Any
+) -> None:
+    bench.engine.planned = [(segment(7), "length")]  # type: ignore[attr-defined]
+    run = run_of(bench, fake, is_resumable=False)
+    transcript = Transcript(PROMPT)
+    transcript.sampled(asyncio.run(run.generate(transcript)))
+    transcript.given([5] * 16)
+    answer = asyncio.run(run.generate(transcript))
+    assert len(bench.engine.requests) == 1  # type: ignore[attr-defined]
+    assert bench.engine.requests[0].prompt_P.tolist() == PROMPT.tolist()  # type: ignore[attr-defined]
+    assert (len(answer.segment), answer.finish_reason, answer.ended_by) == (0, "length", "context")
+
+
+def test_a_first_prompt_that_does_not_fit_is_the_engines_to_refuse(bench: SampleContext, fake: Any) -> None:
+    bench.engine.planned = [UserError("no room")]  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="no room"):
+        asyncio.run(run_of(bench, fake, is_resumable=False).generate(np.ones(30, np.int32)))
+
+
+def test_a_trajectory_is_scored_by_its_own_end_and_sampled_tokens(bench: SampleContext, fake: Any) -> None:
+    transcript = Transcript(PROMPT)
+    transcript.sampled(segment(7, 8))
+    transcript.given([9])
+    asyncio.run(run_of(bench, fake, is_resumable=False).score("text", transcript.close()))
+    assert bench.rewards.asked == [("text", "environment", 2)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("value", "kind"), [(1, "scored"), (float("nan"), "invalid"), (float("-inf"), "invalid")])
+def test_a_workflow_makes_its_own_verdict_and_a_number_that_is_none_is_no_zero(
+    bench: SampleContext, fake: Any, value: float, kind: str
+) -> None:
+    verdict = run_of(bench, fake).verdict(value, components={"correct": True, "turns": 3}, scorer="game")
+    assert (verdict.kind, verdict.value) == (kind, 1.0 if kind == "scored" else None)
+    assert (verdict.components, verdict.scorer) == ({"correct": 1.0, "turns": 3.0}, "game")
+    assert verdict.failed_in == ("" if kind == "scored" else "game")
+    assert not bench.rewards.asked  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from types import SimpleNamespace
 
@@ -14,7 +15,8 @@ from areal_like.errors import UserError
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
 from areal_like.wire import messages as m
-from rollout.workflow import Answer, Sample, SampleCut, SingleTurn, load_workflow
+from rollout.transcript import Answer, Transcript
+from rollout.workflow import Sample, SampleCut, SingleTurn, load_workflow
 
 
 class RaisesAfterTheAnswer(SingleTurn):
@@ -78,26 +80,11 @@ class TwoTurns:
     is_resumable = False
 
     async def run(self, task, tools):
-        first_P = tools.tokens.prompt(task.row)
-        one = await tools.generate(first_P, max_new_tokens=3)
-        given_P = np.array([ord("!")], np.int32)
-        second_P = np.concatenate([first_P, one.segment.tokens_R, given_P])
-        two = await tools.generate(second_P, max_new_tokens=2)
-        own = [one.segment, None, two.segment]
-        blanks = [(np.zeros(len(first_P)), False), *(([1.0], False) if part is None else (part, True) for part in own)]
-        mask = np.concatenate([np.full(len(part), is_own) for part, is_own in blanks])
-        logprobs, versions = np.zeros(len(mask), np.float32), np.full(len(mask), -1, np.int32)
-        joined = one.segment.joined(two.segment)
-        logprobs[mask], versions[mask] = joined.logprobs_R, joined.versions_R
-        verdict = await tools.score(tools.tokens.decode(joined.tokens_R), two)
-        trajectory = Trajectory(
-            tokens_T=np.concatenate([second_P, two.segment.tokens_R]),
-            loss_mask_T=mask,
-            logprobs_T=logprobs,
-            versions_T=versions,
-            finish_reason=two.finish_reason,
-        )
-        return Sample(trajectory=trajectory, verdict=verdict, response_text="two turns")
+        transcript = Transcript(tools.tokens.prompt(task.row), encode=tools.tokens.encode)
+        transcript.sampled(await tools.generate(transcript, max_new_tokens=3))
+        transcript.given("!")
+        transcript.sampled(await tools.generate(transcript, max_new_tokens=2))
+        return Sample(trajectory=transcript.close(), verdict=tools.verdict(0.25), response_text="two turns")
 
 
 def test_exception_after_the_answer_gives_a_crashed_verdict_with_the_answer(rig, fake):
@@ -183,7 +170,12 @@ def test_two_turns_make_one_trajectory_and_report_no_partial_work(rig, fake):
         first, second = r.engine.requests
         assert second.seed == (first.seed + 0x9E3779B97F4A7C15) % 2**63, "the same in every life of the run"
         assert second.prompt_P.tolist() == trajectory.tokens_T[:6].tolist()
+        assert trajectory.tokens_T[5] == ord("!")
+        assert r.got(m.SampleFinished)[0].verdict.value == 0.25
+        assert not r.questions, "the workflow's own verdict needs no reward service"
         assert first.share_key == second.share_key == -1
+        assert first.session_key == second.session_key == 1
+        assert r.engine.ended_sessions == [1]
 
     rig(scenario, workflow=TwoTurns())
 
@@ -218,10 +210,14 @@ class Incomplete:
 
 class NeedsArguments:
     is_resumable = True
-    def __init__(self, x):
-        ...
+    def __init__(self, x, *, depth=1):
+        self.made_with = (x, depth)
     async def run(self, task, tools):
         ...
+
+class Refuses(Good):
+    def __init__(self):
+        raise ValueError("too deep")
 """
 
 
@@ -246,7 +242,8 @@ def test_users_workflow_is_found_by_name(user_module):
         ("users_own_workflow:", "is not a workflow"),
         ("users_own_workflow:Missing", "has no Missing"),
         ("users_own_workflow:Incomplete", "is_resumable"),
-        ("users_own_workflow:NeedsArguments", "without arguments"),
+        ("users_own_workflow:NeedsArguments", "options of users_own_workflow:NeedsArguments: missing x"),
+        ("users_own_workflow:Refuses", "cannot be made with these options .too deep"),
         ("users_broken_workflow:Any", "ZeroDivisionError"),
         ("no_such_module_at_all:Any", "ModuleNotFoundError"),
     ],
@@ -254,6 +251,27 @@ def test_users_workflow_is_found_by_name(user_module):
 def test_workflow_that_cannot_be_used_is_the_users_mistake(user_module, name, words):
     with pytest.raises(UserError, match=words):
         load_workflow(name)
+
+
+def test_a_workflow_is_made_with_its_options(user_module):
+    made = load_workflow(f"{user_module}:NeedsArguments", {"x": 3, "depth": [1]})
+    assert made.made_with == (3, [1])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words", "remedy"),
+    [
+        ("NeedsArguments", {"deep": 1, "a": 2}, "unknown a, deep; missing x", "it takes x, depth"),
+        ("NeedsArguments", {"x": 1, "deep": 1}, "unknown deep$", "it takes x, depth"),
+        ("Good", {"x": 1}, "unknown x$", "it takes none"),
+        ("single_turn", {"x": 1}, "options of single_turn: unknown x$", "it takes none"),
+    ],
+)
+def test_options_that_a_workflow_does_not_take_are_one_mistake(user_module, name, options, words, remedy):
+    with pytest.raises(UserError) as mistake:
+        load_workflow(name if name == "single_turn" else f"{user_module}:{name}", options)
+    assert re.search(words, mistake.value.what)
+    assert (mistake.value.where, mistake.value.remedy) == ("rollout.workflow_options", remedy)
 
 
 class Tools:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,96 @@ def test_supervised_prompt_is_the_rollout_workers_prompt(
         assert example.tokens_T[~example.loss_mask_T].tolist() == theirs.prompt(row).tolist()
 
 
+def trained(tokenizer: PreTrainedTokenizerBase, example: Example) -> list[tuple[bool, str]]:
+    """Runs of tokens that are trained on, or not, as text."""
+    marked = zip(example.loss_mask_T.tolist(), example.tokens_T.tolist(), strict=True)
+    groups = itertools.groupby(marked, key=operator.itemgetter(0))
+    return [(is_trained, tokenizer.decode([token for _, token in run])) for is_trained, run in groups]
+
+
+def test_only_trained_spans_are_learnt_and_the_end_after_the_last(tokenizer: PreTrainedTokenizerBase) -> None:
+    row = {"prompt": "1+2=", "spans": [["1+2", True], ["=3;", False], ["#3", True]]}
+    assert trained(tokenizer, encoder(tokenizer).encode(row, where="row")) == [
+        (False, "<bos>1+2="), (True, "1+2"), (False, "=3;"), (True, "#3<eos>"),
+    ]  # fmt: skip
+    row["spans"].append(["0", False])  # type: ignore[attr-defined]
+    assert trained(tokenizer, encoder(tokenizer).encode(row, where="row"))[-2:] == [(True, "#3"), (False, "0")]
+
+
+@pytest.mark.parametrize(
+    ("spans", "words"),
+    [
+        ([["1", False]], "no span is trained"),
+        ([["", True]], "no span is trained"),
+        ([], "no span is trained"),
+        ([["1"]], "must be a list of"),
+        ([["1", 1]], "must be a list of"),
+        ("1", "must be a list of"),
+        ([["x", True]], "cannot express a span"),
+    ],
+)
+def test_spans_that_cannot_be_trained_on_are_named(tokenizer: PreTrainedTokenizerBase, spans: Any, words: str) -> None:
+    with pytest.raises(UserError, match=f"row 7.*{words}"):
+        encoder(tokenizer).encode({"prompt": "1", "spans": spans}, where="row 7")
+
+
+CHATML = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+FORGETS = (  # reasoning of earlier turns is dropped, as Qwen3's template does
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content if loop.last else m.content.split('</think>')[-1] }}<eos>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CONVERSATION = [
+    {"role": "system", "content": "s<eos>s"},
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "<think>a</think>ONE "},
+    {"role": "tool", "content": "seen"},
+    {"role": "user", "content": "two"},
+    {"role": "assistant", "content": "TWO"},
+]
+
+
+@pytest.mark.parametrize("template", [CHATML, FORGETS])
+def test_each_turn_of_the_assistant_is_learnt_as_it_is_and_nothing_else(template: str) -> None:
+    tokenizer = build_tokenizer("bytes", None)
+    tokenizer.chat_template = template
+    example = encoder(tokenizer, max_tokens=200).encode({"messages": CONVERSATION}, where="row")
+    assert trained(tokenizer, example) == [
+        (False, "<|system|>s<eos>s<eos>\n<|user|>one<eos>\n<|assistant|>"),
+        (True, "<think>a</think>ONE <eos>"),
+        (False, "\n<|tool|>seen<eos>\n<|user|>two<eos>\n<|assistant|>"),
+        (True, "TWO<eos>"),
+    ]
+
+
+def test_a_conversation_of_one_turn_is_learnt_like_prompt_and_response() -> None:
+    tokenizer = build_tokenizer("bytes", None)
+    tokenizer.chat_template = CHATML
+    whole = encoder(tokenizer).encode({"messages": CONVERSATION[4:]}, where="row")
+    parted = encoder(tokenizer).encode({"messages": CONVERSATION[4:5], "response": "TWO"}, where="row")
+    assert whole.tokens_T.tolist() == parted.tokens_T.tolist()
+    assert whole.loss_mask_T.tolist() == parted.loss_mask_T.tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "template", "words"),
+    [
+        ({}, "{% for m in messages %}{{ m.content }};{% endfor %}", "does not end the assistant's turns"),
+        ({"tool_calls": [{"name": "f"}]}, CHATML, "cannot be trained on"),
+        ({"content": ""}, CHATML, "must be text"),
+        ({"role": "user"}, CHATML, "end with the assistant"),
+    ],
+)
+def test_a_conversation_that_cannot_be_learnt_is_named(changes: dict[str, Any], template: str, words: str) -> None:
+    tokenizer = build_tokenizer("bytes", None)
+    tokenizer.chat_template = template
+    messages = [*CONVERSATION[1:5], {**CONVERSATION[5], **changes}]
+    with pytest.raises(UserError, match=f"row 7.*{words}"):
+        encoder(tokenizer, max_tokens=200).encode({"messages": messages}, where="row 7")
+
+
 def test_row_that_is_too_long_is_named(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(UserError, match=r"row 7.*the limit is 8"):
         encoder(tokenizer, max_tokens=8).encode({"prompt": "1+2+3+4=", "response": "1"}, where="row 7")
@@ -118,6 +210,8 @@ def test_row_the_tokenizer_cannot_express_is_named(tokenizer: PreTrainedTokenize
         ('{"prompt": "1"}', "no text `response`"),
         ('{"prompt": 1, "response": "1"}', "no text `prompt`"),
         ("[1]", "no text `response`"),
+        ('{"messages": [{"role": "user", "content": "1"}]}', "no text `response`"),
+        ('{"spans": [["1", true]]}', "no text `prompt`"),
     ],
 )
 def test_unusable_rows_are_named_by_line(text: str, words: str, tmp_path: Path) -> None:
@@ -125,6 +219,12 @@ def test_unusable_rows_are_named_by_line(text: str, words: str, tmp_path: Path) 
     file.write_text(text)
     with pytest.raises(UserError, match=words):
         read_rows(file)
+
+
+def test_rows_of_spans_and_of_whole_conversations_are_read(tmp_path: Path) -> None:
+    rows = [{"prompt": "1", "spans": [["2", True]]}, {"messages": CONVERSATION}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    assert read_rows(tmp_path / "rows.jsonl") == rows
 
 
 def test_missing_and_binary_rows_are_user_errors(tmp_path: Path) -> None:

@@ -92,6 +92,8 @@ def rollout_problems(config: RunConfig) -> Iterator[Problem]:
     """The workflow's name and the prompt's template."""
     if not re.fullmatch(r"single_turn|[A-Za-z_][\w.]*:[A-Za-z_]\w*", config.rollout.workflow):
         yield Problem(("rollout.workflow",), f"no workflow `{config.rollout.workflow}`", "single_turn, or module:Class")
+    if config.rollout.workflow == "single_turn" and config.rollout.workflow_options:
+        yield Problem(("rollout.workflow_options",), "single_turn takes no options", "remove them, or name a workflow")
     template = config.rollout.prompt_template
     if template is not None and PLACEHOLDER not in template:
         yield Problem(("rollout.prompt_template",), "has no placeholder for the prompt", f"write {PLACEHOLDER} in it")

@@ -215,6 +215,9 @@ class SGLangEngine:
         _, attempts, _ = self._started()
         return await attempts.generate(request)
 
+    def end_session(self, session_key: int) -> None:
+        """Turns share their beginning in the server's radix cache, which drops what is not used."""
+
     def progress(self) -> Mapping[int, Segment]:
         """For each running request: all newly sampled tokens so far."""
         return self._attempts.progress() if self._attempts else {}

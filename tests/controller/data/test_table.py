@@ -278,6 +278,11 @@ class TestGenerators:
             (MATH, {"prompt": "Find x.", "response": MATH["solution"]}),
             ({"prompt": "p", "completion": "c"}, {"prompt": "p", "response": "c"}),
             ({"messages": chat}, {"messages": chat[:1], "response": "a"}),
+            ({"messages": [*chat, *chat], "x": 1}, {"messages": [*chat, *chat]}),
+            (
+                {"prompt": "p", "spans": [["a", True], ["b", False]]},
+                {"prompt": "p", "spans": [["a", True], ["b", False]]},
+            ),
         ]
         for row, expected in cases:
             file = write_lines(tmp_path / "d.jsonl", row)

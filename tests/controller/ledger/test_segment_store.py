@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 import numpy as np
 import pytest
 from real_ledger import segment_of
 
-from areal_like.trajectory import Trajectory
+from areal_like.trajectory import FinishReason, Trajectory
 from controller.ledger.ledger import _size
 from controller.ledger.segment_store import pack_trajectory, unpack_trajectory
 
@@ -50,3 +52,15 @@ def test_experts_that_do_not_fit_their_record_are_refused(place: int, value: obj
 
 def test_experts_count_in_the_memory_of_kept_samples() -> None:
     assert _size(trajectory(np.zeros((5, 6, 4), np.int32))) - _size(trajectory()) == 5 * 6 * 4
+
+
+@pytest.mark.parametrize("reason", get_args(FinishReason))
+def test_why_a_sample_ended_is_kept(reason: FinishReason) -> None:
+    made = msgspec.structs.replace(trajectory(), finish_reason=reason)
+    assert unpack_trajectory(pack_trajectory(made, ""))[0].finish_reason == reason
+
+
+def test_a_record_that_ended_in_no_known_way_is_refused() -> None:
+    made = msgspec.structs.replace(trajectory(), finish_reason="vanished")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="ended by 'vanished'"):
+        unpack_trajectory(pack_trajectory(made, ""))

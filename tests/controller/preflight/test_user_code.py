@@ -116,7 +116,6 @@ def test_preflight_looks_at_the_functions_that_the_run_itself_will_call() -> Non
     ("source", "words"),
     [
         ("import no_such_thing", "module mine cannot be imported (ModuleNotFoundError"),
-        ("class Turns:\n    def __init__(self, depth): ...", "cannot be made without arguments"),
         ("class Turns: ...", "needs `is_resumable` and `async run(task, tools)`"),
         ("class Turns:\n    is_resumable = False\n    async def run(self, task, tools): ...", None),
     ],
@@ -127,6 +126,24 @@ def test_mistake_in_a_workflow_is_found_before_anything_starts(source: str, word
     found = [p.what for p in preflight.look(config, "train").problems if p.keys == ("rollout.workflow",)]
     assert len(found) == (words is not None)
     assert all(words in what for what in found if words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [("{}", "missing depth"), ("{depth: 2, width: 3}", "unknown width"), ("{depth: 2}", None)],
+)
+def test_options_that_a_workflow_does_not_take_are_found_before_anything_starts(
+    options: str, words: str | None
+) -> None:
+    Path("mine.py").write_text(
+        "class Turns:\n    is_resumable = False\n    def __init__(self, depth): ...\n"
+        "    async def run(self, task, tools): ..."
+    )
+    overrides = ["rollout.workflow=mine:Turns", f"rollout.workflow_options={options}"]
+    problems = preflight.look(load_config("quickstart", overrides).config, "train").problems
+    found = [problem for problem in problems if problem.keys == ("rollout.workflow_options",)]
+    assert [problem.what for problem in found] == ([f"`mine:Turns`: options of mine:Turns: {words}"] if words else [])
+    assert all(problem.remedy == "it takes depth" for problem in found)
 
 
 CHECKING = """

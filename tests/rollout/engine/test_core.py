@@ -21,6 +21,7 @@ from rollout.engine.slots import Answer
 VOCAB = 50
 NUM_SLOTS = 4
 NUM_BYTES = 1234
+TOKEN_BYTES = 10
 
 
 class FakeDecoder:
@@ -29,6 +30,7 @@ class FakeDecoder:
     def __init__(self) -> None:
         self.vocab_size, self.can_share, self.max_moved_tokens = VOCAB, True, 10**9
         self.num_bytes = NUM_BYTES
+        self.token_bytes = TOKEN_BYTES
         self.asked: list[tuple[Any, ...]] = []
         self.bad_rows: list[int] = []
         self.order_cost: Any = lambda lengths_B: 0
@@ -42,6 +44,13 @@ class FakeDecoder:
 
     def move_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
         self.asked.append(("move", list(sources), list(targets), list(lengths)))
+
+    def save_row(self, row: int, num_tokens: int) -> str:
+        self.asked.append(("save", row, num_tokens))
+        return f"row {row}"
+
+    def load_row(self, row: int, saved: str, num_tokens: int) -> None:
+        self.asked.append(("load", row, saved, num_tokens))
 
     def clear_rows(self, rows: Sequence[int]) -> None:
         self.asked.append(("clear", list(rows)))
@@ -80,11 +89,12 @@ class Bench:
 
     def submit(
         self, ticket: int, prompt: Sequence[int] = (1, 2, 3), *, prefix: Segment | None = None, share_key: int = -1,
-        max_new_tokens: int = 30, submitted_s: float = 0.0,
+        session_key: int = -1, max_new_tokens: int = 30, submitted_s: float = 0.0,
     ) -> None:  # fmt: skip
         request = GenerationRequest(
             request_id=100 + ticket, prompt_P=np.array(prompt, np.int32), prefix=prefix or Segment.empty(),
             sampling=Sampling(temperature=0.0, max_new_tokens=max_new_tokens), seed=0, share_key=share_key,
+            session_key=session_key,
         )  # fmt: skip
         self.answers[ticket] = Answer(ticket, request, np.zeros(0, np.int64), submitted_s)
         self.core.submit(self.answers[ticket])
@@ -129,7 +139,8 @@ def test_answers_are_prefilled_up_to_their_newest_token_and_grow_by_a_token_a_st
     assert bench.decoder.take_asked() == []
     assert bench.progress() == {1: [4, 5, 6], 2: [22, 23, 24]}
     assert bench.core.counts == {
-        "tokens": 6, "prefill_tokens": 4, "shared_prefill_tokens": 0, "steps": 3, "swaps": 0, "moved_rows": 0
+        "tokens": 6, "prefill_tokens": 4, "shared_prefill_tokens": 0, "kept_prefill_tokens": 0, "steps": 3, "swaps": 0,
+        "moved_rows": 0,
     }  # fmt: skip
 
 
@@ -394,3 +405,73 @@ def test_released_memory_ends_all_answers_and_comes_back_empty() -> None:
     bench.core.refill()
     assert bench.decoder.take_asked() == [("prefill", [0], [[1, 2]], [0])]
     assert len(bench.made) == 2
+
+
+# ------------------------------------------------------------ conversations
+
+
+@pytest.fixture
+def keeping() -> Bench:
+    return Bench(session_bytes=10 * TOKEN_BYTES)
+
+
+def test_the_next_turn_of_a_conversation_computes_only_what_came_after_the_last(keeping: Bench) -> None:
+    keeping.submit(1, (1, 2, 3), session_key=8, max_new_tokens=2)
+    keeping.steps(2)
+    assert keeping.decoder.take_asked() == [("prefill", [0], [[1, 2]], [0]), ("save", 0, 4)]
+    keeping.submit(2, (30,), max_new_tokens=5)
+    keeping.submit(3, (1, 2, 3, 4, 5, 9, 9), session_key=8, max_new_tokens=1)
+    keeping.steps()
+    asked = keeping.decoder.take_asked()
+    assert asked[0] == ("load", 1, "row 0", 4)
+    assert asked[1:] == [
+        ("prefill", [0], [[]], [0]), ("prefill", [1], [[1, 2, 3, 4, 5, 9]], [4]), ("save", 1, 7)
+    ]  # fmt: skip
+    assert keeping.core.counts["kept_prefill_tokens"] == 4
+    assert keeping.core.counts["prefill_tokens"] == 2 + 2
+
+
+def test_only_the_common_beginning_of_a_kept_turn_is_used(keeping: Bench) -> None:
+    keeping.submit(1, (1, 2, 3), session_key=8, max_new_tokens=3)
+    keeping.steps(3)
+    keeping.submit(2, (1, 2, 7, 7), session_key=8, max_new_tokens=1)
+    keeping.steps()
+    assert ("load", 0, "row 0", 2) in keeping.decoder.take_asked()
+
+
+def test_requests_without_a_session_and_cancelled_ones_keep_nothing(keeping: Bench) -> None:
+    keeping.submit(1, max_new_tokens=1)
+    keeping.submit(2, session_key=8)
+    keeping.submit(3, session_key=9)
+    keeping.steps()
+    keeping.core.cancel(2)
+    keeping.core.cancel_all()
+    assert not len(keeping.core.sessions)
+    assert not [asked for asked in keeping.decoder.take_asked() if asked[0] == "save"]
+
+
+@pytest.mark.parametrize(("interruption", "num_kept"), [("recompute", 0), ("drain", 0), ("keep_kv", 1)])
+def test_a_swap_drops_kept_conversations_unless_keys_and_values_are_kept(
+    keeping: Bench, interruption: Any, num_kept: int
+) -> None:
+    keeping.submit(1, session_key=8, max_new_tokens=1)
+    keeping.steps()
+    keeping.core.swap(1, interruption)
+    assert len(keeping.core.sessions) == num_kept
+
+
+def test_a_conversation_that_is_over_or_too_long_is_not_kept(keeping: Bench) -> None:
+    keeping.submit(1, session_key=8, max_new_tokens=1)
+    keeping.submit(2, range(12), session_key=9, max_new_tokens=1)
+    keeping.steps()
+    assert len(keeping.core.sessions) == 1
+    keeping.core.end_session(8)
+    keeping.core.end_session(77)
+    assert (len(keeping.core.sessions), keeping.core.sessions.num_bytes) == (0, 0)
+
+
+def test_released_memory_counts_kept_conversations_and_drops_them(keeping: Bench) -> None:
+    keeping.submit(1, (1, 2, 3), session_key=8, max_new_tokens=1)
+    keeping.steps()
+    assert keeping.core.release() == NUM_BYTES + 3 * TOKEN_BYTES
+    assert not len(keeping.core.sessions)

@@ -1,0 +1,79 @@
+"""Keys and values of conversations between their turns, within a budget of bytes.
+
+Owns: which conversations are kept, the oldest leaving first, and how much of a kept one a new request may go on from.
+Refuses: copying keys and values (decoder.py, kv_cache.py), when they are outdated (core.py).
+
+A conversation's entry holds the tokens whose keys and values it has. A later request may continue them, or branch off
+at any of them: the longest common beginning is used.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class KeptRow:
+    """Copied keys and values of `tokens`; `row` is the decoder's own object."""
+
+    tokens: np.ndarray
+    row: Any
+    num_bytes: int
+
+
+class Sessions:
+    """Kept rows by session key, the least recently used first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self.num_evicted = 0
+        """Entries that left for lack of room."""
+        self._kept: OrderedDict[int, KeptRow] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def make_room(self, key: int, num_bytes: int) -> bool:
+        """Whether so many bytes may be kept under `key`: its present entry goes, and as many others as must."""
+        self.forget(key)
+        if num_bytes > self.max_bytes:
+            return False
+        while self.num_bytes + num_bytes > self.max_bytes:
+            self.forget(next(iter(self._kept)))
+            self.num_evicted += 1
+        return True
+
+    def keep(self, key: int, kept: KeptRow) -> None:
+        """Keep an entry that `make_room` has made room for."""
+        self._kept[key] = kept
+        self.num_bytes += kept.num_bytes
+
+    def take(self, key: int, tokens: np.ndarray) -> tuple[KeptRow, int] | None:
+        """Remove and return the entry of `key`, and how many of its first tokens are the first of `tokens`.
+
+        None where there is no entry, or it begins with another token.
+        """
+        kept = self.forget(key)
+        if kept is None:
+            return None
+        length = min(len(kept.tokens), len(tokens))
+        differs = np.flatnonzero(kept.tokens[:length] != tokens[:length])
+        num_common = int(differs[0]) if len(differs) else length
+        return (kept, num_common) if num_common else None
+
+    def forget(self, key: int) -> KeptRow | None:
+        """Remove the entry of `key`, if there is one."""
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            self.num_bytes -= kept.num_bytes
+        return kept
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        self._kept.clear()
+        self.num_bytes = 0

@@ -1,0 +1,171 @@
+"""The record of one episode: what the policy sampled, what others gave, in the order in which the model saw it.
+
+Owns: `Answer` (what one generation gave), `Transcript` (answers and given tokens, and the trajectory they make).
+Refuses: generating, scoring, tokenizers (it is lent `encode`); checks of the arrays (areal_like/trajectory.py).
+
+Shape legend: P tokens of the prompt, T tokens of the whole transcript, R tokens of one answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from areal_like.trajectory import NO_VERSION, FinishReason, Segment, Trajectory, as_experts
+
+EndedBy = Literal["end_of_sequence", "stop_token", "length", "context"]
+"""What ended a generation: an end-of-sequence id of the model, a stop token of the run or of the call, the limit of
+tokens, or the end of the context."""
+
+Encode = Callable[[str], np.ndarray]
+"""Text to token ids, as `PromptTokens.encode`."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """One complete answer: all its tokens, those of earlier leases included, and why it ended.
+
+    segment: the sampled tokens, with the stop token where one ended it. Empty where the context was full already.
+    ended_by: what ended it. stop_token: the id that did, for `end_of_sequence` and `stop_token`; None otherwise.
+    is_trainable: False where it was sampled at another temperature than the run's, so that its log-probs are not those
+    that the trainer computes; `Transcript.sampled` refuses it.
+    routed_experts: with `rollout.engine.sglang.routed_experts`, int32 [prompt + answer - 1, layers, experts per token];
+    None otherwise, for an answer that came complete from another worker, and where a server died before it reported
+    them.
+    """
+
+    segment: Segment
+    finish_reason: FinishReason
+    ended_by: EndedBy = "length"
+    stop_token: int | None = None
+    is_trainable: bool = True
+    routed_experts: np.ndarray | None = None
+
+
+class Transcript:
+    """Builds the trajectory of an episode of several turns. Tokens keep the ids they were sampled or given with.
+
+    Example:
+        >>> transcript = Transcript(np.array([5, 6], np.int32))
+        >>> segment = Segment(np.array([7], np.int32), np.array([-0.5], np.float32), np.array([3], np.int32))
+        >>> transcript.sampled(Answer(segment=segment, finish_reason="stop"))
+        >>> transcript.given([8, 9])
+        >>> trajectory = transcript.close("environment")
+        >>> trajectory.tokens_T.tolist(), trajectory.loss_mask_T.tolist()
+        ([5, 6, 7, 8, 9], [False, False, True, False, False])
+    """
+
+    def __init__(self, prompt: np.ndarray | Sequence[int] | str, *, encode: Encode | None = None) -> None:
+        """
+        Args:
+            prompt: the tokens, or with `encode` the text, that the policy sees first.
+            encode: turns text into tokens, usually `tools.tokens.encode`.
+
+        Raises:
+            TypeError: text without `encode`.
+        """
+        self._encode = encode
+        self._parts: list[np.ndarray | Segment] = []
+        self._last: Answer | None = None
+        """The answer the transcript ends in; None where it ends in given tokens."""
+        self.num_sampled = 0
+        """Tokens that the policy sampled."""
+        self.num_turns = 0
+        """Answers taken in."""
+        self.last_version = NO_VERSION
+        """Of the newest sampled token; -1 before the first."""
+        self.given(prompt)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    @property
+    def tokens_T(self) -> np.ndarray:
+        """int32: everything so far, which is what the next generation starts from."""
+        ids = [part.tokens_R if isinstance(part, Segment) else part for part in self._parts]
+        return np.concatenate(ids) if ids else np.zeros(0, np.int32)
+
+    def sampled(self, answer: Answer | Segment) -> None:
+        """Add what the policy answered: it is trained on.
+
+        Args:
+            answer: what `tools.generate` returned, or its segment. An empty one changes nothing.
+
+        Raises:
+            ValueError: it was sampled at another temperature than the run's, or by an older version than the tokens
+                before it.
+        """
+        if isinstance(answer, Answer) and not answer.is_trainable:
+            raise ValueError(
+                "an answer sampled at another temperature than the run's cannot be trained on; add it by `given`"
+            )
+        segment = answer.segment if isinstance(answer, Answer) else answer
+        if not len(segment):
+            return
+        if segment.first_version < self.last_version:
+            raise ValueError(
+                f"sampled by version {segment.first_version} after tokens of version {self.last_version} "
+                "(`stamped-versions`)"
+            )
+        self._parts.append(segment)
+        self._last = answer if isinstance(answer, Answer) else Answer(segment=segment, finish_reason="stop")
+        self.num_sampled += len(segment)
+        self.num_turns += 1
+        self.last_version = segment.last_version
+
+    def given(self, what: np.ndarray | Sequence[int] | str) -> None:
+        """Add what the policy did not sample, such as a tool's output: it is seen, not trained on.
+
+        Args:
+            what: token ids, or with `encode` text.
+
+        Raises:
+            TypeError: text without `encode`.
+            UserError: characters that the tokenizer has no token for.
+        """
+        if isinstance(what, str):
+            if self._encode is None:
+                raise TypeError("text in a transcript without a tokenizer; give `encode=tools.tokens.encode`")
+            what = self._encode(what)
+        ids = np.asarray(what, np.int32)
+        if ids.ndim != 1:
+            raise ValueError("given tokens must be a one-dimensional array")
+        if len(ids):
+            self._parts.append(ids)
+            self._last = None
+
+    def close(self, reason: FinishReason | None = None) -> Trajectory:
+        """Make the trajectory that is trained on.
+
+        Args:
+            reason: why the episode ended. None: as the last answer did, or `environment` after given tokens.
+
+        Returns:
+            The trajectory, checked.
+
+        Raises:
+            ValueError: nothing was sampled.
+        """
+        if reason is None:
+            reason = self._last.finish_reason if self._last is not None else "environment"
+        experts = self._last.routed_experts if self._last is not None else None
+        return Trajectory(
+            tokens_T=self.tokens_T,
+            loss_mask_T=self._column(np.bool_, False, lambda segment: np.ones(len(segment), np.bool_)),
+            logprobs_T=self._column(np.float32, 0.0, lambda segment: segment.logprobs_R),
+            versions_T=self._column(np.int32, NO_VERSION, lambda segment: segment.versions_R),
+            finish_reason=reason,
+            routed_experts=None if experts is None else as_experts(experts),
+        )
+
+    def segments(self) -> Iterator[Segment]:
+        """The sampled parts, in order."""
+        return (part for part in self._parts if isinstance(part, Segment))
+
+    def _column(self, dtype: type, fill: float, of_sampled: Callable[[Segment], np.ndarray]) -> np.ndarray:
+        parts = [
+            of_sampled(part) if isinstance(part, Segment) else np.full(len(part), fill, dtype) for part in self._parts
+        ]
+        return np.concatenate(parts).astype(dtype, copy=False)
