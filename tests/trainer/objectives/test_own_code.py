@@ -144,6 +144,7 @@ def test_descriptor_of_a_loss_passes_the_check() -> None:
     check_loss(options={"bound": 2.0})
 
 
+@pytest.mark.processes
 def test_check_needs_no_torch_where_none_is_installed() -> None:
     Path("toy_losses.py").write_text(TOY)
     Path("toy_advantages.py").write_text("def toy(samples): return samples.rewards_B - 0.5")

@@ -30,6 +30,7 @@ def test_sums_means_and_maxima_go_by_sequence_and_carry_gradients() -> None:
     np.testing.assert_allclose(values_N.grad, expected)
 
 
+@pytest.mark.processes
 def test_registry_can_be_imported_without_torch() -> None:
     script = "import sys, trainer.objectives.registry, controller.config.loading; print('torch' in sys.modules)"
     assert (
