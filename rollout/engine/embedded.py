@@ -34,7 +34,7 @@ from areal_like.errors import EngineError, WeightError
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
 from areal_like.weights.process_group import GroupCall
-from rollout.config import EngineSettings
+from rollout.config import EngineSettings, Interruption
 from rollout.engine.core import Ended, GenerationCore
 from rollout.engine.device import during_generation, finish
 from rollout.engine.group_member import GroupMember
@@ -44,7 +44,6 @@ from rollout.engine.port import (
     EngineCapabilities,
     GenerationOutcome,
     GenerationRequest,
-    Interruption,
     LoadReport,
 )
 from rollout.engine.requests import check_request, ended_already

@@ -27,14 +27,13 @@ from areal_like.errors import EngineError
 from areal_like.trajectory import Segment
 from areal_like.weights.process_group import GroupCall
 from areal_like.weights.weight_store import open_payload, verify
-from rollout.config import EngineSettings
+from rollout.config import EngineSettings, Interruption
 from rollout.engine.emulated_answer import Answer, Planner, segment_of
 from rollout.engine.port import (
     EndReason,
     EngineCapabilities,
     GenerationOutcome,
     GenerationRequest,
-    Interruption,
     LoadReport,
 )
 from rollout.engine.requests import check_request, ended_already

@@ -18,8 +18,8 @@ import numpy as np
 from areal_like.trajectory import Segment
 from areal_like.weights.process_group import GroupCall
 from areal_like.wire.messages import Sampling
+from rollout.config import Interruption
 
-Interruption = Literal["recompute", "keep_kv", "drain"]
 EndReason = Literal["stop", "length", "segment", "cancelled"]
 
 

@@ -26,13 +26,12 @@ from areal_like.errors import EngineError, TransferBroken, UserError, WeightErro
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
 from areal_like.weights.process_group import GroupCall
-from rollout.config import EngineSettings
+from rollout.config import EngineSettings, Interruption
 from rollout.engine.loading import DTYPES
 from rollout.engine.port import (
     EngineCapabilities,
     GenerationOutcome,
     GenerationRequest,
-    Interruption,
     LoadReport,
 )
 from rollout.engine.sglang.arguments import plan_launch
