@@ -172,7 +172,7 @@ class EmbeddedEngine:
         return self._core.progress() if self._core else {}
 
     async def pause(self) -> None:
-        """Stop at the next token boundary."""
+        """Stop at the next token boundary, where tests hold this engine; the port has no pause."""
         await self._set_paused(True)
 
     async def resume(self) -> None:

@@ -154,18 +154,6 @@ class EmulatedEngine:
         active = (self._answers[sequence] for sequence in self._replica.active if sequence in self._answers)
         return {answer.request.request_id: segment_of(answer, self._index(answer)) for answer in active}
 
-    async def pause(self) -> None:
-        """Stop at once: tokens have no boundaries here."""
-        self._advance()
-        self._replica.hold(True)
-        self._schedule()
-
-    async def resume(self) -> None:
-        """Go on."""
-        self._advance()
-        self._replica.hold(False)
-        self._schedule()
-
     def counters(self) -> dict[str, float]:
         """Monotonic, in tokens on the wire and real seconds; and how late the machine was for what was due."""
         self._advance()

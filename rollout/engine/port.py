@@ -115,14 +115,6 @@ class Engine(Protocol):
         """For each running request: all newly sampled tokens so far (a prefix of the later outcome's segment)."""
         ...
 
-    async def pause(self) -> None:
-        """Stop at the next token boundary; running requests stay where they are."""
-        ...
-
-    async def resume(self) -> None:
-        """Go on after `pause`."""
-        ...
-
     async def load_version(self, manifest_path: Path, interruption: Interruption) -> LoadReport:
         """Stage and verify the payload while generation goes on, then swap it in at a token boundary.
 
