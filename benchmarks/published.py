@@ -141,8 +141,8 @@ def world(
     )  # fmt: skip
     job = Job(
         PROMPTS, ANSWERS, steps + tail, lengths, mode="sync" if eta == 0 else "async", max_staleness=eta,
-        interruption=interruption, updates_per_step=MINI_BATCHES, by_group=True,
-        num_tail_steps=tail,
+        interruption=interruption, updates_per_step=MINI_BATCHES, by_group=True, num_tail_steps=tail,
+        on_stale="wait", routing="least_tokens", affinity=1.0, migration=False, min_gain_s=2.0,
     )  # fmt: skip
     return World(job, costs, workers, held=[groups * ANSWERS for groups in shares(workers)])
 

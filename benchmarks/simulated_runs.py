@@ -139,7 +139,11 @@ def speed(jobs: Sequence[SpeedJob] = SPEED_JOBS) -> list[Row]:
         workers = (job.gpus - trainer) // job.tp
         costs = Roofline(GPUS["h800"], MODELS[job.model], job.tp, trainer)
         began_s, began_cpu_s = time.monotonic(), time.process_time()
-        simulated = Job(job.groups, GROUP_SIZE, job.steps, thinking(27_648), max_staleness=4, updates_per_step=4)
+        simulated = Job(
+            job.groups, GROUP_SIZE, job.steps, thinking(27_648), mode="async", max_staleness=4, on_stale="wait",
+            interruption="recompute", routing="least_tokens", affinity=1.0, migration=False, min_gain_s=2.0,
+            updates_per_step=4,
+        )  # fmt: skip
         outcome = World(simulated, costs, workers).run()
         rows.append({
             "gpus": job.gpus, "model": job.model, "workers": workers, "steps": outcome.steps,

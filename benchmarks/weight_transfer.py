@@ -60,8 +60,8 @@ from benchmarks.gpu_suite.shapes import SHAPES, Shape, config_of, random_tensors
 from benchmarks.measured import NUMBERS
 from benchmarks.publishing import add_replace, result_path
 from benchmarks.runs import command_of, write
-from rollout.config import EngineSettings
-from rollout.engine.port import GenerationRequest, Interruption
+from rollout.config import EngineSettings, Interruption
+from rollout.engine.port import GenerationRequest
 from rollout.weights.receiver import JoinAs, VersionReceiver
 from rollout.weights.relay import Relay
 

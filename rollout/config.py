@@ -10,6 +10,9 @@ from areal_like import limits
 from areal_like.config import AddBos, DType, Threads
 from areal_like.settings import Settings
 
+Interruption = Literal["recompute", "keep_kv", "drain"]
+"""What becomes of running answers when a new version is swapped in."""
+
 
 class SGLangSettings(Settings):
     """SGLang servers, one per rollout worker; used with `rollout.engine.kind: sglang`."""
@@ -130,7 +133,7 @@ class RolloutSettings(Settings):
     """Size of the pool in CPUs, instead of num_workers: one worker for each `threads` of them (auto: 1)."""
     engine: EngineSettings = EngineSettings()
     """The engine inside each worker."""
-    interruption: Literal["recompute", "keep_kv", "drain"] = "recompute"
+    interruption: Interruption = "recompute"
     """What a new version does to running answers (arXiv 2505.24298, section 4.1)."""
     segment_tokens: int = Field(0, ge=0, le=limits.TOKENS)
     """Hand a sample back after this many new tokens, to continue anywhere (partial rollout); 0: never."""
@@ -154,3 +157,7 @@ class RolloutSettings(Settings):
     """Compute threads per worker; auto: 1, or all cores in `mode: sync`."""
     max_restarts: int = Field(3, ge=0, le=limits.STEPS)
     """How often a dead worker is started again."""
+
+    def capacity_of(self, num_slots: int) -> int:
+        """Samples that a worker with so many slots holds: those in its queue count as well."""
+        return num_slots + (self.queue_samples or num_slots)

@@ -53,8 +53,8 @@ from areal_like.wire.messages import (
     SwapVersion,
     Welcome,
 )
-from rollout.config import RolloutSettings
-from rollout.engine.port import Engine, Interruption
+from rollout.config import Interruption, RolloutSettings
+from rollout.engine.port import Engine
 from rollout.hub_peer import HubPeer
 from rollout.incidents import Incidents
 from rollout.leases import LeaseBook
@@ -159,7 +159,7 @@ class RolloutWorker:
             remedy = f"choose one of {', '.join(can.interruptions)}"
             raise UserError(f"this engine cannot {interruption}", where="rollout.interruption", remedy=remedy)
         self._bench.tokens.limit_context(can.max_context)
-        self._book = LeaseBook(can.num_slots + (self._settings.queue_samples or can.num_slots))
+        self._book = LeaseBook(self._settings.capacity_of(can.num_slots))
         self._peer = self._make_peer(self._book.capacity, self.status)
         closings = {"rewards": self._rewards.close, "engine": self._engine.close}
         if self._receiver is not None:

@@ -20,9 +20,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pydantic
 import torch
@@ -46,7 +45,7 @@ from trainer.model.attention import choose, register
 from trainer.model.model import load_causal_lm, num_parameters
 from trainer.objectives.registry import needs_reference
 from trainer.ranks import Order, Ranks, own_device, peer_errors_as_rank_lost
-from trainer.step import TrainStep, ready_model
+from trainer.step import Spans, TrainStep, ready_model
 from trainer.training_state import (
     ModelFiles,
     check_architecture,
@@ -71,13 +70,6 @@ class Saved(NamedTuple):
     folder: Path
     num_bytes: int
     write_s: float
-
-
-class Spans(Protocol):
-    """The part of areal_like.trace.Tracer used here."""
-
-    def span(self, name: str, lane: str = "main", **args: Any) -> AbstractContextManager[Any]:
-        """Time a block."""
 
 
 def trainer_settings(spec: ProcessSpec) -> TrainerSettings:

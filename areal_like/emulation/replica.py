@@ -335,11 +335,6 @@ class Replica:
 
     # ------------------------------------------------------------ pauses
 
-    def hold(self, is_held: bool) -> None:
-        """Stand still until instructed otherwise. `advance` to now before."""
-        self._paused_until_s = math.inf if is_held else self.now_s
-        self._due()
-
     def swap(self, pause_s: float, *, is_recomputing: bool) -> None:
         """New weights: stand still so long, then prefill every running sequence again."""
         self._paused_until_s = max(self._paused_until_s, self.now_s + pause_s)

@@ -22,9 +22,10 @@ from areal_like.errors import UserError
 from benchmarks.gpu_suite import arithmetic, measure
 from benchmarks.gpu_suite.case import Beyond, Context, Skip
 from benchmarks.gpu_suite.shapes import SHAPES, Shape, config_of, random_model
-from trainer.model.attention import Kernel, attach, choose, make_segments, packed_attention
+from trainer.model.attention import Kernel, attach, choose, packed_attention
 from trainer.model.logprobs import hidden_states
 from trainer.model.packed import PackedSequences
+from trainer.model.segments import make_segments
 
 FLOAT32_TOLERANCE = 1e-4
 YARDSTICK_FACTOR, YARDSTICK_SLACK, LARGEST_ERROR = 1.5, 1e-3, 0.1

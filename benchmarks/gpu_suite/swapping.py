@@ -35,9 +35,9 @@ from areal_like.wire.messages import Sampling
 from benchmarks.gpu_suite import arithmetic, measure
 from benchmarks.gpu_suite.case import Context, Cut, Skip
 from benchmarks.gpu_suite.shapes import SHAPES, Shape, config_of, random_model
-from rollout.config import EngineSettings
+from rollout.config import EngineSettings, Interruption
 from rollout.engine.embedded import EmbeddedEngine
-from rollout.engine.port import GenerationRequest, Interruption
+from rollout.engine.port import GenerationRequest
 from trainer.weights.publish import publish_version
 
 POLL_S = 0.002

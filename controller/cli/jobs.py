@@ -31,7 +31,7 @@ from controller.config.loading import build
 from controller.config.run_config import RunConfig
 from controller.data.job_rows import JobRows, Tables
 from controller.launch.local import LocalLauncher
-from controller.ledger.ledger import lock_folder
+from controller.ledger.run_lock import lock_folder
 from controller.run_folder.registry import enlist
 from controller.run_folder.run_folder import FOLDER_FILE, RunFolder, Status
 from controller.runtime.model_preparation import prepare, prepare_process

@@ -305,8 +305,7 @@ class RunConfig(Settings):
     @property
     def worker_capacity(self) -> int:
         """engine.num_slots + queue_samples (as many as slots when 0): samples one worker holds"""
-        slots = self.rollout.engine.num_slots
-        return slots + (self.rollout.queue_samples or slots)
+        return self.rollout.capacity_of(self.rollout.engine.num_slots)
 
     @property
     def max_sampled_tokens_per_step(self) -> int:

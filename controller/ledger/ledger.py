@@ -1,7 +1,7 @@
 """The run's memory on disk: facts in SQLite (WAL, synchronous=NORMAL), tokens in segment files alongside it.
 
-Owns: opening and locking, one transaction per burst of effects, payloads by sample, retention.
-Refuses: deciding anything (the coordinator's), reading another run's file while it is written (the lock).
+Owns: opening, one transaction per burst of effects, payloads by sample, retention.
+Refuses: deciding anything (the coordinator's), reading another run's file while it is written (run_lock.py).
 
 After kill -9 at any moment the ledger holds exactly the committed transactions: payload bytes are handed to the
 operating system before the rows that name them are committed, and bytes without a row are never read. `fsync=True`
@@ -13,14 +13,12 @@ is lost with `ledger.sqlite-wal` is at most what was sampled since the last step
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import msgspec
 
@@ -37,20 +35,16 @@ from controller.coordinator.effects import (
 )
 from controller.coordinator.snapshot import BatchGroup, BatchRecord, LedgerState
 from controller.ledger.migrations import SCHEMA_VERSION, bring_up_to_date, newer_schema
+from controller.ledger.run_lock import lock_folder
 from controller.ledger.sample_lengths import LengthFact
 from controller.ledger.schema import read_batches, read_length_facts, read_state
-from controller.ledger.segment_store import (
-    Location,
-    SegmentStore,
-    unpack_segment,
-    unpack_trajectory,
-)
+from controller.ledger.segment_store import Location, SegmentStore, unpack_segment, unpack_trajectory
+from controller.ledger.trajectory_cache import TrajectoryCache
 from controller.ledger.transaction import Burst, LedgerEntry
 
 log = logging.getLogger(__name__)
 
 LEDGER_FILE = "ledger.sqlite"
-LOCK_FILE = "ledger.lock"
 SEGMENT_FOLDER = "segments"
 _VALUES = msgspec.msgpack.Decoder(tuple[float | None, ...])
 REMEDY = "restore the run folder from a copy, or start a new run"
@@ -91,9 +85,8 @@ class Ledger:
         Raises UserError (open elsewhere, unwritable folder, missing although must_exist), LedgerError (damaged).
         """
         self._path = run_dir / LEDGER_FILE
-        self._keep_bytes, self._cache_bytes = keep_bytes, cache_bytes
-        self._cache: dict[int, dict[int, Trajectory]] = {}
-        self._cached_bytes = 0
+        self._keep_bytes = keep_bytes
+        self._cache = TrajectoryCache(cache_bytes)
         if must_exist and not self._path.exists():
             raise UserError("there is no ledger here", where=str(run_dir), remedy="give the folder of a run")
         self._lock = lock_folder(run_dir)
@@ -145,9 +138,9 @@ class Ledger:
             match entry.effect:
                 case StoreFinished(purpose="train", outcome=outcome):
                     assert entry.trajectory is not None
-                    self._remember(outcome.group_id, outcome.sample_index, entry.trajectory)
+                    self._cache.add(outcome.group_id, outcome.sample_index, entry.trajectory)
                 case DropGroup(group_id=group_id) | FilterGroup(group_id=group_id):
-                    self._forget(group_id)
+                    self._cache.forget(group_id)
 
     def purge(self, covered_step: int) -> PurgeReport:
         """Delete the oldest segment files that nothing needs any more, beyond `keep_bytes`.
@@ -294,7 +287,7 @@ class Ledger:
         Raises:
             LedgerError: it was purged or is damaged.
         """
-        if (cached := self._cache.get(group_id, {}).get(sample_index)) is not None:
+        if (cached := self._cache.get(group_id, sample_index)) is not None:
             return cached
         row = self._db.execute(
             "SELECT file, offset, size FROM samples WHERE group_id = ? AND sample_index = ?", (group_id, sample_index)
@@ -336,7 +329,7 @@ class Ledger:
                     )
                 )
         for group in groups:
-            self._forget(group.group_id)
+            self._cache.forget(group.group_id)
         return tuple(samples)
 
     def close(self) -> None:
@@ -374,74 +367,6 @@ class Ledger:
             for number, end in ends:
                 if sizes.get(number, 0) < end:
                     raise LedgerError(f"{self._segments.path(number)} is missing or truncated; {REMEDY}")
-
-    def _remember(self, group_id: int, index: int, trajectory: Trajectory) -> None:
-        self._cache.setdefault(group_id, {})[index] = trajectory
-        self._cached_bytes += _size(trajectory)
-        while self._cached_bytes > self._cache_bytes and self._cache:
-            self._forget(next(iter(self._cache)))
-
-    def _forget(self, group_id: int) -> None:
-        self._cached_bytes -= sum(map(_size, self._cache.pop(group_id, {}).values()))
-
-
-def _size(trajectory: Trajectory) -> int:
-    arrays: Iterable[Any] = (
-        trajectory.tokens_T, trajectory.loss_mask_T, trajectory.logprobs_T, trajectory.versions_T,
-    )  # fmt: skip
-    experts = trajectory.routed_experts
-    return sum(array.nbytes for array in arrays) + (0 if experts is None else experts.nbytes)
-
-
-def lock_folder(run_dir: Path) -> int:
-    """Take the lock of a run.
-
-    Args:
-        run_dir: the run's folder.
-
-    Returns:
-        A file descriptor; the lock is held until it is closed or the process dies.
-
-    Raises:
-        UserError: another process holds the lock.
-    """
-    path = run_dir / LOCK_FILE
-    try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise UserError(
-            f"cannot write here ({error.strerror})", where=str(run_dir), remedy="choose a folder you may write to"
-        ) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
-        os.close(lock)
-        raise UserError(
-            f"another controller (process {holder or 'unknown'}) has this run open",
-            where=str(run_dir),
-            remedy="wait for it to end, or stop it",
-        ) from error
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    return lock
-
-
-def lock_holder(run_dir: Path) -> int | None:
-    """Id of the process that holds the run's lock now; None where nobody does."""
-    try:
-        lock = os.open(run_dir / LOCK_FILE, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        text = os.pread(lock, 20, 0).decode(errors="replace").strip()
-        return int(text) if text.isdecimal() else None
-    else:
-        return None
-    finally:
-        os.close(lock)
 
 
 def _open(path: Path, run_id: str, fsync: bool) -> sqlite3.Connection:

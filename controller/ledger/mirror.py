@@ -30,7 +30,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from areal_like.errors import LedgerError, UserError
-from controller.ledger.ledger import LEDGER_FILE, SEGMENT_FOLDER, lock_folder
+from controller.ledger.ledger import LEDGER_FILE, SEGMENT_FOLDER
+from controller.ledger.run_lock import lock_folder
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import DeadlineExceeded, RunFailed
-from controller.ledger.ledger import lock_holder
+from controller.ledger.run_lock import lock_holder
 from controller.python_api.controller_process import ControllerProcess
 from controller.run_folder.locate import find_run
 from controller.run_folder.owner_host import Kind, whereabouts

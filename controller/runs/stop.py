@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 
 from areal_like.errors import UserError
 from areal_like.process import is_same_process
-from controller.ledger.ledger import lock_holder
+from controller.ledger.run_lock import lock_holder
 from controller.run_folder.formatting import printable, span
 from controller.run_folder.owner_host import Whereabouts, status_exit, whereabouts
 from controller.run_folder.run_folder import RunFolder

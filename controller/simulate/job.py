@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from areal_like.emulation.lengths import Lengths
 from areal_like.staleness import Mode, OnStale
@@ -20,25 +20,26 @@ MAX_LEASES = 1_000_000
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained."""
+    """What is to be trained. Without defaults: what the configuration decides (RunConfig has them)."""
 
     groups_per_step: int
     group_size: int
     num_steps: int
     lengths: Lengths
+    _: KW_ONLY
+    mode: Mode
+    max_staleness: int | None
+    on_stale: OnStale
+    interruption: str
+    routing: RoutingPolicy
+    affinity: float
+    migration: bool
+    """Running answers move to idle workers. Not where a lease is a whole group."""
+    min_gain_s: float
+    updates_per_step: int
     prompt_tokens: int = 200
-    mode: Mode = "async"
-    max_staleness: int | None = 4
-    on_stale: OnStale = "wait"
-    interruption: str = "recompute"
-    updates_per_step: int = 1
     reward_s: float = 0.0
     seed: int = 1
-    routing: RoutingPolicy = "least_tokens"
-    affinity: float = 1.0
-    migration: bool = False
-    """Running answers move to idle workers. Not where a lease is a whole group."""
-    min_gain_s: float = 2.0
     heartbeat_s: float = 30.0
     """Between two reports of a worker's speed and its answers so far, which only migration asks for."""
     num_tail_steps: int = 0

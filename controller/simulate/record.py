@@ -11,7 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from areal_like.emulation.replica import Replica
+from areal_like.packing import partition
 from controller.simulate.job import Job, Outcome
+
+DEALT_STEPS = 8
+"""Steps whose batch is really dealt to the ranks; later ones take their mean imbalance."""
 
 
 class Record:
@@ -39,6 +43,13 @@ class Record:
         self._staleness.append(staleness)
         self._waits_s.append(wait_s)
         self._train_s.append(train_s)
+
+    def imbalance(self, lengths: Sequence[int], ranks: int) -> float:
+        """Heaviest rank's tokens over the mean, by the dealing that runs in production; of DEALT_STEPS batches."""
+        if len(self.imbalances) < DEALT_STEPS:
+            loads = [sum(lengths[i] for i in share) for share in partition(lengths, ranks)]
+            self.imbalances.append(max(loads) * ranks / sum(loads))
+        return sum(self.imbalances) / len(self.imbalances)
 
     def step_ended(self, now_s: float) -> None:
         """A version is published."""

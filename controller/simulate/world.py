@@ -23,7 +23,6 @@ import numpy as np
 
 from areal_like.emulation.replica import MAX_STRIDE_TOKENS, Replica, Sequence
 from areal_like.emulation.roofline import Costs
-from areal_like.packing import partition
 from controller.coordinator.coordinator import Coordinator
 from controller.coordinator.effects import EndRun, SendBatch, SendLeases, SendNoMoreBatches, SendRecall, SendVersion
 from controller.coordinator.events import (
@@ -52,8 +51,6 @@ MOST_TOKENS = 32_768
 """Longest answer where lengths have no cap: what the coordinator assumes before it has seen any."""
 NEVER_S = 1e18
 """Deadlines that machines on paper cannot miss."""
-DEALT_STEPS = 8
-"""Steps whose batch is really dealt to the ranks; later ones take their mean imbalance."""
 
 
 class World:
@@ -366,21 +363,13 @@ class World:
             lengths += self._lengths.pop(group.group_id)[0]
             staleness[step - 1 - group.first_version] += 1
         full = [self.job.prompt_tokens + length for length in lengths]
-        seconds = self.costs.train_s(full, self._imbalance(full), self.job.updates_per_step)
+        seconds = self.costs.train_s(
+            full, self._record.imbalance(full, self.costs.trainer_ranks), self.job.updates_per_step
+        )
         self._record.batch(lengths, staleness, wait_s=self._now_s - self._free_since_s, train_s=seconds)
         self._is_training = True
         self._at(self._now_s + seconds, self._publish, step)
         self._ask()
-
-    def _imbalance(self, lengths: list[int]) -> float:
-        """Heaviest rank's tokens over the mean, by the dealing that runs in production."""
-        found = self._record.imbalances
-        if len(found) < DEALT_STEPS:
-            ranks = self.costs.trainer_ranks
-            shares = partition(lengths, ranks)
-            loads = [sum(lengths[i] for i in share) for share in shares]
-            found.append(max(loads) * ranks / sum(loads))
-        return sum(found) / len(found)
 
     def _publish(self, step: int) -> None:
         self._is_training = False

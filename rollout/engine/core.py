@@ -20,9 +20,10 @@ import torch
 from areal_like.errors import EngineError, PolicyDiverged
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
+from rollout.config import Interruption
 from rollout.engine.decoder import Decoder
 from rollout.engine.device import give_back
-from rollout.engine.port import EndReason, GenerationOutcome, Interruption
+from rollout.engine.port import EndReason, GenerationOutcome
 from rollout.engine.row_order import LOOK_EVERY, moves_that_pay
 from rollout.engine.sampler import DrawPlan, draw
 from rollout.engine.scheduler import Scheduler

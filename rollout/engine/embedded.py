@@ -34,7 +34,7 @@ from areal_like.errors import EngineError, WeightError
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
 from areal_like.weights.process_group import GroupCall
-from rollout.config import EngineSettings
+from rollout.config import EngineSettings, Interruption
 from rollout.engine.core import Ended, GenerationCore
 from rollout.engine.descriptor import EngineContext
 from rollout.engine.device import during_generation, finish
@@ -45,7 +45,6 @@ from rollout.engine.port import (
     EngineCapabilities,
     GenerationOutcome,
     GenerationRequest,
-    Interruption,
     LoadReport,
 )
 from rollout.engine.requests import check_request, ended_already
@@ -180,7 +179,7 @@ class EmbeddedEngine:
         return self._core.progress() if self._core else {}
 
     async def pause(self) -> None:
-        """Stop at the next token boundary."""
+        """Stop at the next token boundary, where tests hold this engine; the port has no pause."""
         await self._set_paused(True)
 
     async def resume(self) -> None:

@@ -27,7 +27,7 @@ from areal_like.errors import EngineError
 from areal_like.trajectory import Segment
 from areal_like.weights.process_group import GroupCall
 from areal_like.weights.weight_store import open_payload, verify
-from rollout.config import EngineSettings
+from rollout.config import EngineSettings, Interruption
 from rollout.engine.descriptor import EngineContext
 from rollout.engine.emulated_answer import Answer, Planner, segment_of
 from rollout.engine.port import (
@@ -35,7 +35,6 @@ from rollout.engine.port import (
     EngineCapabilities,
     GenerationOutcome,
     GenerationRequest,
-    Interruption,
     LoadReport,
 )
 from rollout.engine.requests import check_request, ended_already
@@ -158,18 +157,6 @@ class EmulatedEngine:
         self._advance()
         active = (self._answers[sequence] for sequence in self._replica.active if sequence in self._answers)
         return {answer.request.request_id: segment_of(answer, self._index(answer)) for answer in active}
-
-    async def pause(self) -> None:
-        """Stop at once: tokens have no boundaries here."""
-        self._advance()
-        self._replica.hold(True)
-        self._schedule()
-
-    async def resume(self) -> None:
-        """Go on."""
-        self._advance()
-        self._replica.hold(False)
-        self._schedule()
 
     def counters(self) -> dict[str, float]:
         """Monotonic, in tokens on the wire and real seconds; and how late the machine was for what was due."""

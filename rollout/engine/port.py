@@ -18,8 +18,8 @@ import numpy as np
 from areal_like.trajectory import Segment
 from areal_like.weights.process_group import GroupCall
 from areal_like.wire.messages import Sampling
+from rollout.config import Interruption
 
-Interruption = Literal["recompute", "keep_kv", "drain"]
 EndReason = Literal["stop", "length", "segment", "cancelled"]
 
 
@@ -120,14 +120,6 @@ class Engine(Protocol):
 
     def progress(self) -> Mapping[int, Segment]:
         """For each running request: all newly sampled tokens so far (a prefix of the later outcome's segment)."""
-        ...
-
-    async def pause(self) -> None:
-        """Stop at the next token boundary; running requests stay where they are."""
-        ...
-
-    async def resume(self) -> None:
-        """Go on after `pause`."""
         ...
 
     async def load_version(self, manifest_path: Path, interruption: Interruption) -> LoadReport:

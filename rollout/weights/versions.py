@@ -28,7 +28,8 @@ from areal_like.wire.messages import (
     VersionStaged,
 )
 from rollout.activity import WorkerActivity
-from rollout.engine.port import Engine, Interruption, LoadReport
+from rollout.config import Interruption
+from rollout.engine.port import Engine, LoadReport
 from rollout.weights.receiver import JoinAs, Receiver
 
 log = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from areal_like.verdict import Verdict
 from services.reward.config import RewardSettings
 
 PREFIX = struct.Struct(">I")
@@ -74,6 +75,22 @@ class Outcome(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     reason: str = ""
     scorer: str = ""
     scorer_s: dict[str, float] = {}
+
+    def verdict(self, *, scorer: str, num_attempts: int, wall_s: float) -> Verdict:
+        """The verdict that a client gets. A scoring process may have forged the outcome: then it is invalid."""
+        try:
+            return Verdict(
+                kind=self.kind,  # type: ignore[arg-type]
+                value=self.value,
+                components=self.components,
+                reason=self.reason,
+                wall_s=wall_s,
+                scorer=scorer,
+                failed_in=self.scorer if self.kind != "scored" else "",
+                attempts=num_attempts,
+            )
+        except ValueError as error:
+            return Verdict(kind="invalid", reason=str(error), wall_s=wall_s, scorer=scorer, attempts=num_attempts)
 
 
 _to_process = msgspec.msgpack.Decoder(Setup | Job)

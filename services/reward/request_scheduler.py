@@ -250,20 +250,7 @@ class RequestScheduler:
             return _unfit(error)
 
     def _verdict(self, outcome: Outcome, request: ScoreRequest, num_attempts: int, wall_s: float) -> Verdict:
-        scorer = request.scorer or self._pool.label
-        try:
-            return Verdict(
-                kind=outcome.kind,  # type: ignore[arg-type]
-                value=outcome.value,
-                components=outcome.components,
-                reason=outcome.reason,
-                wall_s=wall_s,
-                scorer=scorer,
-                failed_in=outcome.scorer if outcome.kind != "scored" else "",
-                attempts=num_attempts,
-            )
-        except ValueError as error:  # a scoring process forged its answer
-            return Verdict(kind="invalid", reason=str(error), wall_s=wall_s, scorer=scorer, attempts=num_attempts)
+        return outcome.verdict(scorer=request.scorer or self._pool.label, num_attempts=num_attempts, wall_s=wall_s)
 
 
 _UNFIT = (TypeError, ValueError, OverflowError, msgspec.MsgspecError)

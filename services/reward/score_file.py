@@ -206,8 +206,9 @@ class _Work:
 
     async def _judge(self, pool: Pool, row: Row) -> Verdict:
         started_s = time.monotonic()
-        outcome = Outcome(job_id=0, kind="crashed")
-        for _ in range(MAX_ATTEMPTS):
+        outcome, num_attempts = Outcome(job_id=0, kind="crashed"), 0
+        while num_attempts < MAX_ATTEMPTS:
+            num_attempts += 1
             job_id = next(self._job_ids)
             job = self._framed(job_id, row)
             if isinstance(job, str):
@@ -215,7 +216,9 @@ class _Work:
             outcome = await pool.attempt(job, job_id, self._settings.timeout_s)
             if outcome.kind != "crashed":
                 break
-        return _verdict(outcome, time.monotonic() - started_s)
+        return outcome.verdict(
+            scorer=self._standing.scorer, num_attempts=num_attempts, wall_s=time.monotonic() - started_s
+        )
 
     def _framed(self, job_id: int, row: Row) -> bytes | str:
         """The row as a scoring process takes it, or why it cannot be passed."""
@@ -243,19 +246,6 @@ class _Work:
             standing.wall_s = time.monotonic() - self._began_s
             self._room.release()
             self._show(standing)
-
-
-def _verdict(outcome: Outcome, wall_s: float) -> Verdict:
-    try:
-        return Verdict(
-            kind=outcome.kind,  # type: ignore[arg-type]
-            value=outcome.value,
-            components=outcome.components,
-            reason=outcome.reason,
-            wall_s=wall_s,
-        )
-    except ValueError as error:  # a scoring process forged its answer
-        return Verdict(kind="invalid", reason=str(error), wall_s=wall_s)
 
 
 def _scorer_text(label: str, options: Mapping[str, Any]) -> str:

@@ -68,22 +68,6 @@ def test_removed_sequence_leaves_cache_and_batch_as_if_it_had_never_come():
     assert shared.context_tokens == pytest.approx(alone.context_tokens)
 
 
-def test_held_replica_stands_still_and_goes_on_where_it_was():
-    replica = Replica("a", roofline_of(EmulationSettings()), 8)
-    sequence = Sequence(1, 10, (1000,))
-    replica.add(sequence)
-    replica.refill()
-    replica.advance(1.0)
-    before = replica.tokens_of(sequence)
-    replica.hold(True)
-    replica.advance(5.0)
-    assert replica.tokens_of(sequence) == before
-    assert replica.paused_s == pytest.approx(4.0)
-    replica.hold(False)
-    replica.advance(6.0)
-    assert replica.tokens_of(sequence) > before
-
-
 def test_emulated_clock_reads_back_what_it_says():
     clock = EmulatedClock(100.0, 20.0)
     assert clock.emulated_s(clock.monotonic_s(7.0)) == pytest.approx(7.0)

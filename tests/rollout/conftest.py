@@ -118,12 +118,6 @@ class FakeEngine:
     def progress(self) -> Mapping[int, Segment]:
         return {request_id: as_segment(made) for request_id, made in self.live.items()}
 
-    async def pause(self):
-        pass
-
-    async def resume(self):
-        pass
-
     async def load_version(self, manifest_path, interruption):
         self.loads.append(manifest_path.name)
         self.interruptions.append(interruption)

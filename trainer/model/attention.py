@@ -1,8 +1,8 @@
 """One attention function for packed sequences, registered with transformers, over three kernels.
 
-Owns: the choice of kernel, `Segments` (where sequences begin and end, and how they are grouped for SDPA), the function.
-Refuses: masks, caches, dropout, sliding windows, attention sinks, soft-capped scores, position biases, any non-causal
-attention: what a packed pass cannot do right is an error here, never a wrong number.
+Owns: the choice of kernel, the function. Refuses: where sequences begin and end (segments.py); masks,
+caches, dropout, sliding windows, attention sinks, soft-capped scores, position biases, any non-causal attention: what a
+packed pass cannot do right is an error here, never a wrong number.
 
 transformers builds a block-diagonal mask from position_ids only if no attention mask and no cache are given; its
 default (use_cache on) lets packed sequences see each other without a word. A registered name that is absent from its
@@ -18,17 +18,17 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from areal_like.errors import UserError
 from trainer.model.gather import gather_rows
+from trainer.model.segments import Segments
 
 Kernel = Literal["sdpa", "varlen", "flash_attn"]
 
@@ -36,11 +36,6 @@ PREFIX = "areal_like_"
 """transformers knows our function as `areal_like_sdpa`, `areal_like_varlen` and `areal_like_fa`."""
 
 MAX_FLASH_HEAD_DIM = 256
-
-SLACK_TOKENS = 16
-SLACK_SHARE = 8
-"""Sequences share an SDPA call when shorter than its longest by at most 16 tokens or an eighth: calls cost a fixed
-price on short sequences, padding costs compute on long ones."""
 
 
 @dataclass(frozen=True)
@@ -174,75 +169,6 @@ def _check_heads(config: PreTrainedConfig, choice: AttentionChoice) -> None:
 def is_attached(model: PreTrainedModel) -> bool:
     """True where `model` attends through our function."""
     return str(model.config._attn_implementation).startswith(PREFIX)
-
-
-# ---------------------------------------------------------------- boundaries
-
-
-@dataclass(frozen=True)
-class Segments:
-    """Where the sequences of one packed micro-batch lie; made once, used by every layer.
-
-    cu_seqlens: int32 [B + 1], running sum of lengths. groups: (sequences, padded length) per SDPA call.
-    to_padded_P: int64, packed position of every padded slot (a slot of padding repeats its sequence's first token);
-    to_packed_T: int64, padded slot of every packed token; padding: int64, the slots that are padding.
-    """
-
-    cu_seqlens: torch.Tensor
-    longest: int
-    groups: tuple[tuple[int, int], ...]
-    to_padded_P: torch.Tensor
-    to_packed_T: torch.Tensor
-    padding: torch.Tensor
-
-    def to(self, device: torch.device) -> Segments:
-        """The same on `device`."""
-        if self.cu_seqlens.device == device:
-            return self
-        return Segments(
-            self.cu_seqlens.to(device, non_blocking=True),
-            self.longest,
-            self.groups,
-            self.to_padded_P.to(device, non_blocking=True),
-            self.to_packed_T.to(device, non_blocking=True),
-            self.padding.to(device, non_blocking=True),
-        )
-
-
-def make_segments(lengths: Sequence[int]) -> Segments:
-    """Boundaries of sequences of these lengths, in this order; similar lengths share an SDPA call."""
-    lengths_B = np.asarray(lengths, np.int64)
-    starts_B = np.concatenate([[0], np.cumsum(lengths_B)])
-    order = np.argsort(-lengths_B, kind="stable")
-    groups: list[tuple[int, int]] = []
-    slots: list[np.ndarray] = []
-    is_token: list[np.ndarray] = []
-    first = 0
-    while first < len(order):
-        width = int(lengths_B[order[first]])
-        shortest = width - max(SLACK_TOKENS, width // SLACK_SHARE)
-        last = first + 1
-        while last < len(order) and lengths_B[order[last]] >= shortest:
-            last += 1
-        members = order[first:last]
-        column = np.arange(width)[None, :]
-        inside = column < lengths_B[members][:, None]
-        slots.append((starts_B[members][:, None] + np.where(inside, column, 0)).ravel())
-        is_token.append(inside.ravel())
-        groups.append((len(members), width))
-        first = last
-    to_padded_P = np.concatenate(slots)
-    is_token_P = np.concatenate(is_token)
-    to_packed_T = np.empty(int(starts_B[-1]), np.int64)
-    to_packed_T[to_padded_P[is_token_P]] = np.flatnonzero(is_token_P)
-    return Segments(
-        cu_seqlens=torch.from_numpy(starts_B.astype(np.int32)),
-        longest=int(lengths_B.max()),
-        groups=tuple(groups),
-        to_padded_P=torch.from_numpy(to_padded_P),
-        to_packed_T=torch.from_numpy(to_packed_T),
-        padding=torch.from_numpy(np.flatnonzero(~is_token_P)),
-    )
 
 
 # ---------------------------------------------------------------- the function

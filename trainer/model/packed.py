@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.model.attention import Segments, make_segments
+from trainer.model.segments import Segments, make_segments
 
 
 @dataclass(frozen=True)

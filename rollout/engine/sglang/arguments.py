@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from areal_like.errors import UserError
-from rollout.config import EngineSettings
-from rollout.engine.port import Interruption
+from rollout.config import EngineSettings, Interruption
 from rollout.engine.sglang.environment import (
     CPU_VARIABLES,
     PYTHON,

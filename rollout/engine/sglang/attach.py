@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import UserError, first_line
-from rollout.config import EngineSettings, SGLangSettings
-from rollout.engine.port import Interruption
+from rollout.config import EngineSettings, Interruption, SGLangSettings
 from rollout.engine.sglang.client import ServerGone, ServerRefused, SGLangClient
 from rollout.engine.sglang.environment import KNOWN_VERSION
 

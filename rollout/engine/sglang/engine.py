@@ -26,13 +26,12 @@ from areal_like.errors import EngineError, TransferBroken, UserError, WeightErro
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
 from areal_like.weights.process_group import GroupCall
-from rollout.config import EngineSettings
+from rollout.config import EngineSettings, Interruption
 from rollout.engine.loading import DTYPES
 from rollout.engine.port import (
     EngineCapabilities,
     GenerationOutcome,
     GenerationRequest,
-    Interruption,
     LoadReport,
 )
 from rollout.engine.sglang.arguments import plan_launch
@@ -98,7 +97,6 @@ class SGLangEngine:
         self._turns: DeviceLease | None = None
         self._group: ServerInGroup | None = None
         self._sleeper: Sleeper | None = None
-        self._is_paused = False
         self._context = settings.max_context
 
     # ------------------------------------------------------------------ life
@@ -222,29 +220,6 @@ class SGLangEngine:
         """For each running request: all newly sampled tokens so far."""
         return self._attempts.progress() if self._attempts else {}
 
-    # ------------------------------------------------------------------ pause
-
-    async def pause(self) -> None:
-        """Stop at the next token boundary."""
-        keeper, attempts, turns = self._started()
-        async with self._load_lock:
-            await self._wake()
-            self._is_paused = True
-            attempts.gate.clear()
-            self._meter.pauses(True)
-            if turns.has_memory:
-                await (await keeper.ready()).client.pause("in_place")
-
-    async def resume(self) -> None:
-        """Go on."""
-        keeper, attempts, turns = self._started()
-        async with self._load_lock:
-            self._is_paused = False
-            if turns.has_memory:
-                await (await keeper.ready()).client.resume()
-                attempts.gate.set()
-            self._meter.pauses(False)
-
     # ------------------------------------------------------------------ versions
 
     async def load_version(self, manifest_path: Path, interruption: Interruption) -> LoadReport:
@@ -296,7 +271,7 @@ class SGLangEngine:
                 self._stager.drop(staged)
                 raise
             finally:
-                if not self._is_paused and turns.has_memory:
+                if turns.has_memory:
                     attempts.gate.set()
         return LoadReport(version=staged.version, stage_s=stage_s, pause_s=pause_s)
 
@@ -325,9 +300,8 @@ class SGLangEngine:
                     raise
                 raise TransferBroken(f"version {call.version} by {call.group}: {error}") from error
             finally:
-                self._meter.pauses(self._is_paused)
-                if not self._is_paused:
-                    attempts.gate.set()
+                self._meter.pauses(False)
+                attempts.gate.set()
             pause_s = time.monotonic() - met_s
         return LoadReport(version=call.version, stage_s=met_s - start_s, pause_s=pause_s, transfer_s=transfer_s)
 
@@ -367,7 +341,7 @@ class SGLangEngine:
                 await keeper.replace(live.epoch, f"it holds other weights than version {staged.version}")
                 raise
             finally:
-                self._meter.pauses(self._is_paused)
+                self._meter.pauses(False)
         return time.monotonic() - start_s
 
     async def _exchange(self, client: SGLangClient, bring: Bring, interruption: Interruption) -> float:
@@ -375,7 +349,7 @@ class SGLangEngine:
         keeper, attempts, _ = self._started()
         trace_s, num_running = self._now_s(), attempts.num_streaming
         mode: PauseMode = "in_place" if interruption == "keep_kv" else "retract"
-        if interruption != "keep_kv" and not self._is_paused:  # a paused scheduler ends nothing
+        if interruption != "keep_kv":
             await attempts.end_attempts(client, self._settings.sglang.control_timeout_s)
         await client.pause(mode)
         attempts.weights_change()
@@ -391,8 +365,7 @@ class SGLangEngine:
         attempts.prefix_key += 1
         if old is not None and old is not staged:  # the same one again where a server died between load and resume
             self._thread.submit(self._stager.drop, old)
-        if not self._is_paused:
-            await client.resume()
+        await client.resume()
         args = {"version": staged.version, "interruption": interruption, "running": num_running}
         self._trace("swap", trace_s, "engine", transfer_s=round(bring_s, 6), **args)
         return bring_s

@@ -10,8 +10,8 @@ import pytest
 from real_ledger import segment_of
 
 from areal_like.trajectory import FinishReason, Trajectory
-from controller.ledger.ledger import _size
 from controller.ledger.segment_store import pack_trajectory, unpack_trajectory
+from controller.ledger.trajectory_cache import _size
 
 PROMPT = np.arange(3, dtype=np.int32)
 

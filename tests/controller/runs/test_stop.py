@@ -16,7 +16,7 @@ import pytest
 import run_zoo as zoo
 
 from areal_like.errors import UserError
-from controller.ledger.ledger import lock_folder
+from controller.ledger.run_lock import lock_folder
 from controller.run_folder.run_folder import RunFolder
 from controller.runs import stop as module
 from controller.runs.stop import stop
@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 CONTROLLER = """
 import json, signal, sys, time
 from pathlib import Path
-from controller.ledger.ledger import lock_folder
+from controller.ledger.run_lock import lock_folder
 from controller.run_folder.run_folder import RunFolder
 
 folder, manner = RunFolder(Path(sys.argv[1])), sys.argv[2]

@@ -36,7 +36,11 @@ LONG_TAILED = Lengths("tail", mean=100.0, cv=1.2, cap=2000)
 
 
 def job(**changes) -> Job:
-    return replace(Job(8, 4, 12, EQUAL, max_staleness=2), **changes)
+    plain = Job(
+        8, 4, 12, EQUAL, mode="async", max_staleness=2, on_stale="wait", interruption="recompute",
+        routing="least_tokens", affinity=1.0, migration=False, min_gain_s=2.0, updates_per_step=1,
+    )  # fmt: skip
+    return replace(plain, **changes)
 
 
 # ------------------------------------------------------------ the world

@@ -126,23 +126,6 @@ def test_drain_lets_running_answers_finish_and_holds_new_ones(fake_world):
     fake_world.run(body())
 
 
-def test_pause_and_resume_stop_and_go_on(fake_world):
-    async def body():
-        fake_world.monkeypatch.setenv("FAKE_TICK_S", SLOW)
-        async with fake_world.engine() as engine:
-            tasks = await begin(fake_world, engine)
-            await engine.pause()
-            late = asyncio.ensure_future(engine.generate(fake_world.ask(9)))
-            await engine.load_version(fake_world.publish(1), "recompute")
-            assert (await fake_world.server_info(engine))["calls"][-1] == ["load", "1", True]
-            assert not late.done()
-            await engine.resume()
-            for outcome in await asyncio.gather(*tasks, late):
-                fake_world.check(outcome.segment)
-
-    fake_world.run(body())
-
-
 def test_a_rollback_ends_answers_that_have_newer_tokens(fake_world):
     async def body():
         fake_world.monkeypatch.setenv("FAKE_TICK_S", SLOW)

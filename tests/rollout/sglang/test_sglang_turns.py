@@ -88,22 +88,6 @@ def test_what_runs_or_waits_at_a_release_ends_as_cancelled_with_its_tokens(fake_
     fake_world.run(body())
 
 
-def test_a_pause_in_the_trainers_turn_asks_nothing_of_the_server_and_lasts(fake_world):
-    async def body():
-        async with fake_world.engine(starts_empty=True) as engine:
-            await engine.release_memory()
-            await engine.pause()
-            await engine.load_version(fake_world.publish(1), "recompute")
-            assert (await turn_calls(fake_world, engine))[-1] == ["load", "1", True]
-            late = asyncio.ensure_future(engine.generate(fake_world.ask(1)))
-            await asyncio.sleep(0.05)
-            assert not late.done()
-            await engine.resume()
-            fake_world.check((await late).segment)
-
-    fake_world.run(body())
-
-
 def test_a_server_that_dies_in_the_trainers_turn_has_no_successor_before_the_next_version(fake_world):
     async def body():
         async with fake_world.engine(starts_empty=True, max_restarts=1) as engine:

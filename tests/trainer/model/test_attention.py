@@ -20,11 +20,11 @@ from trainer.model.attention import (
     choose,
     implementation_name,
     is_attached,
-    make_segments,
     packed_attention,
 )
 from trainer.model.logprobs import hidden_states
 from trainer.model.packed import PackedSequences
+from trainer.model.segments import make_segments
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")

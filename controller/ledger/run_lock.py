@@ -1,0 +1,66 @@
+"""The lock of a run's folder: one controller writes a run at a time.
+
+Owns: taking it, naming its holder. Refuses: what is written under it (ledger.py). The kernel releases it with the
+process that holds it, whatever ends that.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from areal_like.errors import UserError
+
+LOCK_FILE = "ledger.lock"
+
+
+def lock_folder(run_dir: Path) -> int:
+    """Take the lock of a run.
+
+    Args:
+        run_dir: the run's folder.
+
+    Returns:
+        A file descriptor; the lock is held until it is closed or the process dies.
+
+    Raises:
+        UserError: another process holds the lock.
+    """
+    path = run_dir / LOCK_FILE
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(
+            f"cannot write here ({error.strerror})", where=str(run_dir), remedy="choose a folder you may write to"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
+        os.close(lock)
+        raise UserError(
+            f"another controller (process {holder or 'unknown'}) has this run open",
+            where=str(run_dir),
+            remedy="wait for it to end, or stop it",
+        ) from error
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def lock_holder(run_dir: Path) -> int | None:
+    """Id of the process that holds the run's lock now; None where nobody does."""
+    try:
+        lock = os.open(run_dir / LOCK_FILE, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        text = os.pread(lock, 20, 0).decode(errors="replace").strip()
+        return int(text) if text.isdecimal() else None
+    else:
+        return None
+    finally:
+        os.close(lock)
