@@ -474,7 +474,8 @@ def test_spec_of_a_run_becomes_the_services_and_needs_an_address(tmp_path: Path)
         "role": "reward", "name": "reward1", "run_id": "r", "run_dir": str(tmp_path), "hub_address": "tcp://127.0.0.1:9",
         "bind_address": "tcp://127.0.0.1:0", "parent_pid": 1, "seed": 1, "heartbeat_s": 0.25, "silence_s": 6.0,
         "model": ModelSettings(), "sampling": SamplingSettings(), "staleness": StalenessSettings(),
-        "groups_per_step": 1, "group_size": 1, "num_steps": 1, "weight_dir": "w", "curve_dir": "/keys", "settings": {"num_wrokers": 1},
+        "groups_per_step": 1, "group_size": 1, "num_steps": 1, "weight_dir": "w", "curve_dir": "/keys",
+        "settings": {"num_wrokers": 1},
     }  # fmt: skip
     assert ServiceSpec.of(ProcessSpec(**facts)) == ServiceSpec(
         name="reward1", run_id="r", bind_address="tcp://127.0.0.1:0", curve_dir=Path("/keys"), run_dir=tmp_path,
