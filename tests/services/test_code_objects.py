@@ -286,7 +286,7 @@ def test_program_may_call_back_only_with_arguments_of_the_right_kind() -> None:
     assert calls == [((1,), {"k": 2})]
 
 
-def test_program_that_calls_back_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_that_calls_back_indefinitely_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_CALLBACKS >= 1000
     monkeypatch.setattr("services.reward.judging.program.MAX_CALLBACKS", 3)
     back = b'{"callback":0,"args":{"tuple":[]},"kwargs":{"dict":[]}}'

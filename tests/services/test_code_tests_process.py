@@ -46,7 +46,7 @@ class Outside:
     def say(self, message: bytes) -> None:
         self.channel.sendall(len(message).to_bytes(4, "big") + message)
 
-    def heard(self) -> bytes:
+    def received(self) -> bytes:
         return self._exactly(int.from_bytes(self._exactly(4), "big"))
 
     def _exactly(self, num_bytes: int) -> bytes:
@@ -62,10 +62,10 @@ def test_new_process_of_the_program_is_one_letter_and_a_question_has_another(end
     judge, outside = ends
     outside.say(b"mfirst")
     assert judge.open_program() == b"first"
-    assert outside.heard() == b"o"
+    assert outside.received() == b"o"
     outside.say(b"manswer")
     assert judge.ask_program(b"question") == b"answer"
-    assert outside.heard() == b"aquestion"
+    assert outside.received() == b"aquestion"
 
 
 def test_answer_of_megabytes_arrives_whole(ends: Any) -> None:
@@ -112,7 +112,7 @@ def served(problem: Asserts, program: str, monkeypatch: pytest.MonkeyPatch, **mo
     def judge() -> None:
         task = Task("", problem, {}, 1.0, **more)
         outside.say(b"t" + json.dumps(task.as_dict()).encode())
-        while (message := outside.heard())[:1] != b"f":
+        while (message := outside.received())[:1] != b"f":
             answer = source.open_program() if message[:1] == b"o" else source.ask_program(message[1:])
             outside.say(b"m" + answer)
         found.update(json.loads(message[1:]))

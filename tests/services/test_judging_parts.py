@@ -197,7 +197,7 @@ class FakeSupervisor:
     def __init__(self, *script: dict[str, Any] | None) -> None:
         self.script = list(script)
         self.started: list[list[str]] = []
-        self.heard: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         self.num_kills = self.num_waits = 0
 
     def __call__(self, command: list[str], **more: Any) -> FakeSupervisor:
@@ -210,7 +210,7 @@ class FakeSupervisor:
     def _run(self, stream: socket.socket) -> None:
         with stream:
             while (message := receive(stream)) is not None:
-                self.heard.append(message)
+                self.received.append(message)
                 answer = self.script.pop(0) if self.script else None
                 if answer is None:
                     return
@@ -249,7 +249,7 @@ def test_client_starts_one_supervisor_and_hands_it_one_program_after_the_other(
     judges.start()
     assert (judges.layer, judges.words) == ("landlock", "landlock works")
     assert [judges.judge(TASK), judges.judge(TASK)] == [{"n": 1}, {"n": 2}]
-    assert child.heard == [
+    assert child.received == [
         {"required": "landlock", "python": "/py", "allowed": ["landlock"]},
         *[json.loads(json.dumps(TASK.as_dict()))] * 2,
     ]
@@ -474,7 +474,9 @@ def test_layer_and_interpreter_are_those_asked_for(monkeypatch: pytest.MonkeyPat
         CodeScorer(CodeOptions.model_validate({"require": "namespaces"}))
 
 
-def test_layer_in_use_is_told_on_the_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layer_in_use_is_reported_on_the_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(programs, "Judges", FakeJudges)
     CodeScorer(CodeOptions())
     assert capsys.readouterr().err == "programs run in sandbox layer landlock: landlock works\n"

@@ -118,7 +118,7 @@ class Stage:
             body = message if isinstance(message, bytes) else frame(message)
             await asyncio.get_running_loop().sock_sendall(self.theirs, body)
 
-    async def heard(self) -> Setup | Job:
+    async def received(self) -> Setup | Job:
         loop = asyncio.get_running_loop()
         found = b""
         while len(found) < PREFIX.size or len(found) < PREFIX.size + PREFIX.unpack(found[: PREFIX.size])[0]:
@@ -131,7 +131,7 @@ async def ready_stage() -> AsyncIterator[Stage]:
     stage = Stage()
     await stage.say(READY)
     await stage.process.prepare(Setup(scorers=[], service_pid=1), LIMIT_S)
-    await stage.heard()
+    await stage.received()
     try:
         yield stage
     finally:
@@ -175,9 +175,9 @@ def test_answer_is_the_outcome_of_the_job_that_was_sent() -> None:
         for number in (1, 2):
             await stage.say(began("a", number), began("b", number), outcome(number))
             assert await stage.process.score(job(number), number, LIMIT_S) == outcome(number)
-            heard = await stage.heard()
-            assert isinstance(heard, Job)
-            assert heard.job_id == number
+            received = await stage.received()
+            assert isinstance(received, Job)
+            assert received.job_id == number
             assert stage.process.num_scored == number
 
     play(scene)
@@ -249,7 +249,7 @@ def test_death_says_how_whether_or_not_a_child_holds_the_stream(status: int, wor
     async def scene(stage: Stage) -> None:
         await stage.say(began("a"))
         scoring = asyncio.create_task(stage.process.score(job(), 1, LIMIT_S))
-        await stage.heard()
+        await stage.received()
         stage.child.status = status
         if is_stream_open:
             stage.process.check()  # as the pool's watch does
@@ -277,7 +277,7 @@ def test_who_kills_it_from_outside_gives_the_reason() -> None:
 def test_answer_that_was_given_before_the_death_counts() -> None:
     async def scene(stage: Stage) -> None:
         scoring = asyncio.create_task(stage.process.score(job(), 1, LIMIT_S))
-        await stage.heard()
+        await stage.received()
         stage.child.status = 0
         stage.process.check()
         await asyncio.sleep(0)

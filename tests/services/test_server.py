@@ -1,4 +1,4 @@
-"""Claims about the service around its pool, with puppets for sockets and pool: who is told what, and when it ends."""
+"""Claims about the service around its pool, with puppets for sockets and pool: who is sent what, and when it ends."""
 
 from __future__ import annotations
 
@@ -330,7 +330,7 @@ def test_verdict_that_is_no_score_is_logged_with_who_asked(tmp_path: Path, caplo
 # ---------------------------------------------------------------- start and end
 
 
-def test_address_is_told_and_left_in_a_file_of_the_run(tmp_path: Path) -> None:
+def test_address_is_announced_and_left_in_a_file_of_the_run(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         assert stage.addresses == ["tcp://127.0.0.1:4321"]
 

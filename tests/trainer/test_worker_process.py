@@ -182,7 +182,7 @@ class Link:
 
 
 class Desk:
-    """A `Saving` over a training that only counts, and what it told the controller."""
+    """A `Saving` over a training that only counts, and what it sent the controller."""
 
     def __init__(self, every_steps: int = 0, every_s: float | None = None) -> None:
         self.link, self.activity, self.news = Link(), Activity(), asyncio.Event()
@@ -297,7 +297,7 @@ def test_disk_that_refuses_is_reported_and_counted_and_a_lost_rank_is_no_such_th
     play(scene)
 
 
-def test_last_checkpoint_is_waited_for_and_reported_only_when_told_to() -> None:
+def test_last_checkpoint_is_waited_for_and_reported_only_when_asked() -> None:
     async def scene() -> None:
         desk = Desk()
         async with asyncio.TaskGroup() as group:
