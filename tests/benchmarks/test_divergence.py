@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from benchmarks.divergence import SEEDS, line, reported_when
-from benchmarks.runs import RESULTS
+from benchmarks.folders import RESULTS
 from controller.report.data import RunData
 from controller.run_folder.run_folder import RunFolder
 

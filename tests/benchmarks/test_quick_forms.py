@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.runs import REPOSITORY, RESULTS, environment
+from benchmarks.folders import REPOSITORY, RESULTS
+from benchmarks.runs import environment
 
 pytestmark = pytest.mark.e2e
 

@@ -15,8 +15,8 @@ from areal_like.emulation.roofline import Efficiencies, Roofline
 from benchmarks import published as paper
 from benchmarks import simulated_jobs, simulator
 from benchmarks.fit_box import at_bound
+from benchmarks.folders import RESULTS
 from benchmarks.measured import Measured
-from benchmarks.runs import RESULTS
 from benchmarks.simulated_runs import SpeedJob, predicted_emulated, speed
 from benchmarks.tables import TABLES
 from controller.config.loading import load_config

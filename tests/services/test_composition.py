@@ -9,9 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from areal_like.errors import UserError
-from services.reward.composition import WeightedSum
+from services.reward.composition import MAX_COMPONENTS, Part, WeightedSum
 from services.reward.config import ClipSettings, ScorerSettings
-from services.reward.job import Job, Outcome
+from services.reward.job import MAX_REASON_CHARS, Job, Outcome
+from services.reward.scorers.port import CannotJudge, ScorerInput, TookTooLong
 
 
 def sum_of(*scorers: dict[str, Any]) -> WeightedSum:
@@ -179,3 +180,106 @@ def test_a_weight_that_is_not_finite_is_refused(weight: float) -> None:
 def test_bounds_that_bound_nothing_are_refused(clip: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         ScorerSettings(kind="math", clip=clip)  # type: ignore[arg-type]
+
+
+class Fixed:
+    """A scorer that gives these values."""
+
+    version = "1"
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+    def warm_up(self) -> None: ...
+
+    def score(self, sample: ScorerInput) -> dict[str, Any]:
+        return self.values
+
+
+def fixed(values: dict[str, Any]) -> Outcome:
+    return score(WeightedSum((Part("a", 1.0, Fixed(values)),)), "x")
+
+
+def test_so_many_components_are_kept_and_no_more() -> None:
+    parts = {f"p{number}": 1.0 for number in range(MAX_COMPONENTS - 1)}
+    outcome = fixed({"value": 2.0, **parts})
+    assert (outcome.kind, len(outcome.components)) == ("scored", MAX_COMPONENTS)
+    outcome = fixed({"value": 2.0, **parts, "one": 1.0})
+    assert (outcome.kind, outcome.reason) == ("invalid", "a: gave 65 components, at most 64 are kept")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "a: gave no value"), ({"value": "1"}, "a: value is not a number but str"),
+        ({"value": b"1"}, "a: value is not a number but bytes"), ({"value": [1]}, "a: value is not a number but list"),
+        ({"value": 10**400}, "a: value is not a number but int"), ({"value": float("nan")}, "a: value is nan"),
+        ({"value": 1, "p" * 99: None}, f"a: component '{'p' * 40}' is not a number but NoneType"),
+        ({"value": 1, "style": float("-inf")}, "a: component 'style' is -inf"),
+    ],
+)  # fmt: skip
+def test_what_is_no_finite_number_says_which_and_what_it_is(values: dict[str, Any], words: str) -> None:
+    outcome = fixed(values)
+    assert (outcome.kind, outcome.reason, outcome.value, outcome.scorer) == ("invalid", words, None, "a")
+
+
+def test_remark_is_the_reason_of_a_score_and_no_component() -> None:
+    outcome = fixed({"value": 1, "remark": "well said"})
+    assert (outcome.reason, outcome.components) == ("a: well said", {"a": 1.0})
+    assert fixed({"value": 1, "remark": ""}).reason == ""
+    assert fixed({"value": 1, "remark": 3}).components == {"a": 1.0, "a.remark": 3.0}
+    assert len(fixed({"value": 1, "remark": "x" * 999}).reason) == MAX_REASON_CHARS
+
+
+class Odd(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (CannotJudge("no gold"), "invalid", "a: no gold"), (TookTooLong("slow"), "timed_out", "a: slow"),
+        (ValueError("first\nlast\n"), "crashed", "a: ValueError: last"), (SystemExit(3), "crashed", "a: SystemExit: 3"),
+        (ValueError(), "crashed", "a: ValueError: "), (Odd(), "crashed", "a: Odd: (its text cannot be shown)"),
+        (ValueError("x" * 999), "crashed", ("a: ValueError: " + "x" * 999)[:MAX_REASON_CHARS]),
+    ],
+)  # fmt: skip
+def test_whatever_a_scorer_raises_is_the_verdict_on_its_own_sample(error: Any, kind: str, words: str) -> None:
+    class Raising(Fixed):
+        def score(self, sample: ScorerInput) -> dict[str, Any]:
+            raise error
+
+    outcome = score(WeightedSum((Part("a", 1.0, Raising({})),)), "x")
+    assert (outcome.kind, outcome.reason, outcome.value) == (kind, words, None)
+    assert outcome.scorer_s.keys() == {"a"}
+
+
+def test_unknown_scorer_names_those_there_are() -> None:
+    job = Job(job_id=4, scorer="no", row={}, response="x", finish_reason="stop", num_tokens=1)
+    outcome = sum_of({"kind": "math"}, CONTAINS).score(job, lambda name: pytest.fail("run"))
+    assert (outcome.job_id, outcome.kind) == (4, "invalid")
+    assert outcome.reason == "unknown scorer 'no'; this service has math, format"
+
+
+def test_sum_that_overflows_is_no_score() -> None:
+    parts = (Part("a", 1e308, Fixed({"value": 1.0})), Part("b", 1e308, Fixed({"value": 1.0})))
+    outcome = score(WeightedSum(parts), "x")
+    assert (outcome.kind, outcome.reason, set(outcome.scorer_s)) == (
+        "invalid", "the weighted sum is not finite", {"a", "b"}
+    )  # fmt: skip
+
+
+def test_scorers_are_warmed_up_labelled_and_asked_whether_they_are_deterministic() -> None:
+    class Warm(Fixed):
+        is_deterministic = False
+        num_warm = 0
+
+        def warm_up(self) -> None:
+            self.num_warm += 1
+
+    warm, plain = Warm({"value": 1}), Fixed({"value": 1})
+    both = WeightedSum((Part("w", 1.0, warm), Part("p", 1.0, plain)))
+    both.warm_up()
+    assert warm.num_warm == 1
+    assert (both.label, both.names, both.volatile) == ("w@1+p@1", ["w", "p"], ["w"])

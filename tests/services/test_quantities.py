@@ -254,3 +254,17 @@ def test_alternatives_and_doubts_are_hedges(text: str) -> None:
 )
 def test_other_answers_are_not(text: str) -> None:
     assert not is_hedged(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "value"),
+    [
+        ("$5", "money", 5), ("$5 million", "money", 5_000_000), ("5 million", "", 5_000_000),
+        ("$5 dollars", "money", 5),
+        ("$5 km", "length", 5), ("5 km", "length", 5), ("$-5", "money", -5), ("-$5", "money", -5),
+    ],
+)  # fmt: skip
+def test_sign_of_a_currency_makes_money_of_a_number_and_of_no_other_unit(text: str, dimension: str, value: int) -> None:
+    quantity = quantity_of(text)
+    assert quantity is not None
+    assert (quantity.dimension, quantity.number.value) == (dimension, value)

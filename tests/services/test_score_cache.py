@@ -81,3 +81,24 @@ def test_the_counted_bytes_are_no_less_than_what_python_takes() -> None:
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0.5 * cache.num_bytes < after - before <= cache.num_bytes
+
+
+def test_hits_misses_and_what_is_held_are_counted() -> None:
+    cache = ScoreCache(2_000, "v", ())
+    assert cache.find(b"a" * 16) is None
+    cache.keep(b"a" * 16, outcome(1.0))
+    assert [cache.find(key) is not None for key in (b"a" * 16, b"a" * 16, b"b" * 16)] == [True, True, False]
+    held = cache.num_bytes
+    assert held > 0
+    assert cache.counters() == {"cache.hits": 2, "cache.misses": 2, "cache.entries": 1, "cache.bytes": held}
+    cache.keep(b"a" * 16, outcome(2.0))
+    assert (len(cache), cache.num_bytes, cache.find(b"a" * 16)) == (1, held, outcome(1.0)), "a score is kept once"
+
+
+def test_score_that_just_fills_the_cache_is_kept() -> None:
+    probe = ScoreCache(1 << 20, "v", ())
+    probe.keep(b"a" * 16, outcome(1.0))
+    for room, is_kept in ((probe.num_bytes, True), (probe.num_bytes - 1, False)):
+        cache = ScoreCache(room, "v", ())
+        cache.keep(b"a" * 16, outcome(1.0))
+        assert (cache.find(b"a" * 16) is not None) is is_kept

@@ -117,6 +117,7 @@ def test_every_row_gets_its_own_verdict(desk: Desk) -> None:
     assert (standing.num_rows, standing.num_before, standing.totals.num_rows) == (5, 0, 5)
     assert standing.totals.sum_value == 10.0
     assert standing.stopped_by == 0
+    assert 0 < standing.wall_s < LIMIT_S
     assert desk.shown == [(0, number) for number in range(6)], "once at the start, then after each verdict"
     (pool,) = FakePool.made
     assert pool.is_kept
@@ -238,7 +239,7 @@ def test_row_that_cannot_be_sent_to_a_process_is_invalid_and_costs_no_attempt(
 def test_maths_sees_the_gold_answer_alone_and_a_function_the_whole_row(desk: Desk) -> None:
     desk.write({**row(7), "more": "m"})
     desk.score(lambda job, _: scored(job), kind="math")
-    assert FakePool.made[0].jobs[0].row == {"gold": 7}
+    assert FakePool.made[0].jobs[0].row == {"gold": "7"}
     desk.score(lambda job, _: scored(job), kind="math", options={"gold_field": "more"}, overwrite=True)
     assert FakePool.made[1].jobs[0].row["more"] == "m"
     desk.score(lambda job, _: scored(job), overwrite=True)

@@ -117,6 +117,8 @@ def test_a_function_sees_the_whole_row_and_what_is_known_of_the_answer() -> None
     assert (made.finish_reason, made.num_tokens) == ("length", 9)
     odd = row("mine:score", response="7\ud800", finish_reason=3, num_tokens=-1)
     assert (odd.finish_reason, odd.num_tokens, odd.response.encode()[:1]) == ("stop", 0, b"7")
+    for given, taken in ((True, 0), (2.0, 0), ("3", 0), ((1 << 40) - 1, (1 << 40) - 1), (1 << 40, 0)):
+        assert row("mine:score", response="7", num_tokens=given).num_tokens == taken
 
 
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])

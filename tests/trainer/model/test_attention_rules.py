@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from areal_like.errors import UserError
-from trainer.model.attention import MAX_FLASH_HEAD_DIM, AttentionChoice, attach, choose, make_segments, packed_attention
+from trainer.model.attention import MAX_FLASH_HEAD_DIM, AttentionChoice, attach, choose, packed_attention
+from trainer.model.segments import make_segments
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

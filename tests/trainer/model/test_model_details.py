@@ -275,3 +275,43 @@ def test_logits_and_their_gradient_are_those_of_the_formula(head: Any) -> None:
     with torch.no_grad():
         torch.testing.assert_close(made.logits(raw.clone()), formula)
         torch.testing.assert_close(made.raw_gradient(weights.clone(), formula.clone()), wanted)
+
+
+@pytest.mark.parametrize(
+    ("is_cuda", "dtype", "out_dtype"),
+    [
+        (True, torch.bfloat16, torch.float32), (True, torch.float32, None), (False, torch.bfloat16, None),
+        (False, torch.float32, None),
+    ],
+)  # fmt: skip
+def test_sixteen_bit_products_are_kept_in_float32_where_the_device_can(
+    is_cuda: bool, dtype: torch.dtype, out_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is played: what is asked of the product is what matters."""
+    asked: list[torch.dtype | None] = []
+    product = torch.mm
+
+    def mm(left: Any, right: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        asked.append(out_dtype)
+        made = product(getattr(left, "tensor", left), right)
+        return made if out_dtype is None else made.to(out_dtype)
+
+    class Played:
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.tensor, self.is_cuda, self.dtype = tensor, is_cuda, tensor.dtype
+
+        def t(self) -> torch.Tensor:
+            return self.tensor.t()
+
+    monkeypatch.setattr(torch, "mm", mm)
+    hidden, weight = torch.ones(3, 2, dtype=dtype), torch.full((4, 2), 2.0, dtype=dtype)
+    raw = logprobs._raw(Played(hidden), weight, torch.ones(4))  # type: ignore[arg-type]
+    assert raw.dtype == torch.float32
+    assert torch.equal(raw, torch.full((3, 4), 5.0))
+    assert asked == [out_dtype]
+    asked.clear()
+    total = torch.ones(4, 2)
+    gradient = torch.ones(3, 4, dtype=dtype)
+    logprobs._accumulate(total, Played(gradient) if dtype != torch.float32 else gradient, hidden)  # type: ignore[arg-type]
+    assert torch.equal(total, torch.full((4, 2), 4.0))
+    assert asked == ([] if dtype == torch.float32 else [out_dtype])

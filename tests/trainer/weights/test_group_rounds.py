@@ -245,3 +245,33 @@ def test_buckets_are_whole_tensors_and_cover_the_payload_once(tmp_path):
 
 def bytes_of(size: int, is_half: int) -> memoryview:
     return memoryview(bytes(size * (2 if is_half else 4)))
+
+
+def test_missing_worker_is_waited_for_until_the_time_to_gather_is_over(play, monkeypatch):
+    """The clock stands still: whatever begins without the missing one began too early."""
+
+    class Clock:
+        now_s = 100.0
+
+        def monotonic(self) -> float:
+            return self.now_s
+
+    clock = Clock()
+
+    async def scenario(stage):
+        stage.offer(0)
+        stage.join("a", "b", version=0)
+        await stage.held(1)
+        monkeypatch.setattr(group_rounds, "time", clock)
+        stage.offer(1)
+        stage.join("a", version=1)
+        for _ in range(50):
+            await asyncio.sleep(0.001)
+            stage.rounds._changed.set()
+        assert not stage.calls(1)
+        clock.now_s += 0.5
+        stage.rounds._changed.set()
+        await stage.until(lambda: stage.calls(1))
+        assert set(stage.calls(1)) == {"a"}
+
+    play(scenario, gather_s=0.5)
