@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from areal_like import staleness
 from controller.coordinator import colocation, rewriting
-from controller.coordinator.admission import has_draws, may_start_group
+from controller.coordinator.admission import may_start_group
 from controller.coordinator.run_state import Phase, RunState
 from controller.coordinator.worker import Worker
 
@@ -70,8 +70,6 @@ def _batch_wait(state: RunState) -> str:
         line += "; " + ", ".join(held)
     elif table.num_running:
         line += f"; samples of {table.num_running} groups wait for an eligible worker"
-    elif not has_draws(state.settings, state.groups):
-        line += "; the data is used up"
     return line
 
 

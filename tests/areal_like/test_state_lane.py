@@ -42,6 +42,14 @@ def test_states_follow_each_other_without_gap(tracer):
     assert tracer.slices == [("load", 0, 1), ("generate", 1, 3), ("wait:work", 3, 3.5), ("generate", 3.5, 5)]
 
 
+def test_a_state_that_is_entered_again_goes_on_in_one_slice(tracer):
+    lane = StateLane(tracer, "load")
+    play(tracer, lane, (1.0, "load"), (2.0, "generate"), (3.0, "generate"))
+    tracer.s = 104.0
+    lane.close()
+    assert tracer.slices == [("load", 0, 2), ("generate", 2, 4)]
+
+
 def test_blink_belongs_to_the_state_it_interrupts(tracer):
     lane = StateLane(tracer, "generate")
     play(tracer, lane, (1.0, "wait:score"), (1.001, "generate"), (2.0, "wait:work"))

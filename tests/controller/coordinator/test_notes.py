@@ -26,3 +26,15 @@ def test_notes_that_only_confirm_normal_operation_are_not_shown() -> None:
         "trainer_restarted",
         "worker_lost",
     }
+
+
+def test_the_timeline_has_what_changes_who_works() -> None:
+    assert {kind for kind, one in HANDLING.items() if one.is_traced} == {
+        "draining", "incident", "migrated", "trainer_restarted", "worker_left", "worker_lost",
+    }  # fmt: skip
+
+
+def test_the_ledger_records_why_workers_were_idle() -> None:
+    assert {kind for kind, one in HANDLING.items() if one.is_recorded} == {
+        "draining", "incident", "quarantined", "rewrite", "worker_left", "worker_lost",
+    }  # fmt: skip

@@ -91,10 +91,12 @@ def test_a_finished_sample_is_stored_as_reported_and_used_once() -> None:
     )  # fmt: skip
     assert (done.first_version, done.last_version, done.verdict_kind) == (0, 0, "scored")
     assert (kept.value, kept.is_kept, kept.policy) == (0.5, True, "")
+    assert desk.coordinator.counts().samples_finished == 1
     again = desk.report(lease_id, group_id=0, worker=worker)
     assert only(again, Note).text == f"{worker} reports lease {lease_id} again or too late"
     assert only(again, SendAck).lease_ids == (lease_id,)
     assert not has(again, StoreFinished)
+    assert desk.coordinator.counts().samples_finished == 1
 
 
 @pytest.mark.parametrize(("group_id", "sample_index"), [(1, 0), (0, 1)])

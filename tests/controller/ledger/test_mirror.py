@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ledger_entries import admit, finished, lineage, partial
 
-from areal_like.errors import UserError
+from areal_like.errors import LedgerError, UserError
+from controller.ledger import mirror
 from controller.ledger.audit import audit
 from controller.ledger.ledger import Ledger
 from controller.ledger.mirror import HOME_FILE, LedgerHome
@@ -143,3 +147,37 @@ def test_folder_of_ledgers_that_another_user_made_is_refused(tmp_path, monkeypat
         os.chown(base, 65534, 65534)
         with pytest.raises(UserError, match="belongs to another user"):
             LedgerHome(tmp_path / "run", None, "r1").open()
+
+
+def test_the_mirror_is_renewed_after_its_interval_and_a_second_after_a_saved_checkpoint(tmp_path, monkeypatch):
+    """Looked at every second; a copy that fails is said and tried again an interval later."""
+    home, now_s = home_of(tmp_path), [100.0]
+    copied: list[float] = []
+    said: list[str] = []
+
+    async def sleep(seconds: float) -> None:
+        assert seconds == 1.0
+        now_s[0] += seconds
+        if now_s[0] == 121.0:
+            raise asyncio.CancelledError
+
+    def copy() -> None:
+        copied.append(now_s[0] - 100.0)
+        if len(copied) == 1:
+            raise LedgerError("damaged")
+        if len(copied) == 2:
+            raise OSError("disk full")
+
+    async def to_thread(work: Callable[[], None]) -> None:
+        work()
+
+    monkeypatch.setattr(mirror, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(mirror, "asyncio", SimpleNamespace(sleep=sleep, to_thread=to_thread))
+    monkeypatch.setattr(home, "copy", copy)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(home.keep_up(lambda: 4 if now_s[0] >= 107.0 else 0, 5.0, said.append))
+    assert copied == [5.0, 7.0, 12.0, 17.0]
+    assert said == [
+        "the ledger's copy in the run folder is out of date: damaged",
+        "the ledger's copy in the run folder is out of date: disk full",
+    ]

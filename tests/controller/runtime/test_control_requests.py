@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from areal_like.errors import UserError
-from controller.runtime.control_requests import MAX_BYTES, Request, Requests, answer_to, ask, withdraw
+from controller.runtime.control_requests import MAX_BYTES, Request, Requests, answer_to, ask, is_taken, withdraw
 
 
 def test_request_is_taken_once_and_answered(tmp_path: Path) -> None:
@@ -16,8 +16,10 @@ def test_request_is_taken_once_and_answered(tmp_path: Path) -> None:
     assert desk.take() == []
     key = ask(folder, "drain", "rollout-1")
     assert answer_to(folder, key) is None
+    assert is_taken(folder, key) is False
     assert desk.take() == [Request(key, "drain", "rollout-1")]
     assert desk.take() == []
+    assert is_taken(folder, key) is True
     desk.answer(key, "rollout-1", is_granted=True)
     assert answer_to(folder, key) == (True, "rollout-1")
     assert list(folder.iterdir()) == []
@@ -57,3 +59,20 @@ def test_oversized_request_is_not_read_whole(tmp_path: Path) -> None:
     desk = Requests(tmp_path)
     (tmp_path / "k.json").write_text('{"wish": "add", "worker": "' + "x" * MAX_BYTES + '"}')
     assert desk.take() == []
+
+
+def test_of_many_requests_sixty_four_are_taken_at_one_look(tmp_path: Path) -> None:
+    desk = Requests(tmp_path)
+    keys = sorted(ask(tmp_path, "add") for _ in range(70))
+    assert [request.key for request in desk.take()] == keys[:64]
+    assert [request.key for request in desk.take()] == keys[64:]
+
+
+def test_a_folder_that_cannot_be_read_holds_no_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask(tmp_path, "add")
+
+    def failing(path: Path, pattern: str) -> None:
+        raise OSError("input/output error")
+
+    monkeypatch.setattr(Path, "glob", failing)
+    assert Requests(tmp_path).take() == []

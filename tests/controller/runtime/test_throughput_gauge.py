@@ -54,5 +54,25 @@ def test_restarted_process_starts_again() -> None:
 
 def test_counters_without_tokens_give_no_speed() -> None:
     gauge = SpeedGauge()
-    for busy_s in range(5):
-        assert gauge.read("w", "a", {"busy_s": float(busy_s)}) is None
+    for number in range(5):
+        assert gauge.read("w", "a", {"steps": 10.0 * number, "busy_s": float(number)}) is None
+
+
+def test_the_first_speed_is_news_however_low_it_is() -> None:
+    gauge = SpeedGauge()
+    assert gauge.read("w", "a", {"tokens": 0.0, "steps": 0.0, "busy_s": 0.0}) is None
+    assert gauge.read("w", "a", {"tokens": 1.0, "steps": 1.0, "busy_s": 1.0}) == (1.0, 1.0)
+
+
+def test_counters_that_are_missing_are_zero() -> None:
+    gauge = SpeedGauge()
+    assert gauge.read("w", "a", {}) is None
+    assert gauge.read("w", "a", {"tokens": 300.0, "busy_s": 2.0}) == (150.0, 0.0)
+
+
+def test_busy_time_is_gathered_until_a_second_of_it_is_there() -> None:
+    gauge = SpeedGauge()
+    read(gauge, 0, 0)
+    assert read(gauge, 500, 0.5) is None
+    assert read(gauge, 1000, 0.9375) is None
+    assert read(gauge, 1200, 1.0) == 1200

@@ -76,6 +76,12 @@ def test_what_cannot_be_emulated_is_refused_by_its_key(config: RunConfig, words:
     assert words in said(config)
 
 
+def test_a_gpu_or_model_that_is_not_known_is_refused_with_those_that_are() -> None:
+    for changes in ({"gpu": "h9000"}, {"model": "1.7z"}):
+        (problem,) = cross_check(emulated(emulation=changes))
+        assert problem.remedy
+
+
 def test_every_worker_needs_its_own_server_to_attach_to() -> None:
     one = {"kind": "sglang", "sglang": {"attach": ["http://127.0.0.1:30000"]}}
     assert said(make(one)) == ""
