@@ -148,7 +148,7 @@ class SampleRun:
         prompt: np.ndarray | Transcript,
         *,
         max_new_tokens: int | None = None,
-        stop_token_ids: Sequence[int] | None = None,
+        stop_token_ids: Sequence[int] | np.ndarray | None = None,
         temperature: float | None = None,
     ) -> Answer:
         """See `SampleTools.generate`. Raises EngineError when the engine broke: the worker ends then."""
@@ -245,7 +245,7 @@ class SampleRun:
     # ------------------------------------------------------------ inside
 
     def _sampling(
-        self, max_new_tokens: int | None, stop_token_ids: Sequence[int] | None, temperature: float | None
+        self, max_new_tokens: int | None, stop_token_ids: Sequence[int] | np.ndarray | None, temperature: float | None
     ) -> Sampling:
         """The task's sampling, with what this call asks for and the model's end-of-sequence ids among the stop ids;
         there are none where they do not count."""

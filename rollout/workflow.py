@@ -23,6 +23,8 @@ from rollout.tokens import PromptTokens
 from rollout.transcript import Answer, Transcript
 
 OPTIONS_KEY = "rollout.workflow_options"
+_BUILT_IN = {"single_turn": "rollout.workflow:SingleTurn", "tool_sum": "rollout.tool_sum:ToolSum"}
+"""Those of `areal_like.config.BUILT_IN_WORKFLOWS`, imported where they are used."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +53,7 @@ class SampleTools(Protocol):
         prompt: np.ndarray | Transcript,
         *,
         max_new_tokens: int | None = None,
-        stop_token_ids: Sequence[int] | None = None,
+        stop_token_ids: Sequence[int] | np.ndarray | None = None,
         temperature: float | None = None,
     ) -> Answer:
         """Generate one answer.
@@ -149,7 +151,7 @@ def load_workflow(name: str, options: Mapping[str, Any] | None = None) -> Workfl
     """Create the workflow that the configuration names.
 
     Args:
-        name: `single_turn`, or the user's `module:Class`.
+        name: a built-in workflow, or the user's `module:Class`.
         options: keyword arguments of its constructor.
 
     Returns:
@@ -164,12 +166,10 @@ def load_workflow(name: str, options: Mapping[str, Any] | None = None) -> Workfl
     """
     where = "rollout.workflow"
     options = dict(options or {})
-    if name == "single_turn":
-        _check_options(name, SingleTurn, options)
-        return SingleTurn()
-    module_name, colon, class_name = name.partition(":")
+    module_name, colon, class_name = _BUILT_IN.get(name, name).partition(":")
     if not (colon and module_name and class_name):
-        raise UserError(f"{name!r} is not a workflow", where=where, remedy="write single_turn, or module:Class")
+        known = f"write {', '.join(_BUILT_IN)}, or module:Class"
+        raise UserError(f"{name!r} is not a workflow", where=where, remedy=known)
     check_own_module(module_name, where)
     try:
         module = importlib.import_module(module_name)
