@@ -36,9 +36,10 @@ from typing import Any
 from areal_like.errors import UserError
 from benchmarks import pictures
 from benchmarks.contenders import APART, EMULATED, FORCED, PLANNED, Contender, Emulated, Own, Real
+from benchmarks.folders import RESULTS
 from benchmarks.measured import INTEGERS, NUMBERS, Measured, add_job, add_options, parse_job
 from benchmarks.publishing import chosen
-from benchmarks.runs import RESULTS, JobFailed, command_of, mean_interval, parts_with, train, write
+from benchmarks.runs import JobFailed, command_of, mean_interval, parts_with, train, write
 from benchmarks.steady import alone, figures, refuse_distorted, time_to, window_of
 from controller.config.loading import load_config
 from controller.config.run_config import RunConfig

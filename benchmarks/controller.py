@@ -50,9 +50,11 @@ from controller.coordinator.events import RunStarted
 from controller.coordinator.settings import CoordinatorSettings
 from controller.ledger.audit import audit
 from controller.ledger.ledger import Ledger
+from controller.runtime.components import RunComponents
 from controller.runtime.control_requests import Requests
 from controller.runtime.inbound import ACCEPTED
 from controller.runtime.outbound import TaskSettings
+from controller.runtime.outcome import RunEnd
 from controller.runtime.server import Server, ServerSettings
 from controller.runtime.supervisor import Loss
 from controller.runtime.trainer_restart import TrainerRestart
@@ -63,6 +65,7 @@ from controller.telemetry.pulse import ProcessNow
 from controller.telemetry.sinks import Sinks
 from controller.telemetry.status import StatusFile
 from controller.telemetry.summary import Tally
+from controller.telemetry.telemetry import Telemetry
 
 GROUPS, GROUP_SIZE, BOUND = 64, 16, 2
 """A step has 1,024 trajectories."""
@@ -236,12 +239,16 @@ async def _server(
     )  # fmt: skip
     tasks = TaskSettings(seed=1, train_sampling=m.Sampling(), eval_sampling=m.Sampling(), segment_tokens=0)
     restart = TrainerRestart(folder, ledger, supervisor, num_lineages=1, new_address=str)  # type: ignore[arg-type]
+    status = StatusFile(folder / "status.json", run=RUN, num_steps=steps)
+    parts = RunComponents(
+        coordinator=coordinator, ledger=ledger, hub=hub, supervisor=supervisor,  # type: ignore[arg-type]
+        worker_admin=crew, trainer_restart=restart, rows=AnyRows(), tracer=tracer, end=RunEnd(),
+        telemetry=Telemetry(display, journal, status, tally, Sinks([])),
+    )  # fmt: skip
     server = Server(
         ServerSettings(tasks=tasks, num_steps=steps, stop_on_long_prompt=False, stall_after_s=60.0, stop_grace_s=30.0),
-        coordinator=coordinator, ledger=ledger, hub=hub, supervisor=supervisor,  # type: ignore[arg-type]
-        crew=crew, trainer_restart=restart, rows=AnyRows(), display=display, tally=tally, journal=journal,
-        sinks=Sinks([]), tracer=tracer, status=StatusFile(folder / "status.json", run=RUN, num_steps=steps),
-    )  # fmt: skip
+        parts,
+    )
     try:
         yield server, Meeting(address, folder / "keys")
     finally:

@@ -20,7 +20,8 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.runs import REPOSITORY, environment, write
+from benchmarks.folders import REPOSITORY
+from benchmarks.runs import environment, write
 
 CASES = ((1024, 32_768), (4096, 32_768), (1024, 151_936))
 """(predictions, vocabulary)."""

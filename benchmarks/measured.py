@@ -21,8 +21,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks.folders import REPOSITORY
 from benchmarks.publishing import RUNS, add_replace
-from benchmarks.runs import REPOSITORY, train
+from benchmarks.runs import train
 
 Row = dict[str, Any]
 T = TypeVar("T")

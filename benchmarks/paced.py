@@ -32,6 +32,7 @@ from controller.coordinator.events import (
     WorkerSpeed,
     WorkerVersionLoaded,
 )
+from controller.coordinator.sample_outcome import SampleOutcome
 from controller.coordinator.settings import CoordinatorSettings
 from controller.runtime.throughput_gauge import SpeedGauge
 
@@ -211,13 +212,12 @@ class PacedRun:
 
     def _finish(self, worker: Worker, lease_id: int) -> None:
         answer = worker.answers.pop(lease_id)
-        self._handle(
-            SampleReported(
-                worker=worker.name, lease_id=lease_id, group_id=answer.order.group_id,
-                sample_index=answer.order.sample_index, num_tokens=answer.length, first_version=worker.version,
-                last_version=worker.version, verdict_kind="scored", value=float(answer.order.sample_index),
-            )
+        outcome = SampleOutcome(
+            lease_id=lease_id, group_id=answer.order.group_id,
+            sample_index=answer.order.sample_index, num_tokens=answer.length, first_version=worker.version,
+            last_version=worker.version, verdict_kind="scored", value=float(answer.order.sample_index),
         )  # fmt: skip
+        self._handle(SampleReported(worker=worker.name, outcome=outcome))
 
     def _take(self, worker: Worker, order: LeaseOrder) -> None:
         length = self._lengths.draw(self._seed, order.group_id, order.sample_index)

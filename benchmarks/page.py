@@ -19,8 +19,8 @@ from typing import Any
 from markdown_it import MarkdownIt
 
 from benchmarks import plots
+from benchmarks.folders import REPOSITORY, RESULTS
 from benchmarks.panels import panels_of
-from benchmarks.runs import REPOSITORY, RESULTS
 from benchmarks.tables import markdown
 
 OWN = ("async_vs_sync", "simulator", "staleness")

@@ -33,9 +33,10 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.tasks import running_sum
+from benchmarks.folders import REPOSITORY
 from benchmarks.measured import INTEGERS, TEXTS, Measured, add_options
 from benchmarks.publishing import result_path
-from benchmarks.runs import REPOSITORY, command_of, environment, mean_interval, train, write
+from benchmarks.runs import command_of, environment, mean_interval, train, write
 from benchmarks.steady import crossing, curve_of, rate_until
 from benchmarks.tables.form import ratio_words
 from controller.wiring.process_specs import num_cores

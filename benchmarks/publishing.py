@@ -14,7 +14,7 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
-from benchmarks import runs
+from benchmarks import folders, runs
 
 RUNS = Path("runs/benchmarks")
 """Where runs of benchmarks lie unless --runs-dir says otherwise."""
@@ -38,7 +38,7 @@ def result_path(question: str, options: argparse.Namespace) -> Path:
 
     A job of one's own (CONFIG or overrides) is published by the command that made the published result alone.
     """
-    published = runs.RESULTS / f"{question}.json"
+    published = folders.RESULTS / f"{question}.json"
     made = json.loads(published.read_text())["command"] if published.is_file() else None
     return chosen(question, options, published, made)
 

@@ -23,9 +23,7 @@ from typing import Any
 from uuid import uuid4
 
 from areal_like.guard import tied
-
-RESULTS = Path(__file__).parent / "results"
-REPOSITORY = Path(__file__).resolve().parents[1]
+from benchmarks import folders
 
 LOOK_S = 1.0
 STUDENT_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 14: 2.14, 19: 2.09}
@@ -35,7 +33,7 @@ STUDENT_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8:
 def environment() -> dict[str, str]:
     """For a process started from here: this checkout first on its path, then what was there."""
     inherited = os.environ.get("PYTHONPATH")
-    return dict(os.environ, PYTHONPATH=os.pathsep.join([str(REPOSITORY), *([inherited] if inherited else [])]))
+    return dict(os.environ, PYTHONPATH=os.pathsep.join([str(folders.REPOSITORY), *([inherited] if inherited else [])]))
 
 
 class JobFailed(SystemExit):
@@ -155,7 +153,7 @@ def write(name: str, command: str, result: dict[str, Any], path: Path | None = N
     In addition to it a page with table and plot (page.py); a published result's picture is drawn again for the
     documentation.
     """
-    path = path or RESULTS / f"{name}.json"
+    path = path or folders.RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(_stamped(command, result), indent=1) + "\n")
     show(name, path)

@@ -39,9 +39,10 @@ from areal_like.errors import UserError
 from benchmarks import pictures
 from benchmarks import published as paper
 from benchmarks.fit_box import BOX, at_bound
+from benchmarks.folders import RESULTS
 from benchmarks.measured import Measured, add_rows
 from benchmarks.published_batching import figure_6a
-from benchmarks.runs import RESULTS, parts_with, write
+from benchmarks.runs import parts_with, write
 from benchmarks.simulated_jobs import rows as own_rows
 from benchmarks.simulated_runs import compare, print_runs, speed
 from controller.config.loading import load_config

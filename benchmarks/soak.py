@@ -27,9 +27,10 @@ import psutil
 
 from areal_like.guard import tied
 from areal_like.process import command_words
+from benchmarks.folders import REPOSITORY
 from benchmarks.measured import add_job, parse_job
 from benchmarks.publishing import RUNS, add_replace, result_path
-from benchmarks.runs import REPOSITORY, command_of, write
+from benchmarks.runs import command_of, write
 
 SETTLE_MIN, YOUNG_MIN = 3.0, 1.0
 """Minutes of the run, and of a process that came later, before its slope begins: caches fill, modules are imported."""

@@ -48,18 +48,29 @@ class WeightClip(Settings):
     """|p - b| is clamped to this before exp."""
 
 
+class CorrectionSettings(Settings):
+    """A mask or weight on the loss of each token, on top of `weight`."""
+
+    kind: str
+    """Name of a correction (docs/algorithms.md), or `module:function` of your own (docs/extending.md)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the correction; keyword arguments of a function of your own."""
+
+
 class LossSettings(Settings):
-    """Decoupled PPO, or a loss of your own with its weights, averaging, KL and entropy terms."""
+    """The loss of a token, with its weights, averaging, KL and entropy terms."""
 
     kind: str = "decoupled_ppo"
-    """`decoupled_ppo`, or `module:function`: a loss of your own in place of the clipped term (docs/extending.md)."""
+    """`decoupled_ppo`, or `module:function`: a loss of your own (docs/extending.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of a loss of your own."""
+    """Options of the loss, for those that have some; keyword arguments of a loss of your own."""
     proximal: Literal["recompute", "interpolate", "behaviour"] = "recompute"
     """Where p comes from: recomputed at the start of the step; log-linear interpolation (A-3PO, arXiv 2512.06547);
     or the behaviour log-prob itself (ordinary PPO)."""
     weight: WeightClip = WeightClip()
     """Off-policy correction."""
+    corrections: tuple[CorrectionSettings, ...] = ()
+    """Masks and weights on top of it; all are multiplied."""
     eps_low: float = Field(0.2, ge=0, lt=1)
     """Trust region 1 - eps_low."""
     eps_high: float = Field(0.2, ge=0)
@@ -74,7 +85,12 @@ class LossSettings(Settings):
     constant_divisor: float = Field(1.0, gt=0)
     """Tokens per sequence assumed by `constant` (Dr. GRPO)."""
     kl_coef: float = Field(0.0, ge=0)
-    """Weight of KL(policy || reference), estimator k3; 0: no reference model is kept."""
+    """Weight of KL(policy || reference); 0: no reference model is kept."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimate of it from sampled tokens: `k1`: c - r; `k2`: (c - r)^2 / 2; `k3`: exp(r - c) - (r - c) - 1."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """`loss`: added to the loss of each token; `reward`: of the policy that sampled, taken off the reward before
+    advantages are computed."""
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus."""
 
@@ -82,9 +98,13 @@ class LossSettings(Settings):
 class AdvantageSettings(Settings):
     """Rewards to advantages, by group id."""
 
-    kind: Literal["grpo", "grpo_no_std", "rloo", "global_norm"] = "grpo"
+    kind: str = "grpo"
     """`grpo`: (r - mean) / (std + eps) within the group; `grpo_no_std`: r - mean; `rloo`: leave-one-out baseline;
-    `global_norm`: normalised over the whole batch (the paper's)."""
+    `global_norm`: normalised over the whole batch (the paper's); `lite_ppo`: (r - mean of the group) / std of the
+    batch; `reinforce_pp`, `reinforce_pp_baseline`: normalised over all tokens (docs/algorithms.md); or
+    `module:function` of your own (docs/extending.md)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the kind, for those that have some; keyword arguments of a function of your own."""
     std_eps: float = Field(1e-4, gt=0)
     """Added to the standard deviation."""
     reward_scale: float = 1.0

@@ -8,8 +8,9 @@ What runs when. `prepare` is CPU work without the model and may run in another t
 before. `run`: with several mini-batches and `proximal: recompute`, the log-probs of the whole batch are computed once
 before its first update. With a single mini-batch that pass is left out: the policy has not moved yet when its one
 gradient is taken, so p = sg(c) bit for bit, u = 1, and w = exp(c - b). `behaviour` and `interpolate` never need it.
-Sequences without an advantage have no gradient (nothing else in the loss gives them one, with kl_coef and entropy_coef
-0): those that fill micro-batches of their own get no backward pass.
+A loss or correction that asks for statistics of the whole step always gets that pass.
+Sequences without an advantage have no gradient, unless the loss says otherwise (`Needs.every_sequence`): those that
+fill micro-batches of their own get no backward pass.
 
 Deterministic: on a CPU the same model, batch and settings give the same bits. On CUDA that takes
 `torch.use_deterministic_algorithms(True)`; the flash kernels' backward pass adds in any order without it.
@@ -18,20 +19,28 @@ Deterministic: on a CPU the same model, batch and settings give the same bits. O
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
+from areal_like.errors import UserError
 from areal_like.wire.messages import BatchSample
 from trainer.backends.policy_module import policy_logprobs
 from trainer.backends.port import Backend, Setup
 from trainer.data.batch import MicroBatch, PreparedBatch, prepare_batch
+from trainer.kl_reward import advantages_with_kl
 from trainer.model import agreement
 from trainer.model.attention import AttentionChoice, attach
-from trainer.objectives.loss import LossSums, policy_loss
+from trainer.objectives.loss import policy_loss
+from trainer.objectives.loss_sums import LossSums
+from trainer.objectives.own_code import is_own
+from trainer.objectives.port import Sequences, TokenInputs
+from trainer.objectives.registry import loss_of, needs_reference
+from trainer.objectives.step_statistics import needs_statistics, step_statistics
+from trainer.objectives.trial import try_loss
 from trainer.optimizer import UpdateResult
 
 
@@ -61,8 +70,9 @@ def ready_model(model: PreTrainedModel, setup: Setup) -> float:
 class TrainStep:
     """Turns policy version n - 1 into version n on one batch. Made once per process.
 
-    `reference` is needed where kl_coef > 0, whole on every rank, and is never changed. `before_update()` is called
-    before weights and optimizer change.
+    `reference` is needed where the loss needs it (kl_coef > 0), whole on every rank, and is never changed.
+    `before_update()` is called before weights and optimizer change. Raises UserError where a loss of the user's cannot
+    be used.
     """
 
     def __init__(
@@ -76,11 +86,15 @@ class TrainStep:
         before_update: Callable[[], None] = lambda: None,
     ) -> None:
         settings = setup.settings
-        assert (settings.loss.kl_coef > 0) <= (reference is not None), "kl_coef needs a reference model"
-        assert settings.loss.weight.mode != "off" or settings.loss.proximal == "behaviour"
+        if any(is_own(kind) for kind in (settings.loss.kind, *(one.kind for one in settings.loss.corrections))):
+            try_loss(settings.loss)
+        self._loss = loss_of(settings.loss)
+        if needs_reference(settings.loss) and reference is None:
+            what = f"{settings.loss.kind} needs a reference model, which cannot be emulated"
+            raise UserError(what, where="trainer.loss.kind", remedy="train on real devices, or take another loss")
         self.policy, self.settings = policy, settings
         self.groups_per_step = groups_per_step
-        self.reference = reference if settings.loss.kl_coef > 0 else None
+        self.reference = reference if needs_reference(settings.loss) else None
         self.device = setup.ranks.device
         self._setup, self._ranks = setup, setup.ranks
         self._tracer, self._before_update = tracer, before_update
@@ -103,13 +117,16 @@ class TrainStep:
         """One step, by all ranks together; returns its metrics, the same on each. Weights change in place."""
         sums: LossSums | None = None
         updates: list[UpdateResult] = []
+        if self.settings.loss.kl_coef > 0 and self.settings.loss.kl_in == "reward":
+            prepared = self._with_kl_in_reward(prepared)
         proximal = self._proximal(prepared)
+        statistics = self._statistics(prepared, proximal)
         for number, mini_batch in enumerate(prepared.mini_batches):
             self.policy.zero_grad()
             for place, micro_batch in enumerate(mini_batch):
                 with self._span("micro_batch", mini_batch=number, tokens=micro_batch.packed.num_tokens):
                     is_last = place == len(mini_batch) - 1
-                    part = self._backward(micro_batch, proximal.get((number, place)), is_last=is_last)
+                    part = self._backward(micro_batch, proximal.get((number, place)), statistics, is_last=is_last)
                 sums = part if sums is None else sums.plus(part)
             with self._span("update", mini_batch=number):
                 self._before_update()
@@ -121,7 +138,8 @@ class TrainStep:
     def _proximal(self, prepared: PreparedBatch) -> dict[tuple[int, int], torch.Tensor]:
         """Log-probs of the whole batch under the policy the step starts from, by (mini-batch, micro-batch)."""
         is_needed = len(prepared.mini_batches) > 1 or self._always_recompute
-        if self.settings.loss.proximal != "recompute" or not is_needed:
+        is_needed = is_needed and self.settings.loss.proximal == "recompute"
+        if not is_needed and not needs_statistics(self._loss):
             return {}
         with self._span("proximal"), torch.no_grad():
             return {
@@ -130,19 +148,65 @@ class TrainStep:
                 for place, micro_batch in enumerate(mini_batch)
             }
 
-    def _backward(self, micro_batch: MicroBatch, proximal_N: torch.Tensor | None, *, is_last: bool) -> LossSums:
+    def _with_kl_in_reward(self, prepared: PreparedBatch) -> PreparedBatch:
+        """The batch with advantages of rewards minus the divergence from the reference model."""
+        with self._span("reference"), torch.no_grad():
+            references = {
+                (number, place): self._reference_logprobs(micro_batch.to(self.device))
+                for number, mini_batch in enumerate(prepared.mini_batches)
+                for place, micro_batch in enumerate(mini_batch)
+            }
+        return advantages_with_kl(prepared, references, self.settings, self._ranks)
+
+    def _reference_logprobs(self, micro_batch: MicroBatch) -> torch.Tensor:
+        assert self.reference is not None
+        logprobs_N, _ = policy_logprobs(self.reference, micro_batch.packed, self._setup, with_entropy=False)
+        return logprobs_N
+
+    def _statistics(
+        self, prepared: PreparedBatch, proximal: Mapping[tuple[int, int], torch.Tensor]
+    ) -> dict[str, Mapping[str, float]]:
+        """What loss and corrections ask for about the whole step."""
+        if not needs_statistics(self._loss):
+            return {}
+        parts = [
+            self._inputs(micro_batch.to(self.device), proximal[number, place])
+            for number, mini_batch in enumerate(prepared.mini_batches)
+            for place, micro_batch in enumerate(mini_batch)
+            if not micro_batch.is_dummy
+        ]
+        return step_statistics(self._loss, parts, self._sum_over_ranks)
+
+    def _sum_over_ranks(self, values: Sequence[float]) -> list[float]:
+        summed: list[float] = self._ranks.sum(torch.tensor(values, dtype=torch.float64, device=self.device)).tolist()
+        return summed
+
+    def _inputs(self, micro_batch: MicroBatch, proximal_N: torch.Tensor | None) -> TokenInputs:
+        """What the loss is given, but for what the current policy says. On the device."""
+        packed, inputs = micro_batch.packed, replace(micro_batch.inputs, proximal_N=proximal_N)
+        if self._loss.needs.sequences:
+            inputs = replace(inputs, sequences=Sequences(packed.sequence_N, len(packed.lengths)))
+        return inputs
+
+    def _backward(
+        self,
+        micro_batch: MicroBatch,
+        proximal_N: torch.Tensor | None,
+        statistics: Mapping[str, Mapping[str, float]] | None = None,
+        *,
+        is_last: bool,
+    ) -> LossSums:
         micro_batch = micro_batch.to(self.device)
-        inputs = replace(micro_batch.inputs, proximal_N=proximal_N)
-        if self.reference is not None:
+        inputs = replace(self._inputs(micro_batch, proximal_N), step=statistics or {})
+        if self._loss.needs.reference:
             with torch.no_grad():
-                reference_N, _ = policy_logprobs(self.reference, micro_batch.packed, self._setup, with_entropy=False)
-            inputs = replace(inputs, reference_N=reference_N)
+                inputs = replace(inputs, reference_N=self._reference_logprobs(micro_batch))
         with torch.set_grad_enabled(not micro_batch.is_silent):
             current_N, entropy_N = self._logprobs(micro_batch, with_entropy=True)
             assert entropy_N is not None
-            if self.settings.loss.entropy_coef == 0:
+            if not self._loss.needs.entropy:
                 entropy_N = entropy_N.detach()
-            loss, sums = policy_loss(current_N, entropy_N, inputs, self.settings.loss)
+            loss, sums = policy_loss(current_N, entropy_N, inputs, self.settings.loss, self._loss)
         if not micro_batch.is_silent:
             self.policy.backward(loss, is_last=is_last)
         return sums.emptied() if micro_batch.is_dummy else sums

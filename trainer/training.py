@@ -44,6 +44,7 @@ from trainer.export import export_policy
 from trainer.host_copy import Copied, HostCopy, assemble
 from trainer.model.attention import choose, register
 from trainer.model.model import load_causal_lm, num_parameters
+from trainer.objectives.registry import needs_reference
 from trainer.ranks import Order, Ranks, own_device, peer_errors_as_rank_lost
 from trainer.step import TrainStep, ready_model
 from trainer.training_state import (
@@ -154,7 +155,7 @@ class Training:
         self._files = ModelFiles.of(model)
         self.policy = make_backend(choice.name, model, setup)
         reference = None
-        if self.settings.loss.kl_coef > 0:
+        if needs_reference(self.settings.loss):
             reference = load_causal_lm(Path(spec.model.path or ""), device="cpu" if is_taken else str(device))
         self._step = TrainStep(
             self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, tracer=self._spans,

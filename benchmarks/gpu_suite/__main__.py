@@ -26,11 +26,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from benchmarks.folders import RESULTS
 from benchmarks.gpu_suite.isolation import Outcome, run_part
 from benchmarks.gpu_suite.parts import PARTS, Part, chosen
 from benchmarks.gpu_suite.tables import render
 from benchmarks.publishing import add_replace, result_path
-from benchmarks.runs import RESULTS, command_of, write
+from benchmarks.runs import command_of, write
 
 SELF_CHECK = "SELF-CHECK ON A CPU: tiny shapes; it shows that the suite runs, and none of its figures means anything"
 SELF_CHECK_PATIENCE = 4

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.folders import REPOSITORY
 from benchmarks.gpu_suite.parts import Part
-from benchmarks.runs import REPOSITORY, environment
+from benchmarks.runs import environment
 
 GRACE_S = 5.0
 KILL_WAIT_S = 10.0

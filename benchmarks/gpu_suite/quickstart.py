@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.folders import REPOSITORY
 from benchmarks.gpu_suite.case import Beyond, Context, Cut
-from benchmarks.runs import REPOSITORY, train
+from benchmarks.runs import train
 
 CONFIG = str(REPOSITORY / "configs" / "quickstart.yaml")
 MAX_STALENESS = 2

@@ -6,22 +6,22 @@ Owns: the gate. Refuses: choosing a worker (leasing), undoing a start.
 from __future__ import annotations
 
 from areal_like import staleness
-from controller.coordinator.run_state import RunState
+from controller.coordinator.run_parts import GroupState
+from controller.coordinator.settings import CoordinatorSettings
 
 
-def has_draws(state: RunState) -> bool:
+def has_draws(settings: CoordinatorSettings, groups: GroupState) -> bool:
     """True while the data order has rows left."""
-    return state.settings.max_draws is None or state.num_drawn < state.settings.max_draws
+    return settings.max_draws is None or groups.num_drawn < settings.max_draws
 
 
-def may_start_group(state: RunState, version: int) -> bool:
+def may_start_group(settings: CoordinatorSettings, groups: GroupState, version: int) -> bool:
     """May a worker that loaded `version` start a new group now? Saves compute; the bound itself is
     `bounded-staleness`.
     """
-    settings = state.settings
-    started = state.num_started + 1
-    if not has_draws(state) or started > settings.num_steps * settings.groups_per_step:
+    started = groups.num_started + 1
+    if not has_draws(settings, groups) or started > settings.num_steps * settings.groups_per_step:
         return False
-    if settings.mode == "one_step_off" and (started - 1) % settings.groups_per_step == 0 and state.table.num_running:
+    if settings.mode == "one_step_off" and (started - 1) % settings.groups_per_step == 0 and groups.table.num_running:
         return False  # a batch starts only when every group of the one before is finished
     return staleness.may_admit(started, version, settings.groups_per_step, settings.bound)

@@ -15,7 +15,7 @@ from controller.coordinator.run_state import RunState
 
 def choose_batch(state: RunState) -> list[Group] | None:
     """The groups of the next step by id, or None while it must wait."""
-    table, count = state.table, state.settings.groups_per_step
+    table, count = state.groups.table, state.settings.groups_per_step
     if table.num_ready < count:
         return None
     bound = state.settings.bound
@@ -40,10 +40,10 @@ def _may_ship(state: RunState, taken: Mapping[int, int]) -> bool:
     assert bound is not None, "without a bound nothing has a deadline"
     by_deadline = {
         staleness.deadline(floor, bound): left
-        for floor, number in state.table.num_by_floor.items()
+        for floor, number in state.groups.table.num_by_floor.items()
         if (left := number - taken.get(floor, 0))
     }
-    return staleness.may_ship(state.next_step, by_deadline, state.settings.groups_per_step)
+    return staleness.may_ship(state.trainer.next_step, by_deadline, state.settings.groups_per_step)
 
 
 def overdue_groups(state: RunState) -> list[Group]:
@@ -53,13 +53,13 @@ def overdue_groups(state: RunState) -> list[Group]:
     """
     if not state.settings.is_strict:
         return []
-    bound, step = state.settings.bound, state.next_step
-    oldest = min(state.table.num_by_floor, default=step)
+    bound, step = state.settings.bound, state.trainer.next_step
+    oldest = min(state.groups.table.num_by_floor, default=step)
     if not staleness.is_overdue(step, oldest, bound):
         return []
     return [
         group
-        for group in state.table.live.values()
+        for group in state.groups.table.live.values()
         if (ceiling := group.ceiling) is not None and staleness.is_overdue(step, ceiling, bound)
     ]
 
@@ -71,6 +71,9 @@ def surplus_groups(state: RunState) -> list[Group]:
         return []
     live = (
         (staleness.deadline(group.floor, bound), group.num_finished, group.group_id)
-        for group in state.table.live.values()
+        for group in state.groups.table.live.values()
     )
-    return [state.table.live[i] for i in staleness.surplus(state.next_step, live, state.settings.groups_per_step)]
+    return [
+        state.groups.table.live[i]
+        for i in staleness.surplus(state.trainer.next_step, live, state.settings.groups_per_step)
+    ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 
-from areal_like.trajectory import NO_VERSION
 from controller.coordinator.effects import EndWorker, SendBatch, SendRelease
 from controller.coordinator.events import WorkerReleased
 from controller.coordinator.handover import (
@@ -21,9 +20,10 @@ from controller.coordinator.handover import (
     Turn,
     TurnAction,
     TurnEvent,
-    transition,
 )
+from controller.coordinator.run_parts import DeviceState
 from controller.coordinator.run_state import RunState
+from controller.coordinator.transitions import transition
 from controller.coordinator.usable_workers import has_no_usable_workers
 from controller.coordinator.worker import Worker
 
@@ -32,10 +32,10 @@ from controller.coordinator.worker import Worker
 
 def may_hand_over(state: RunState, step: int) -> bool:
     """The batch of `step` may go to the trainer now. Always so where devices are not shared."""
-    if not state.settings.is_colocated or _is_again(state, step):
+    if not state.settings.is_colocated or _is_again(state.devices, step):
         return True
     is_busy = any(worker.outstanding for worker in state.workers.values() if worker.is_present)
-    return state.turn_of is Turn.ENGINES and not is_busy and not _needs_engines_for_evaluation(state)
+    return state.devices.turn is Turn.ENGINES and not is_busy and not _needs_engines_for_evaluation(state)
 
 
 def _needs_engines_for_evaluation(state: RunState) -> bool:
@@ -43,13 +43,18 @@ def _needs_engines_for_evaluation(state: RunState) -> bool:
 
     Where no worker can load its version any more, only the trainer's next version helps: then it waits for that.
     """
-    if state.manifest_path:
-        return bool(state.eval_jobs) and not has_no_usable_workers(state)
-    return any(w.is_present and w.pin is not None and w.version == w.pin.version for w in state.workers.values())
+    if state.trainer.manifest_path:
+        return bool(state.evaluations.jobs) and not has_no_usable_workers(state)
+    return any(w.is_present and _has_version_of_its_evaluation(w) for w in state.workers.values())
 
 
-def _is_again(state: RunState, step: int) -> bool:
-    return step == state.turn_step and state.turn_of in (Turn.RELEASING, Turn.TRAINER)
+def _has_version_of_its_evaluation(worker: Worker) -> bool:
+    pin = worker.weights.pin
+    return pin is not None and worker.weights.version == pin.version
+
+
+def _is_again(devices: DeviceState, step: int) -> bool:
+    return step == devices.step and devices.turn in (Turn.RELEASING, Turn.TRAINER)
 
 
 def hand_over(state: RunState, batch: SendBatch) -> None:
@@ -57,14 +62,14 @@ def hand_over(state: RunState, batch: SendBatch) -> None:
     if not state.settings.is_colocated:
         state.emit(batch)
         return
-    is_again = _is_again(state, batch.step)
-    state.held_batch, state.turn_step = batch, batch.step
+    is_again = _is_again(state.devices, batch.step)
+    state.devices.held_batch, state.devices.step = batch, batch.step
     _turn(state, TurnEvent.BATCH_AGAIN if is_again else TurnEvent.BATCH_READY)
 
 
-def is_withheld(state: RunState, step: int) -> bool:
+def is_withheld(devices: DeviceState, step: int) -> bool:
     """The trainer cannot have trained this step: its batch is held back until the engines are empty."""
-    return state.held_batch is not None and step >= state.held_batch.step
+    return devices.held_batch is not None and step >= devices.held_batch.step
 
 
 def published(state: RunState) -> None:
@@ -76,13 +81,13 @@ def published(state: RunState) -> None:
 def trainer_died(state: RunState) -> None:
     """It starts again: what was to be sent to it is void."""
     if state.settings.is_colocated:
-        state.turn_step = 0
+        state.devices.step = 0
         _turn(state, TurnEvent.TRAINER_DIED)
 
 
 def is_engines_time(state: RunState) -> bool:
     """Versions may be announced and samples leased. Always so where devices are not shared."""
-    return not state.settings.is_colocated or state.turn_of is Turn.ENGINES
+    return not state.settings.is_colocated or state.devices.turn is Turn.ENGINES
 
 
 def advance(state: RunState) -> None:
@@ -90,26 +95,27 @@ def advance(state: RunState) -> None:
     if not state.settings.is_colocated:
         return
     for worker in state.workers.values():
-        if state.turn_of is Turn.RELEASING and worker.engine is Engine.HOLDING and worker.is_present:
+        if state.devices.turn is Turn.RELEASING and worker.engine is Engine.HOLDING and worker.is_present:
             _engine(state, worker, EngineEvent.WANTED)
         elif worker.engine is Engine.RELEASING and state.now_s > worker.release_due_s:
             _engine(state, worker, EngineEvent.OVERDUE)
-    if state.turn_of is Turn.RELEASING and all(one.engine is Engine.EMPTY for one in state.workers.values()):
+    if state.devices.turn is Turn.RELEASING and all(one.engine is Engine.EMPTY for one in state.workers.values()):
         _turn(state, TurnEvent.ENGINES_EMPTY)
 
 
 def _turn(state: RunState, event: TurnEvent) -> None:
-    state.turn_of, actions = transition(TURNS, state.turn_of, event)
+    devices = state.devices
+    devices.turn, actions = transition(TURNS, devices.turn, event)
     for action in actions:
         match action:
             case TurnAction.HOLD_BATCH:
                 pass  # hand_over has put it there
             case TurnAction.SEND_BATCH:
-                assert state.held_batch is not None, "the trainer received the devices without a batch"
-                state.emit(state.held_batch)
-                state.held_batch = None
+                assert devices.held_batch is not None, "the trainer received the devices without a batch"
+                state.emit(devices.held_batch)
+                devices.held_batch = None
             case TurnAction.DROP_BATCH:
-                state.held_batch = None
+                devices.held_batch = None
 
 
 # ---------------------------------------------------------------- one engine
@@ -165,8 +171,8 @@ def _engine(state: RunState, worker: Worker, event: EngineEvent) -> None:
                 _request_release(state, worker, begin_s)
             case EngineAction.FORGET:
                 worker.release_due_s = math.inf
-                worker.version = worker.announced = NO_VERSION
-                worker.end_load()
+                worker.weights.forget()
+                state.workers.changed(worker)
             case EngineAction.END_PROCESS:
                 worker.release_due_s = math.inf
                 limit_s = state.settings.idle_load_deadline_s
@@ -182,13 +188,13 @@ def _latest_begin_s(state: RunState, worker: Worker) -> float:
     It runs no answers by now, so the load is not waiting for any to finish.
     """
     earlier_s = worker.release_due_s - state.settings.idle_load_deadline_s
-    load_due_s = worker.load_due_s - state.settings.drain_s
+    load_due_s = worker.weights.load_due_s - state.settings.drain_s
     return max(due_s for due_s in (state.now_s, load_due_s, earlier_s) if due_s < math.inf)
 
 
 def _request_release(state: RunState, worker: Worker, begin_s: float) -> None:
-    state.num_release_requests += 1
-    worker.release_number = state.num_release_requests
+    state.devices.num_release_requests += 1
+    worker.release_number = state.devices.num_release_requests
     worker.release_due_s = begin_s + state.settings.idle_load_deadline_s
     state.emit(SendRelease(worker=worker.name, number=worker.release_number))
 
@@ -197,9 +203,9 @@ def waits(state: RunState) -> list[str]:
     """Who waits for whom at a handover."""
     if not state.settings.is_colocated:
         return []
-    if state.turn_of is Turn.TRAINER:
+    if state.devices.turn is Turn.TRAINER:
         return ["the engines wait for the trainer: they share its devices"]
-    if state.turn_of is not Turn.RELEASING:
+    if state.devices.turn is not Turn.RELEASING:
         return []
     names = ", ".join(
         worker.name if worker.is_present else f"{worker.name} (unreachable)"

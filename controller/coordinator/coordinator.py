@@ -3,7 +3,7 @@
 Owns: the order in which an event is taken in and its consequences settled. Refuses: I/O, clocks, randomness, payloads.
 
 What each part decides:
-  worker_lifecycle.py  who is there, which version it is notified of, quarantine
+  worker_lifecycle.py  who is there
   sample_intake.py     tokens and finished samples
   group_outcome.py     ready, filtered or dropped
   batch_selection.py   what a step ships
@@ -14,11 +14,13 @@ What each part decides:
   evaluation.py        evaluations at one pinned version
   termination.py       why and how the run ends
   usable_workers.py    will any worker ever do anything more
-  version_rollout.py   whose turn it is to swap, who is late
+  version_rollout.py   versions on their way to workers: announcing, whose turn it is to swap, who is late
+                       (the transition table: worker_version.py)
   wait_reasons.py      who waits for whom
   rewriting.py         damaged versions that the trainer writes again
   colocation.py        whose turn it is to use devices that are shared (the transition table: handover.py)
-  run_state.py         what is remembered
+  run_state.py         what is remembered (its named parts: run_parts.py)
+  restoring.py         what is remembered of earlier lives of the run
 
 Every event is settled in one fixed order: deadlines, overdue groups, the trainer's request, the handover of devices,
 evaluations, announcements, leases, migrations, the end. The reasons for the rules: docs/decisions/0002-coordinator.md.
@@ -36,6 +38,7 @@ from controller.coordinator import (
     evaluation,
     leasing,
     migration,
+    restoring,
     rewriting,
     sample_intake,
     termination,
@@ -78,10 +81,10 @@ from controller.coordinator.events import (
     WorkerVersionStaged,
 )
 from controller.coordinator.group_outcome import drop_group
-from controller.coordinator.groups import Group, GroupTable, Sample
+from controller.coordinator.groups import Group
 from controller.coordinator.run_state import Phase, RunState
 from controller.coordinator.settings import CoordinatorSettings
-from controller.coordinator.snapshot import BatchGroup, Counts, GroupRecord, LedgerState
+from controller.coordinator.snapshot import BatchGroup, Counts, LedgerState
 
 QUIET_EVENTS = (SampleReported, ProgressReported, LeaseReturned, WorkerSpeed, BatchRequested,
                 WorkerVersionLoaded)  # fmt: skip
@@ -116,7 +119,7 @@ class Coordinator:
             UserError: the settings contradict the record.
         """
         coordinator = cls(settings)
-        _remember(coordinator._state, state)
+        restoring.remember(coordinator._state, state)
         return coordinator
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
@@ -148,9 +151,11 @@ class Coordinator:
         state.now_s = now_s
         for event in events:
             assert self._is_started != isinstance(event, RunStarted), "RunStarted is the first event, once"
-            is_quiet = isinstance(event, QUIET_EVENTS) and not state.eval_jobs and self.settings.swap != "rolling"
+            is_quiet = (
+                isinstance(event, QUIET_EVENTS) and not state.evaluations.jobs and self.settings.swap != "rolling"
+            )
             self._take(event)
-            state.is_roster_news |= not is_quiet
+            state.version_check.is_due |= not is_quiet
         if state.phase is not Phase.OVER:
             self._settle()
         return state.take_effects()
@@ -160,14 +165,15 @@ class Coordinator:
     def counts(self) -> Counts:
         """Groups by fate; they add up at any time."""
         state = self._state
+        groups = state.groups
         return Counts(
-            drawn=state.num_drawn,
-            consumed=state.num_consumed,
-            filtered=state.num_filtered,
-            dropped=dict(state.dropped),
-            running=state.table.num_running,
-            ready=state.table.num_ready,
-            samples_finished=state.num_samples_finished,
+            drawn=groups.num_drawn,
+            consumed=groups.num_consumed,
+            filtered=groups.num_filtered,
+            dropped=dict(groups.dropped),
+            running=groups.table.num_running,
+            ready=groups.table.num_ready,
+            samples_finished=groups.num_samples_finished,
         )
 
     def waits(self) -> list[str]:
@@ -205,17 +211,17 @@ class Coordinator:
     @property
     def version(self) -> int:
         """Newest published version; -1 before the first."""
-        return self._state.version
+        return self._state.trainer.version
 
     @property
     def shipped(self) -> int:
         """Last step whose batch is recorded."""
-        return self._state.shipped
+        return self._state.trainer.shipped
 
     @property
     def trained(self) -> int:
         """Version the trainer is at: below `version` while it replays; -1 until it has spoken."""
-        return self._state.trained
+        return self._state.trainer.trained
 
     @property
     def is_over(self) -> bool:
@@ -256,7 +262,7 @@ class Coordinator:
             case WorkerReleased():
                 colocation.released(state, event)
             case BatchRequested():
-                state.requested = event.step
+                state.trainer.requested = event.step
             case Published():
                 self._take_version(event)
             case CheckpointTaken():
@@ -276,16 +282,18 @@ class Coordinator:
 
     def _start(self, event: RunStarted) -> None:
         state = self._state
-        if not 0 <= event.checkpoint_version <= state.shipped:
+        trainer = state.trainer
+        if not 0 <= event.checkpoint_version <= trainer.shipped:
             raise UserError(
-                f"checkpoint {event.checkpoint_version} is newer than the last recorded batch {state.shipped}",
+                f"checkpoint {event.checkpoint_version} is newer than the last recorded batch {trainer.shipped}",
                 where="ledger",
                 remedy="resume with the run folder's own ledger and checkpoints",
             )
         self._is_started = True
         self._begin_lineage(event.lineage, event.checkpoint_version)
-        state.recorded = {step: groups for step, groups in state.recorded.items() if step > state.base}
-        state.evals_done = {version: () for version in state.evals_done if version <= state.base}
+        # Steps up to the checkpoint are in its weights. Later versions are made again, and evaluated again.
+        trainer.recorded = {step: groups for step, groups in trainer.recorded.items() if step > trainer.base}
+        state.evaluations.done = {version: () for version in state.evaluations.done if version <= trainer.base}
         state.start_lease_ids()
         for group in batch_selection.surplus_groups(state):
             drop_group(state, group, "surplus", "the staleness bound was tightened")
@@ -295,26 +303,32 @@ class Coordinator:
         invariants allow.
         """
         state = self._state
-        if not 0 <= event.checkpoint_version <= state.shipped:
-            raise AssertionError(f"checkpoint {event.checkpoint_version} of batches up to {state.shipped}")
+        trainer = state.trainer
+        if not 0 <= event.checkpoint_version <= trainer.shipped:
+            raise AssertionError(f"checkpoint {event.checkpoint_version} of batches up to {trainer.shipped}")
         self._begin_lineage(event.lineage, event.checkpoint_version, trainer_died=event.reason)
-        state.recorded = {batch.step: batch.groups for batch in event.batches}
-        state.requested, state.is_trainer_reported, state.manifest_path = None, False, ""
-        state.trained, state.rewrite = NO_VERSION, None
+        trainer.recorded = {batch.step: batch.groups for batch in event.batches}
+        # What the dead trainer asked for is void, and its successor is notified of the end again. Its newest version
+        # stays the workers' target, but the files may be gone: nothing is announced until it is published again.
+        trainer.requested, state.ending.is_trainer_notified, trainer.manifest_path = None, False, ""
+        trainer.trained, trainer.rewrite = NO_VERSION, None
         colocation.trainer_died(state)
         if state.phase is Phase.FINISHING:
             termination.trainer_died(state)
         state.progress += 1
-        behind = f", {state.shipped - state.base} recorded batches are replayed" if state.shipped > state.base else ""
-        state.note("trainer_restarted", f"the trainer starts again from version {state.base}{behind} ({event.reason})")
+        num_behind = trainer.shipped - trainer.base
+        behind = f", {num_behind} recorded batches are replayed" if num_behind > 0 else ""
+        text = f"the trainer starts again from version {trainer.base}{behind} ({event.reason})"
+        state.note("trainer_restarted", text)
 
     def _begin_lineage(self, lineage: str, base: int, *, trainer_died: str = "") -> None:
         state, settings = self._state, self.settings
-        state.lineage, state.base = lineage, base
-        state.lineages.add(lineage)
-        state.replay_until, state.sent = state.shipped, base
-        state.replayed.clear()
-        state.checkpoints = [version for version in state.checkpoints if version <= base]
+        trainer = state.trainer
+        trainer.lineage, trainer.base = lineage, base
+        trainer.lineages.add(lineage)
+        trainer.replay_until, trainer.sent = trainer.shipped, base
+        trainer.replayed.clear()
+        trainer.checkpoints = [version for version in trainer.checkpoints if version <= base]
         state.emit(
             RecordLineage(
                 lineage=lineage,
@@ -330,35 +344,39 @@ class Coordinator:
     def _take_version(self, event: Published) -> None:
         """A new version; or, from a trainer that replays, one that the workers have left behind."""
         state = self._state
-        is_news = event.version > state.trained and event.version >= state.base
-        is_untrained = event.version > max(state.sent, state.base) or colocation.is_withheld(state, event.version)
-        if event.lineage != state.lineage or not is_news or is_untrained:
+        trainer = state.trainer
+        is_news = event.version > trainer.trained and event.version >= trainer.base
+        is_untrained = event.version > max(trainer.sent, trainer.base)
+        is_withheld = colocation.is_withheld(state.devices, event.version)
+        if event.lineage != trainer.lineage or not is_news or is_untrained or is_withheld:
             state.note("ignored", f"version {event.version} of lineage {event.lineage} was published out of order")
             return
-        state.trained = event.version
-        state.recorded = {step: groups for step, groups in state.recorded.items() if step > event.version}
+        trainer.trained = event.version
+        trainer.recorded = {step: groups for step, groups in trainer.recorded.items() if step > event.version}
         state.progress += 1
         colocation.published(state)
         evaluation.published_again(state, event)
-        if event.version < state.version:
-            return
-        is_new, state.rewrite = event.version > state.version, None
-        state.version, state.version_lineage = event.version, event.lineage
-        state.manifest_path = event.manifest_path
+        if event.version < trainer.version:
+            return  # a replay: workers have a newer version and never go back
+        is_new, trainer.rewrite = event.version > trainer.version, None
+        trainer.version, trainer.version_lineage = event.version, event.lineage
+        trainer.manifest_path = event.manifest_path
         version_rollout.offer_again(state)
         if is_new:
             evaluation.on_published(state)
 
     def _take_checkpoint(self, event: CheckpointTaken) -> None:
         state = self._state
-        if event.version in state.checkpoints or event.version > state.trained:
+        trainer = state.trainer
+        if event.version in trainer.checkpoints or event.version > trainer.trained:
             state.note("ignored", f"checkpoint {event.version} was reported out of order")
             return
         keep = self.settings.keep_checkpoints
-        state.checkpoints = [*state.checkpoints, event.version][-keep:]
+        trainer.checkpoints = [*trainer.checkpoints, event.version][-keep:]
         state.progress += 1
-        state.emit(RecordCheckpoint(version=event.version, lineage=state.lineage, path=event.path))
-        covered = state.checkpoints[0] if len(state.checkpoints) == keep else 0
+        state.emit(RecordCheckpoint(version=event.version, lineage=trainer.lineage, path=event.path))
+        # With fewer than `keep` checkpoints a resume may have to start from step 0, which needs every payload.
+        covered = trainer.checkpoints[0] if len(trainer.checkpoints) == keep else 0
         state.emit(PurgePayloads(covered_step=covered))
 
     def _end_now(self, reason: str) -> None:
@@ -371,40 +389,45 @@ class Coordinator:
 
     def _settle(self) -> None:
         state = self._state
-        for group in state.table.expired(state.now_s):
+        for group in state.groups.table.expired(state.now_s):
             drop_group(state, group, "timeout", f"unfinished after {self.settings.group_timeout_s:g} s")
+        # Before the trainer is served, since an overdue group must not get into its batch; and after a new batch, which
+        # moves all deadlines one step nearer. A batch that is sent again moves nothing.
         self._drop_overdue()
         if self._serve_trainer():
             self._drop_overdue()
+        # The handover decides whether engines may be used at all, pins decide what is announced to a worker, and both
+        # what it is leased: hence this order.
         colocation.advance(state)
         evaluation.advance(state)
-        if state.is_roster_news or state.eval_jobs or state.now_s >= state.roster_due_s:
+        if state.version_check.is_due or state.evaluations.jobs or state.now_s >= state.version_check.due_s:
             version_rollout.expire_loads(state)
             rewriting.expire_loads(state)
             version_rollout.announce(state)
-            version_rollout.give(state)
-            state.roster_due_s, state.is_roster_news = version_rollout.next_due_s(state), False
+            version_rollout.grant_turn(state)
+            state.version_check.due_s, state.version_check.is_due = version_rollout.next_due_s(state), False
         leasing.assign(state)
         migration.advance(state)
         termination.advance(state)
 
     def _drop_overdue(self) -> None:
         for group in batch_selection.overdue_groups(self._state):
-            drop_group(self._state, group, "stale", f"too old for step {self._state.next_step}")
+            drop_group(self._state, group, "stale", f"too old for step {self._state.trainer.next_step}")
 
     def _serve_trainer(self) -> bool:
         """Answer the trainer's request if it can be; True where a new batch was formed."""
-        state, step = self._state, self._state.requested
-        if step is None or (state.phase is Phase.FINISHING and step > state.last_step):
+        state, step = self._state, self._state.trainer.requested
+        trainer = state.trainer
+        if step is None or (state.phase is Phase.FINISHING and step > state.ending.last_step):
             return False
         if not colocation.may_hand_over(state, step):
             return False
-        if step <= state.shipped:
+        if step <= trainer.shipped:
             self._send_recorded(step)
             return False
-        if step > state.next_step:
-            state.note("ignored", f"batch {step} was requested before batch {state.next_step}")
-            state.requested = None
+        if step > trainer.next_step:
+            state.note("ignored", f"batch {step} was requested before batch {trainer.next_step}")
+            trainer.requested = None
             return False
         is_wanted = state.phase is Phase.RUNNING and step <= self.settings.num_steps
         chosen = batch_selection.choose_batch(state) if is_wanted else None
@@ -415,6 +438,7 @@ class Coordinator:
 
     def _ship(self, step: int, chosen: list[Group]) -> None:
         state = self._state
+        trainer = state.trainer
         groups = tuple(
             BatchGroup(
                 group_id=group.group_id,
@@ -425,77 +449,33 @@ class Coordinator:
         )
         for group in chosen:
             state.forget_group(group)
-        state.num_consumed += len(groups)
-        state.shipped, state.recorded[step] = step, groups
+        # In one event with forgetting them: `bounded-admission` counts live and consumed groups together.
+        state.groups.num_consumed += len(groups)
+        trainer.shipped, trainer.recorded[step] = step, groups
         state.progress += 1
-        state.emit(RecordBatch(step=step, lineage=state.lineage, groups=groups, is_replay=False))
+        state.emit(RecordBatch(step=step, lineage=trainer.lineage, groups=groups, is_replay=False))
         self._send(step, groups, is_replay=False)
 
     def _send_recorded(self, step: int) -> None:
         """A replay after a resume (`exactly-once`), or the same batch again because the trainer asks again."""
         state = self._state
-        groups = state.recorded.get(step)
-        is_replay = step <= state.replay_until
-        if groups is None or step > max(state.sent, state.base) + 1:
+        trainer = state.trainer
+        groups = trainer.recorded.get(step)
+        is_replay = step <= trainer.replay_until
+        # A trainer that skipped a recorded step would train on batches in another order than the record has.
+        if groups is None or step > max(trainer.sent, trainer.base) + 1:
             state.note("ignored", f"batch {step} was requested out of order")
-            state.requested = None
+            trainer.requested = None
             return
-        if is_replay and step not in state.replayed:
-            state.replayed.add(step)
+        if is_replay and step not in trainer.replayed:
+            trainer.replayed.add(step)
             state.progress += 1
-            state.emit(RecordBatch(step=step, lineage=state.lineage, groups=groups, is_replay=True))
+            state.emit(RecordBatch(step=step, lineage=trainer.lineage, groups=groups, is_replay=True))
         self._send(step, groups, is_replay=is_replay)
 
     def _send(self, step: int, groups: tuple[BatchGroup, ...], *, is_replay: bool) -> None:
         state = self._state
-        state.requested = None
-        state.sent = max(state.sent, step)
-        colocation.hand_over(state, SendBatch(step=step, lineage=state.lineage, groups=groups, is_replay=is_replay))
-
-
-def _remember(state: RunState, ledger: LedgerState) -> None:
-    """Fill the memory of a new life from the ledger."""
-    settings = state.settings
-    for batch in ledger.batches:
-        if len(batch.groups) != settings.groups_per_step:
-            raise _contradiction("groups_per_step", settings.groups_per_step, len(batch.groups))
-        state.recorded[batch.step] = batch.groups
-    state.shipped = len(ledger.batches)
-    assert sorted(state.recorded) == list(range(1, state.shipped + 1)), "recorded batches have holes"
-    state.num_lineages = ledger.num_lineages
-    state.num_drawn, state.num_filtered = ledger.num_drawn, ledger.num_filtered
-    state.num_consumed = state.shipped * settings.groups_per_step
-    state.dropped.update(ledger.dropped)
-    state.checkpoints = [checkpoint.version for checkpoint in ledger.checkpoints]
-    state.evals_done = dict.fromkeys(ledger.evals, ())
-    state.has_kept = state.shipped > 0
-    for record in ledger.live:
-        _remember_group(state.table, record, settings.group_size)
-
-
-def _remember_group(table: GroupTable, record: GroupRecord, group_size: int) -> None:
-    group = table.add(record.group_id, record.version)
-    for known in record.samples:
-        if known.sample_index >= group_size:
-            raise _contradiction("group_size", group_size, known.sample_index + 1)
-        group.samples[known.sample_index] = Sample(
-            index=known.sample_index,
-            num_tokens=known.num_tokens,
-            first_version=known.first_version if known.num_tokens else NO_VERSION,
-            last_version=known.last_version if known.num_tokens else NO_VERSION,
-            is_finished=known.is_finished,
-            is_kept=known.is_kept,
-            value=known.value,
-        )
-    table.refresh(group)
-    for sample in group.samples:
-        if not sample.is_finished:
-            table.push_pending(group, sample)
-    if group.is_complete:
-        table.mark_ready(group)
-
-
-def _contradiction(key: str, wanted: int, found: int) -> UserError:
-    return UserError(
-        f"the run was recorded with {found}, not {wanted}", where=key, remedy="resume with the run's own config.yaml"
-    )
+        trainer = state.trainer
+        trainer.requested = None
+        trainer.sent = max(trainer.sent, step)
+        colocation.hand_over(state, SendBatch(step=step, lineage=trainer.lineage, groups=groups, is_replay=is_replay))

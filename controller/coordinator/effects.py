@@ -19,10 +19,10 @@ from typing import ClassVar, Literal
 import msgspec
 
 from areal_like.staleness import OnStale
-from areal_like.verdict import VerdictKind
 from areal_like.wire.messages import Purpose
 from controller.coordinator.events import EvalKind, Policy
 from controller.coordinator.notes import NoteKind
+from controller.coordinator.sample_outcome import SampleOutcome
 from controller.coordinator.snapshot import (
     BatchGroup,
 )
@@ -81,19 +81,13 @@ class StorePartial(Effect, frozen=True):
 class StoreFinished(Effect, frozen=True):
     """Keep this finished sample; its partial tokens are superseded.
 
-    value: the reward that counts (a policy number for a non-score), None where the sample is not kept.
-    For purpose "eval" group_id is the eval row and no token payload needs to be kept.
+    outcome: as it was reported. value: the reward that counts (a policy number for a non-score), None where the sample
+    is not kept. For purpose "eval" no token payload needs to be kept.
     """
 
     is_ledger: ClassVar[bool] = True
     purpose: Purpose
-    lease_id: int
-    group_id: int
-    sample_index: int
-    num_tokens: int
-    first_version: int
-    last_version: int
-    verdict_kind: VerdictKind
+    outcome: SampleOutcome
     value: float | None
     is_kept: bool
     policy: Policy = ""

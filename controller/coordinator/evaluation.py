@@ -14,6 +14,7 @@ import heapq
 from controller.coordinator.effects import EvalDone, EvalDropped, RecordEval, StoreFinished
 from controller.coordinator.eval_job import EvalJob
 from controller.coordinator.events import EvalKind, LeaseReturned, Published, SampleReported
+from controller.coordinator.run_parts import EvaluationState
 from controller.coordinator.run_state import Phase, RunState
 from controller.coordinator.worker import Lease, Worker
 
@@ -23,20 +24,27 @@ MAX_WAITING = 2
 
 def request(state: RunState, kind: EvalKind) -> None:
     """Evaluate the newest version."""
+    trainer = state.trainer
     num_rows = state.settings.num_rows(kind)
     job = EvalJob(
-        state.version, state.version, state.manifest_path, state.version_lineage, kind, num_rows, list(range(num_rows))
+        trainer.version,
+        trainer.version,
+        trainer.manifest_path,
+        trainer.version_lineage,
+        kind,
+        num_rows,
+        list(range(num_rows)),
     )
-    state.eval_jobs.append(job)
-    waiting = [job for job in state.eval_jobs if not job.workers and job.kind == "periodic"]
+    state.evaluations.jobs.append(job)
+    waiting = [job for job in state.evaluations.jobs if not job.workers and job.kind == "periodic"]
     for job in waiting[: max(0, len(waiting) - MAX_WAITING)]:
         drop(state, job, "evaluations fall behind the training steps")
 
 
 def on_published(state: RunState) -> None:
     """Is an evaluation of the version just published due?"""
-    settings, version = state.settings, state.version
-    if not settings.num_eval_rows or version in state.evals_done or state.phase is not Phase.RUNNING:
+    settings, version = state.settings, state.trainer.version
+    if not settings.num_eval_rows or version in state.evaluations.done or state.phase is not Phase.RUNNING:
         return
     is_last = version >= settings.num_steps and settings.eval_at_end
     if version == 0:
@@ -53,7 +61,7 @@ def on_published(state: RunState) -> None:
 
 def published_again(state: RunState, event: Published) -> None:
     """A trainer that replays has made this version once more: there it is available from now on."""
-    for job in state.eval_jobs:
+    for job in state.evaluations.jobs:
         if job.version == event.version:
             job.manifest_path, job.lineage = event.manifest_path, event.lineage
 
@@ -62,9 +70,9 @@ def request_final(state: RunState) -> None:
     """Evaluate the last version, reusing what is known of it."""
     if not (state.settings.num_eval_rows and state.settings.eval_at_end):
         return
-    version = state.version
-    values = state.evals_done.get(version)
-    for job in state.eval_jobs:
+    version = state.trainer.version
+    values = state.evaluations.done.get(version)
+    for job in state.evaluations.jobs:
         if job.version == version:
             num_rows = state.settings.num_rows("final")
             for row in range(job.num_rows, num_rows):
@@ -82,7 +90,7 @@ def request_final(state: RunState) -> None:
 
 def advance(state: RunState) -> None:
     """Pin workers to evaluations that want some, and give up the ones past their deadline."""
-    for job in list(state.eval_jobs):
+    for job in list(state.evaluations.jobs):
         if job.workers and state.now_s > job.deadline_s:
             drop(state, job, f"no result for {state.settings.group_timeout_s:g} s")
         elif job.wants_all or not job.workers:
@@ -90,36 +98,52 @@ def advance(state: RunState) -> None:
 
 
 def _find_workers(state: RunState, job: EvalJob) -> None:
-    usable = [w for w in state.workers.values() if w.is_present and not w.quarantine and not w.is_draining]
-    able = [w for w in usable if max(w.announced, w.version) <= job.version and job.version > w.unloadable]
-    eligible = [worker for worker in able if worker.pin is None]
+    usable = [worker for worker in state.workers.values() if worker.is_working]
+    able = [worker for worker in usable if _can_load(worker, job.version)]
+    eligible = [worker for worker in able if worker.weights.pin is None]
     if not job.wants_all:
-        eligible = sorted(eligible, key=lambda worker: (-worker.version, -worker.free))[:1]
+        eligible = sorted(eligible, key=lambda worker: (-worker.weights.version, -worker.free))[:1]
     for worker in eligible:
         if not job.workers:
             job.deadline_s = state.now_s + state.settings.group_timeout_s
-        worker.pin = job
+        worker.weights.pin_to(job)
+        state.workers.changed(worker)
         job.workers.add(worker.name)
+    # Not while nobody is usable: a worker that comes later may load the version after all.
     if not job.workers and usable and not able:
         _repin(state, job)
 
 
+def _can_load(worker: Worker, version: int) -> bool:
+    """A worker never goes back to an older version, and does not try again what it could not load."""
+    weights = worker.weights
+    return max(weights.announced, weights.version) <= version and version > weights.unloadable
+
+
 def _repin(state: RunState, job: EvalJob) -> None:
     """No worker can go back to the version: take the newest instead, or none."""
-    taken = any(other.version == state.version for other in state.eval_jobs) or state.version in state.evals_done
+    trainer = state.trainer
+    taken = (
+        any(other.version == trainer.version for other in state.evaluations.jobs)
+        or trainer.version in state.evaluations.done
+    )
     if job.kind == "baseline" or taken:
         drop(state, job, f"no worker can load version {job.version} any more")
         return
-    state.note("eval_repinned", f"evaluation of version {job.version} goes to version {state.version}")
+    state.note("eval_repinned", f"evaluation of version {job.version} goes to version {trainer.version}")
     _reset(state, job)
-    job.version, job.manifest_path, job.lineage = state.version, state.manifest_path, state.version_lineage
+    job.version, job.manifest_path, job.lineage = (
+        trainer.version,
+        trainer.manifest_path,
+        trainer.version_lineage,
+    )
     _find_workers(state, job)
 
 
 def _reset(state: RunState, job: EvalJob) -> None:
     state.cancel([state.leases[lease_id] for lease_id in sorted(job.lease_ids)])
     for name in job.workers:
-        state.workers[name].pin = None
+        _unpin(state, state.workers[name])
     job.workers.clear()
     job.lease_ids.clear()
     job.held.clear()
@@ -129,10 +153,10 @@ def _reset(state: RunState, job: EvalJob) -> None:
 
 def unpin(state: RunState, worker: Worker) -> None:
     """The worker is lost, leaves, or cannot load the version: its rows start from scratch elsewhere."""
-    job = worker.pin
+    job = worker.weights.pin
     if job is None:
         return
-    worker.pin = None
+    _unpin(state, worker)
     job.workers.discard(worker.name)
     for lease_id in sorted(job.lease_ids):
         lease = state.leases[lease_id]
@@ -141,10 +165,15 @@ def unpin(state: RunState, worker: Worker) -> None:
     _finish_if_done(state, job)
 
 
+def _unpin(state: RunState, worker: Worker) -> None:
+    worker.weights.unpin()
+    state.workers.changed(worker)
+
+
 def drop(state: RunState, job: EvalJob, reason: str) -> None:
     """Give the evaluation up."""
     _reset(state, job)
-    state.eval_jobs.remove(job)
+    state.evaluations.jobs.remove(job)
     state.emit(EvalDropped(version=job.requested_version, kind=job.kind, reason=reason))
     state.note("eval_dropped", f"evaluation of version {job.requested_version} given up: {reason}")
 
@@ -154,7 +183,7 @@ def drop(state: RunState, job: EvalJob, reason: str) -> None:
 
 def lease_row(state: RunState, worker: Worker) -> Lease | None:
     """Lease one eval row to a worker that is pinned and has the version loaded."""
-    job = worker.pin
+    job = worker.weights.pin
     row = job.next_row() if job is not None else None
     if job is None or row is None:
         return None
@@ -180,44 +209,31 @@ def _requeue(state: RunState, job: EvalJob, lease: Lease) -> None:
         heapq.heappush(job.pending, row)
 
 
-def _job_of(state: RunState, lease: Lease) -> EvalJob:
-    return next(job for job in state.eval_jobs if lease.lease_id in job.lease_ids)
+def _job_of(evaluations: EvaluationState, lease: Lease) -> EvalJob:
+    return next(job for job in evaluations.jobs if lease.lease_id in job.lease_ids)
 
 
 def take_result(state: RunState, lease: Lease, event: SampleReported) -> None:
     """An eval row is answered and scored. A non-score stays None: errors are not zeros (`verdicts-not-zeros`)."""
-    job = _job_of(state, lease)
-    if not event.first_version == event.last_version == job.version:
+    job, outcome = _job_of(state.evaluations, lease), event.outcome
+    if not outcome.first_version == outcome.last_version == job.version:
         state.note(
-            "refused", f"{event.worker}: eval row {event.group_id} mixes versions; version {job.version} is required"
+            "refused", f"{event.worker}: eval row {outcome.group_id} mixes versions; version {job.version} is required"
         )
         _requeue(state, job, lease)
     else:
         _release(state, job, lease)
-        value = event.value if event.verdict_kind == "scored" else None
-        job.values[event.group_id] = value
+        value = outcome.value if outcome.verdict_kind == "scored" else None
+        job.values[outcome.group_id] = value
         job.deadline_s = state.now_s + state.settings.group_timeout_s
         state.progress += 1
-        state.emit(
-            StoreFinished(
-                purpose="eval",
-                lease_id=event.lease_id,
-                group_id=event.group_id,
-                sample_index=0,
-                num_tokens=event.num_tokens,
-                first_version=event.first_version,
-                last_version=event.last_version,
-                verdict_kind=event.verdict_kind,
-                value=value,
-                is_kept=value is not None,
-            )
-        )
+        state.emit(StoreFinished(purpose="eval", outcome=outcome, value=value, is_kept=value is not None))
     _finish_if_done(state, job)
 
 
 def take_back(state: RunState, lease: Lease, event: LeaseReturned) -> None:
     """An eval lease came back unfinished: rejected rows have no value, others start from scratch."""
-    job = _job_of(state, lease)
+    job = _job_of(state.evaluations, lease)
     if event.reason == "rejected":
         _release(state, job, lease)
         job.values[lease.group_id] = None
@@ -228,12 +244,12 @@ def take_back(state: RunState, lease: Lease, event: LeaseReturned) -> None:
 
 
 def _finish_if_done(state: RunState, job: EvalJob) -> None:
-    if len(job.values) < job.num_rows or job not in state.eval_jobs:
+    if len(job.values) < job.num_rows or job not in state.evaluations.jobs:
         return
     values = tuple(job.values[row] for row in range(job.num_rows))
     _reset(state, job)
-    state.eval_jobs.remove(job)
-    state.evals_done[job.version] = values
+    state.evaluations.jobs.remove(job)
+    state.evaluations.done[job.version] = values
     state.progress += 1
-    state.emit(RecordEval(version=job.version, lineage=state.lineage, kind=job.kind, values=values))
+    state.emit(RecordEval(version=job.version, lineage=state.trainer.lineage, kind=job.kind, values=values))
     state.emit(EvalDone(version=job.version, requested_version=job.requested_version, kind=job.kind, values=values))

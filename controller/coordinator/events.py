@@ -9,8 +9,8 @@ from typing import Literal
 import msgspec
 
 from areal_like.trajectory import NO_VERSION
-from areal_like.verdict import VerdictKind
 from areal_like.wire.messages import ReturnReason
+from controller.coordinator.sample_outcome import SampleOutcome
 from controller.coordinator.snapshot import (
     BatchRecord,
 )
@@ -143,20 +143,7 @@ class SampleReported(Event, frozen=True):
     """A finished and scored sample (messages.SampleFinished), possibly late or a duplicate."""
 
     worker: str
-    lease_id: int
-    group_id: int
-    sample_index: int
-    num_tokens: int
-    """Sampled tokens."""
-    first_version: int
-    last_version: int
-    verdict_kind: VerdictKind
-    value: float | None = None
-    """Raw reward where verdict_kind is "scored"."""
-    failed_in: str = ""
-    """Scorer that gave no score, where it is known."""
-    reason: str = ""
-    """Why there is no score, in words."""
+    outcome: SampleOutcome
 
 
 class LeaseReturned(Event, frozen=True):

@@ -6,45 +6,46 @@ touching leases other than through `RunState.forget_group`.
 
 from __future__ import annotations
 
-from areal_like.verdict import VerdictKind
 from controller.coordinator.effects import DropGroup, FilterGroup
 from controller.coordinator.events import Policy
 from controller.coordinator.groups import Group
 from controller.coordinator.run_state import RunState
+from controller.coordinator.sample_outcome import SampleOutcome
+from controller.coordinator.settings import CoordinatorSettings
 
 
-def effective_value(
-    state: RunState, kind: VerdictKind, value: float | None, failed_in: str = ""
-) -> tuple[float | None, Policy]:
+def effective_value(settings: CoordinatorSettings, outcome: SampleOutcome) -> tuple[float | None, Policy]:
     """The reward that counts: the scored value, or the policy's number for a non-score, or None (not kept); and what
     the policy of the scorer that failed did."""
-    if kind == "scored":
-        return value, ""
-    policy = state.settings.on_failure_of.get(failed_in, state.settings.on_failure)
+    if outcome.verdict_kind == "scored":
+        return outcome.value, ""
+    policy = settings.on_failure_of.get(outcome.failed_in, settings.on_failure)
     return (None, policy) if isinstance(policy, str) else (float(policy), "value")
 
 
 def drop_group(state: RunState, group: Group, reason: str, detail: str = "") -> None:
     """Give the group up; its running leases are cancelled and its place is free again."""
     state.forget_group(group)
-    state.dropped[reason] += 1
+    state.groups.dropped[reason] += 1
+    # These two are nobody's failure: the group was fit for training, but its step has gone by.
     if reason not in ("stale", "surplus"):
-        state.consecutive_failures[reason] += 1
+        state.groups.consecutive_failures[reason] += 1
     state.emit(DropGroup(group_id=group.group_id, reason=reason, detail=detail))
 
 
 def finalize_group(state: RunState, group: Group) -> None:
     """Every sample is in: keep the group for a batch, filter it, or drop it for want of scores."""
+    groups = state.groups
     values = [sample.value for sample in group.samples if sample.is_kept and sample.value is not None]
     if len(values) < state.settings.min_scored:
         drop_group(state, group, "too_few_scores", f"{len(values)} of {len(group.samples)} samples have a score")
     elif state.settings.filter_zero_signal and len(group.samples) > 1 and min(values) == max(values):
         state.forget_group(group)
-        state.num_filtered += 1
-        state.consecutive_failures["filtered"] += 1
+        groups.num_filtered += 1
+        groups.consecutive_failures["filtered"] += 1
         state.emit(FilterGroup(group_id=group.group_id, value=values[0]))
     else:
-        state.table.mark_ready(group)
-        state.consecutive_failures.clear()
-        state.first_failure = ""
-        state.has_kept = True
+        groups.table.mark_ready(group)
+        groups.consecutive_failures.clear()
+        groups.first_failure = ""
+        groups.has_kept = True

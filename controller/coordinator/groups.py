@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from areal_like.trajectory import NO_VERSION
+from controller.coordinator.sample_outcome import SampleOutcome
 
 
 @dataclass(slots=True)
@@ -31,6 +32,12 @@ class Sample:
     """Worker that it was recalled for."""
     moved_from: str = ""
     """Worker that handed it back gracefully; for the timeline."""
+
+    def finish(self, outcome: SampleOutcome, value: float | None) -> None:
+        """Take the outcome over. value: the reward that counts; None: the sample is not kept."""
+        self.is_finished, self.is_kept, self.value = True, value is not None, value
+        self.num_tokens = outcome.num_tokens
+        self.first_version, self.last_version = outcome.first_version, outcome.last_version
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The handover of devices that engines and trainer share (`placement: colocated`), as two transition tables.
 
 Owns: the states, the events, and what follows from each pair. Pure: no clock, no memory, no I/O. A pair that is not
-listed raises `UnlistedTransition`: it must not happen, and the code that fires the event is wrong.
+listed raises `UnlistedTransition` (transitions.py).
 Refuses: when an event has happened, and carrying out an action (both are colocation.py's).
 
 `TURNS` says whose turn it is to use the devices:
@@ -30,9 +30,7 @@ A worker that is out of reach may be alive, so its engine keeps its state; it is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
-from typing import TypeVar
 
 
 class Turn(Enum):
@@ -105,10 +103,6 @@ class EngineAction(Enum):
     REPORT_LATE = "report late"
 
 
-class UnlistedTransition(AssertionError):
-    """An event came in a state in which it must not happen."""
-
-
 TURNS: dict[Turn, dict[TurnEvent, tuple[Turn, tuple[TurnAction, ...]]]] = {
     Turn.SETUP: {
         TurnEvent.PUBLISHED: (Turn.ENGINES, ()),
@@ -167,20 +161,3 @@ ENGINE: dict[Engine, dict[EngineEvent, tuple[Engine, tuple[EngineAction, ...]]]]
         EngineEvent.ENDED: _ENDED,
     },
 }
-
-State = TypeVar("State", bound=Enum)
-Happening = TypeVar("Happening", bound=Enum)
-Action = TypeVar("Action", bound=Enum)
-
-
-def transition(
-    table: Mapping[State, Mapping[Happening, tuple[State, tuple[Action, ...]]]], state: State, event: Happening
-) -> tuple[State, tuple[Action, ...]]:
-    """The next state and what is to be done. Raises UnlistedTransition."""
-    try:
-        return table[state][event]
-    except KeyError:
-        kind = type(state).__name__.lower()
-        raise UnlistedTransition(
-            f"handover: {event.value!r} must not happen in state {state.value!r} of {kind}"
-        ) from None

@@ -28,27 +28,29 @@ def assign(state: RunState) -> None:
         return
     orders: dict[str, list[LeaseOrder]] = {}
     is_training = state.phase is Phase.RUNNING
-    if state.eval_jobs:
+    if state.evaluations.jobs:
         _lease_eval_rows(state, router.workers, orders, share=2 if is_training else 1)
     if is_training:
+        # Samples of started groups go first: their deadlines are the earlier ones, and a group is of use only whole.
         _lease_pending(state, router, orders)
         while (worker := router.for_group()) is not None:
             _start_group(state, router, worker, orders)
             _lease_pending(state, router, orders)
-    if state.eval_jobs:
+    if state.evaluations.jobs:
         _lease_eval_rows(state, router.workers, orders, share=1)
     for name, leases in orders.items():
         state.emit(SendLeases(worker=name, leases=tuple(leases)))
 
 
 def _has_work(state: RunState) -> bool:
-    return bool(state.eval_jobs) or state.table.has_pending or may_start_group(state, state.version)
+    is_waiting = bool(state.evaluations.jobs) or state.groups.table.has_pending
+    return is_waiting or may_start_group(state.settings, state.groups, state.trainer.version)
 
 
 def _lease_eval_rows(state: RunState, workers: list[Worker], orders: dict[str, list[LeaseOrder]], share: int) -> None:
     for worker in workers:
-        job = worker.pin
-        if job is None or worker.version != job.version:
+        job = worker.weights.pin
+        if job is None or worker.weights.version != job.version:
             continue
         while worker.free > 0 and job.held[worker.name] < max(1, worker.capacity // share):
             lease = evaluation.lease_row(state, worker)
@@ -69,7 +71,7 @@ def _lease_pending(state: RunState, router: Router, orders: dict[str, list[Lease
     """Samples of groups that already started, earliest deadline first."""
     blocked: list[tuple[Group, Sample]] = []
     while not router.is_full:
-        found = state.table.pop_pending()
+        found = state.groups.table.pop_pending()
         if found is None:
             break
         group, sample = found
@@ -79,19 +81,20 @@ def _lease_pending(state: RunState, router: Router, orders: dict[str, list[Lease
         else:
             _lease_sample(state, worker, group, sample, orders)
     for group, sample in blocked:
-        state.table.push_pending(group, sample)
+        state.groups.table.push_pending(group, sample)
 
 
 def _start_group(state: RunState, router: Router, worker: Worker, orders: dict[str, list[LeaseOrder]]) -> None:
     """The worker is the group's home; what has no room anywhere waits."""
-    group = state.table.add(state.num_drawn, worker.version)
+    groups = state.groups
+    group = groups.table.add(groups.num_drawn, worker.weights.version)
     group.home = worker.name
-    state.num_drawn += 1
-    state.emit(RecordGroup(group_id=group.group_id, version=worker.version, started=state.num_started))
+    groups.num_drawn += 1
+    state.emit(RecordGroup(group_id=group.group_id, version=worker.weights.version, started=groups.num_started))
     for sample in group.samples:
         taker = worker if sample.index == 0 else router.for_sample(group, sample)
         if taker is None:
-            state.table.push_pending(group, sample)
+            groups.table.push_pending(group, sample)
         else:
             _lease_sample(state, taker, group, sample, orders)
 
@@ -101,12 +104,12 @@ def _lease_sample(
 ) -> None:
     min_version = group.min_version(sample)
     assert sample.lease_id is None
-    assert worker.version >= min_version > NO_VERSION
+    assert worker.weights.version >= min_version > NO_VERSION
     lease = state.new_lease(worker, "train", group.group_id, sample.index, min_version, sample.num_tokens)
     sample.lease_id = lease.lease_id
     group.lease_ids.add(lease.lease_id)
     if group.leased_at_s is None:
-        state.table.start_timer(group, state.now_s, state.settings.group_timeout_s)
+        state.groups.table.start_timer(group, state.now_s, state.settings.group_timeout_s)
     order = LeaseOrder(
         lease_id=lease.lease_id,
         group_id=group.group_id,

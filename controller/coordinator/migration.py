@@ -29,19 +29,21 @@ PREFILL_SHARE = 0.1
 
 def advance(state: RunState) -> None:
     """Recall what should move, if the time has come."""
+    routing = state.routing
     settings = state.settings
-    if not settings.migration or state.phase is not Phase.RUNNING or state.now_s < state.next_migration_s:
+    if not settings.migration or state.phase is not Phase.RUNNING or state.now_s < routing.next_migration_s:
         return
-    state.next_migration_s = state.now_s + EVERY_S
+    routing.next_migration_s = state.now_s + EVERY_S
     _forget_late(state)
-    if not state.recalls and len(state.workers) > 1:
+    # One wave at a time: until its answers are here, the loads are not those that the next wave would change.
+    if not routing.recalls and len(state.workers) > 1:
         _wave(state)
 
 
 def _forget_late(state: RunState) -> None:
-    for lease_id, due_s in list(state.recalls.items()):
+    for lease_id, due_s in list(state.routing.recalls.items()):
         if state.now_s >= due_s:
-            del state.recalls[lease_id]
+            del state.routing.recalls[lease_id]
 
 
 def _wave(state: RunState) -> None:
@@ -118,20 +120,20 @@ def _choose(state: RunState, source: _Outlook, target: _Outlook) -> Lease | None
 
 
 def _num_tokens(state: RunState, lease: Lease) -> int:
-    return state.table.live[lease.group_id].samples[lease.sample_index].num_tokens
+    return state.groups.table.live[lease.group_id].samples[lease.sample_index].num_tokens
 
 
 def _is_movable(state: RunState, lease: Lease, target: Worker) -> bool:
     """A training sample that has not moved too often, has more than its prefill left, and that `target` may sample."""
     if lease.purpose != "train" or lease.is_recalled:
         return False
-    group = state.table.live[lease.group_id]
+    group = state.groups.table.live[lease.group_id]
     sample = group.samples[lease.sample_index]
-    is_allowed = sample.num_moves < MAX_MOVES and group.min_version(sample) <= target.version
+    is_allowed = sample.num_moves < MAX_MOVES and group.min_version(sample) <= target.weights.version
     return is_allowed and lease.expected_tokens > PREFILL_SHARE * sample.num_tokens
 
 
 def _recall(state: RunState, lease: Lease, target: Worker) -> None:
     lease.is_recalled = True
-    state.table.live[lease.group_id].samples[lease.sample_index].moving_to = target.name
-    state.recalls[lease.lease_id] = state.now_s + RECALL_S
+    state.groups.table.live[lease.group_id].samples[lease.sample_index].moving_to = target.name
+    state.routing.recalls[lease.lease_id] = state.now_s + RECALL_S

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from controller.coordinator import evaluation
 from controller.coordinator.effects import SendRewrite
 from controller.coordinator.events import Published, VersionRewritten
-from controller.coordinator.run_state import Rewrite
+from controller.coordinator.run_parts import Rewrite, TrainerState
 
 if TYPE_CHECKING:
     from controller.coordinator.run_state import RunState
@@ -30,18 +30,21 @@ PATIENCE = 2.0
 
 def damage_reported(state: RunState, worker: Worker) -> bool:
     """The worker found the announced version damaged. True where new files are on their way to it."""
-    if worker.announced != state.version or worker.announced_lineage != state.version_lineage:
+    trainer = state.trainer
+    weights = worker.weights
+    if weights.announced != trainer.version or weights.announced_lineage != trainer.version_lineage:
         return False
-    if not state.manifest_path or not state.settings.num_steps:
+    if not trainer.manifest_path or not state.settings.num_steps:
         return False  # there is no trainer, or the one that replays has not reached this version yet
-    if not _is_of(state, state.version):
-        state.rewrite = Rewrite(state.version, state.version_lineage)
-    rewrite = state.rewrite
+    if not _is_of(trainer, trainer.version):
+        trainer.rewrite = Rewrite(trainer.version, trainer.version_lineage)
+    rewrite = trainer.rewrite
     assert rewrite is not None
     if rewrite.due_s < math.inf:
-        return True
-    if worker.announced_writing < rewrite.count:
-        _offer(worker)
+        return True  # asked for already, by the report of another worker
+    if weights.announced_writing < rewrite.count:
+        # The report is of the files before the last rewrite; those on disk now may be fine.
+        weights.offer_again()
         return True
     if rewrite.count >= MAX_REWRITES:
         return False
@@ -62,9 +65,10 @@ def rewritten(state: RunState, event: VersionRewritten) -> None:
 
     A late answer counts too: the new files may have another place, and a delta that they replace is deleted.
     """
-    rewrite = state.rewrite
+    trainer = state.trainer
+    rewrite = trainer.rewrite
     is_expected = rewrite is not None and rewrite.num_unanswered > 0
-    if not is_expected or not _is_of(state, event.version) or event.lineage != state.version_lineage:
+    if not is_expected or not _is_of(trainer, event.version) or event.lineage != trainer.version_lineage:
         state.note("ignored", f"version {event.version} of lineage {event.lineage} was written again without a request")
         return
     assert rewrite is not None
@@ -74,45 +78,40 @@ def rewritten(state: RunState, event: VersionRewritten) -> None:
         state.note("rewrite_failed", f"version {event.version} is not written again: {event.reason}")
         return
     state.progress += 1
-    state.manifest_path = event.manifest_path
+    trainer.manifest_path = event.manifest_path
     published = Published(version=event.version, lineage=event.lineage, manifest_path=event.manifest_path)
     evaluation.published_again(state, published)
     for worker in state.workers.values():
-        if worker.quarantine and worker.announced == event.version:
-            _offer(worker)
+        if worker.weights.quarantine and worker.weights.announced == event.version:
+            worker.weights.offer_again()
 
 
 def expire_loads(state: RunState) -> None:
     """A trainer that does not answer is not waited for any longer: workers try again as they do otherwise."""
-    rewrite = state.rewrite
+    rewrite = state.trainer.rewrite
     if rewrite is not None and state.now_s > rewrite.due_s:
         rewrite.due_s = math.inf
         limit_s = PATIENCE * state.settings.idle_load_deadline_s
         state.note("rewrite_failed", f"version {rewrite.version} was not written again within {limit_s:g} s")
 
 
-def is_under_way(state: RunState, version: int) -> bool:
+def is_under_way(trainer: TrainerState, version: int) -> bool:
     """The trainer writes this version again: to announce it now would be of no use."""
-    return state.rewrite is not None and _is_of(state, version) and state.rewrite.due_s < math.inf
+    return trainer.rewrite is not None and _is_of(trainer, version) and trainer.rewrite.due_s < math.inf
 
 
-def writing_of(state: RunState, version: int) -> int:
+def writing_of(trainer: TrainerState, version: int) -> int:
     """How often the files of this version were written again."""
-    return state.rewrite.count if state.rewrite is not None and _is_of(state, version) else 0
+    return trainer.rewrite.count if trainer.rewrite is not None and _is_of(trainer, version) else 0
 
 
-def waits(state: RunState) -> list[str]:
+def waits(trainer: TrainerState) -> list[str]:
     """Who waits for a rewrite."""
-    if not is_under_way(state, state.version):
+    if not is_under_way(trainer, trainer.version):
         return []
-    return [f"rollout workers wait for the trainer to write version {state.version} again, its files are damaged"]
+    return [f"rollout workers wait for the trainer to write version {trainer.version} again, its files are damaged"]
 
 
-def _is_of(state: RunState, version: int) -> bool:
-    rewrite = state.rewrite
-    return rewrite is not None and (rewrite.version, rewrite.lineage) == (version, state.version_lineage)
-
-
-def _offer(worker: Worker) -> None:
-    """The version is announced to it once more, at once."""
-    worker.must_announce_again, worker.load_attempts = True, 0
+def _is_of(trainer: TrainerState, version: int) -> bool:
+    rewrite = trainer.rewrite
+    return rewrite is not None and (rewrite.version, rewrite.lineage) == (version, trainer.version_lineage)

@@ -72,26 +72,26 @@ class Router:
 
     def is_behind(self, worker: Worker) -> bool:
         """Another one samples with a newer version already."""
-        return not self._is_in_turn and worker.pin is None and worker.version < self._newest
+        return not self._is_in_turn and worker.weights.pin is None and worker.weights.version < self._newest
 
     # ------------------------------------------------------------ choices
 
     def for_group(self) -> Worker | None:
         """The worker that starts the next group: with room for all of it, or one that could never hold two."""
-        if not may_start_group(self._state, self._newest_open):
+        if not may_start_group(self._state.settings, self._state.groups, self._newest_open):
             return None  # then none may: to ask hundreds of workers after every event would be most of all work
         if self._is_in_turn:
             able = [worker for worker in self._open if self._may_start(worker)]
             return self._next(able) if able else None
         if self._for_groups is None:
-            group_tokens = self._state.settings.group_size * self._state.lengths.mean
+            group_tokens = self._state.settings.group_size * self._state.routing.lengths.mean
             self._for_groups = _Queue(self._with_room(), self._key(group_tokens))
         return self._for_groups.best(self._may_start)
 
     @cached_property
     def _newest_open(self) -> int:
         """Version of those with a credit, pinned ones included: a newer one may start whatever an older one may."""
-        return max((worker.version for worker in self._open), default=NO_VERSION)
+        return max((worker.weights.version for worker in self._open), default=NO_VERSION)
 
     def _with_room(self) -> list[Worker]:
         """Those not behind that hold less than their share; written out, since it looks at many for each event."""
@@ -99,7 +99,7 @@ class Router:
         return [
             worker
             for worker in self._open
-            if (worker.version >= newest or worker.pin is not None)
+            if (worker.weights.version >= newest or worker.weights.pin is not None)
             and (not worker.outstanding or len(worker.outstanding) < share * worker.capacity * (worker.speed or usual))
         ]
 
@@ -110,7 +110,7 @@ class Router:
             is_roomy
             and self._is_within_share(worker)
             and not self.is_behind(worker)
-            and may_start_group(self._state, worker.version)
+            and may_start_group(self._state.settings, self._state.groups, worker.weights.version)
         )
 
     def _is_within_share(self, worker: Worker) -> bool:
@@ -132,8 +132,8 @@ class Router:
             return math.inf
         if self._share is None:
             weight = state.workers.capacity if self._is_in_turn else state.workers.speed_capacity
-            room = (state.version + settings.bound + 1) * settings.groups_per_step - state.num_started
-            samples = (state.table.num_running + max(0, room)) * settings.group_size
+            room = (state.trainer.version + settings.bound + 1) * settings.groups_per_step - state.groups.num_started
+            samples = (state.groups.table.num_running + max(0, room)) * settings.group_size
             self._share = samples / weight if weight else math.inf
         return self._share
 
@@ -148,7 +148,7 @@ class Router:
         if self._is_in_turn:
             able = [worker for worker in self._open if self._can_take(worker, min_version)]
             return self._next([worker for worker in able if self._is_within_share(worker)] or able) if able else None
-        tokens = self._state.lengths.expected_left(sample.num_tokens)
+        tokens = self._state.routing.lengths.expected_left(sample.num_tokens)
         best = self._soonest(tokens, min_version)
         if best is None:
             return None
@@ -158,7 +158,7 @@ class Router:
         return best
 
     def _can_take(self, worker: Worker, min_version: int) -> bool:
-        return worker.version >= min_version and self.free(worker) > 0 and not self.is_behind(worker)
+        return worker.weights.version >= min_version and self.free(worker) > 0 and not self.is_behind(worker)
 
     def _if_able(self, name: str, min_version: int) -> Worker | None:
         """The worker of this name, where it may take a sample now."""
@@ -173,7 +173,7 @@ class Router:
             fresh = (worker for worker in self._open if not self.is_behind(worker))
             queue = self._for_samples[tokens] = _Queue(fresh, key)
         best = queue.best(lambda worker: self.free(worker) > 0)
-        if best is None or best.version >= min_version:
+        if best is None or best.weights.version >= min_version:
             return best
         able = [worker for worker in self._open if self._can_take(worker, min_version)]  # one pinned to an old version
         return min(able, key=key, default=None)
@@ -186,13 +186,13 @@ class Router:
     def _worth_s(self, worker: Worker) -> float:
         """Imbalance in seconds up to which a group stays together."""
         settings = self._state.settings
-        return settings.affinity * settings.group_size * self._state.lengths.mean / self.speed(worker)
+        return settings.affinity * settings.group_size * self._state.routing.lengths.mean / self.speed(worker)
 
     def _next(self, able: list[Worker]) -> Worker:
         """The first of `able` after the one served last, in the order they joined."""
         order = {worker.name: place for place, worker in enumerate(self._state.workers.values())}
-        chosen = min(able, key=lambda w: (order[w.name] - self._state.turn - 1) % len(order))
-        self._state.turn = order[chosen.name]
+        chosen = min(able, key=lambda w: (order[w.name] - self._state.routing.last_served - 1) % len(order))
+        self._state.routing.last_served = order[chosen.name]
         return chosen
 
 

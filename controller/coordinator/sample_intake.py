@@ -17,76 +17,63 @@ from controller.coordinator.events import LeaseReturned, PartialReport, Progress
 from controller.coordinator.group_outcome import drop_group, effective_value, finalize_group
 from controller.coordinator.groups import Group, Sample
 from controller.coordinator.run_state import RunState
+from controller.coordinator.sample_outcome import SampleOutcome
 from controller.coordinator.worker import Lease
 
 
 def take_finished(state: RunState, event: SampleReported) -> None:
     """A worker says a sample is finished and scored."""
-    lease = state.leases.get(event.lease_id)
-    if lease is None or (lease.group_id, lease.sample_index) != (event.group_id, event.sample_index):
-        state.note("duplicate", f"{event.worker} reports lease {event.lease_id} again or too late")
+    outcome = event.outcome
+    lease = state.leases.get(outcome.lease_id)
+    if lease is None or (lease.group_id, lease.sample_index) != (outcome.group_id, outcome.sample_index):
+        state.note("duplicate", f"{event.worker} reports lease {outcome.lease_id} again or too late")
     elif lease.purpose == "eval":
         evaluation.take_result(state, lease, event)
     else:
         _take_training_sample(state, lease, event)
-    state.emit(SendAck(worker=event.worker, lease_ids=(event.lease_id,)))
+    # In every case, also for what is refused: the worker sends it again until it is acknowledged.
+    state.emit(SendAck(worker=event.worker, lease_ids=(outcome.lease_id,)))
 
 
 def _take_training_sample(state: RunState, lease: Lease, event: SampleReported) -> None:
-    group = state.table.live[lease.group_id]
+    groups = state.groups
+    outcome = event.outcome
+    group = groups.table.live[lease.group_id]
     sample = group.samples[lease.sample_index]
-    is_current = sample.lease_id == lease.lease_id
-    if refusal := _refusal(state, group, lease, event):
+    is_current = sample.lease_id == lease.lease_id  # else it was leased again since: a rival of that lease
+    if refusal := _refusal(state, group, lease, outcome):
         state.note("refused", f"{event.worker}: group {group.group_id} sample {sample.index}: {refusal}")
         state.release(lease)
         if is_current:
             requeue(state, group, sample, is_loss=True)
         return
-    if event.verdict_kind != "scored" and not state.first_failure:
-        state.first_failure = f"{event.verdict_kind}, {event.reason}" if event.reason else event.verdict_kind
-    value, policy = effective_value(state, event.verdict_kind, event.value, event.failed_in)
-    sample.is_finished, sample.is_kept, sample.value = True, value is not None, value
-    sample.num_tokens, sample.first_version, sample.last_version = (
-        event.num_tokens,
-        event.first_version,
-        event.last_version,
-    )
+    if outcome.verdict_kind != "scored" and not groups.first_failure:
+        groups.first_failure = f"{outcome.verdict_kind}, {outcome.reason}" if outcome.reason else outcome.verdict_kind
+    value, policy = effective_value(state.settings, outcome)
+    sample.finish(outcome, value)
     state.release(lease)
+    # First come, first kept: any other worker stops working on this sample.
     rivals = [state.leases[lease_id] for lease_id in sorted(group.lease_ids)]
     state.cancel([rival for rival in rivals if rival.sample_index == sample.index])
-    state.table.refresh(group)
+    groups.table.refresh(group)
     state.progress += 1
-    state.num_samples_finished += 1
-    state.lengths.add(event.num_tokens)
-    state.emit(
-        StoreFinished(
-            purpose="train",
-            lease_id=event.lease_id,
-            group_id=group.group_id,
-            sample_index=sample.index,
-            num_tokens=event.num_tokens,
-            first_version=event.first_version,
-            last_version=event.last_version,
-            verdict_kind=event.verdict_kind,
-            value=value,
-            is_kept=sample.is_kept,
-            policy=policy,
-        )
-    )
+    groups.num_samples_finished += 1
+    state.routing.lengths.add(outcome.num_tokens)
+    state.emit(StoreFinished(purpose="train", outcome=outcome, value=value, is_kept=sample.is_kept, policy=policy))
     if policy == "drop_group":
-        drop_group(state, group, f"verdict_{event.verdict_kind}", f"sample {sample.index}")
+        drop_group(state, group, f"verdict_{outcome.verdict_kind}", f"sample {sample.index}")
     elif group.is_complete:
         finalize_group(state, group)
 
 
-def _refusal(state: RunState, group: Group, lease: Lease, event: SampleReported) -> str:
+def _refusal(state: RunState, group: Group, lease: Lease, outcome: SampleOutcome) -> str:
     """Why this finished sample cannot be used; empty where it can."""
-    if event.num_tokens < 1 or event.last_version < event.first_version:
+    if outcome.num_tokens < 1 or outcome.last_version < outcome.first_version:
         return "no tokens, or versions that decrease"
-    if event.first_version < group.version or event.last_version < lease.min_version:
+    if outcome.first_version < group.version or outcome.last_version < lease.min_version:
         return f"sampled below its lease's minimum version {lease.min_version}"
-    if state.settings.is_strict and event.first_version < group.floor:
-        return f"late, and its first version {event.first_version} is older than the group's floor {group.floor}"
+    if state.settings.is_strict and outcome.first_version < group.floor:
+        return f"late, and its first version {outcome.first_version} is older than the group's floor {group.floor}"
     return ""
 
 
@@ -110,12 +97,12 @@ def take_returned(state: RunState, event: LeaseReturned) -> None:
     if lease.purpose == "eval":
         evaluation.take_back(state, lease, event)
         return
-    group = state.table.live[lease.group_id]
+    group = state.groups.table.live[lease.group_id]
     sample = group.samples[lease.sample_index]
     _store_part(state, lease, event.part)
     state.release(lease)
     if event.reason == "rejected":
-        state.last_rejection = event.detail
+        state.groups.last_rejection = event.detail
         drop_group(state, group, "rejected", event.detail)
         return
     is_moved = event.reason in ("drain", "migrated")
@@ -133,12 +120,12 @@ def requeue(state: RunState, group: Group, sample: Sample, *, is_loss: bool) -> 
     if sample.num_losses > state.settings.max_sample_losses:
         drop_group(state, group, "lost_too_often", f"sample {sample.index} was lost {sample.num_losses} times")
     else:
-        state.table.push_pending(group, sample)
+        state.groups.table.push_pending(group, sample)
 
 
 def _store_part(state: RunState, lease: Lease, part: PartialReport) -> None:
     """Keep the tokens that are new and follow what is known."""
-    group = state.table.live[lease.group_id]
+    group = state.groups.table.live[lease.group_id]
     sample = group.samples[lease.sample_index]
     skip = sample.num_tokens - part.start
     num_fresh = part.num_tokens - skip
@@ -147,6 +134,7 @@ def _store_part(state: RunState, lease: Lease, part: PartialReport) -> None:
     if skip < 0 or part.start < 0:
         state.note("gap", f"lease {part.lease_id} reports from token {part.start}, {sample.num_tokens} are known")
         return
+    # Where known tokens are skipped, the version of the first new one is not reported; it is at most the last one's.
     oldest = part.first_version if skip == 0 else part.last_version
     if oldest < group.min_version(sample) or part.last_version < part.first_version:
         state.note("refused", f"lease {part.lease_id}: tokens sampled below version {group.min_version(sample)}")
@@ -163,7 +151,7 @@ def _store_part(state: RunState, lease: Lease, part: PartialReport) -> None:
     )
     if sample.first_version == NO_VERSION:
         sample.first_version = part.first_version
-        state.table.refresh(group)
+        state.groups.table.refresh(group)
     sample.num_tokens += num_fresh
     sample.last_version = part.last_version
     state.weigh(lease, sample.num_tokens)

@@ -9,21 +9,25 @@ from __future__ import annotations
 from controller.coordinator import evaluation
 from controller.coordinator.admission import has_draws
 from controller.coordinator.effects import EndRun, EndStatus, SendNoMoreBatches
+from controller.coordinator.run_parts import GroupState
 from controller.coordinator.run_state import Phase, RunState
+from controller.coordinator.settings import CoordinatorSettings
 from controller.coordinator.usable_workers import has_no_usable_workers
 
 
 def begin(state: RunState, status: EndStatus, reason: str) -> None:
     """Hand out no more work. Completed and exhausted runs use every recorded batch, others only the running step."""
+    trainer, ending = state.trainer, state.ending
     if state.phase is not Phase.RUNNING:
         return
     state.phase = Phase.FINISHING
-    state.end_status, state.end_reason = status, reason
+    ending.status, ending.reason = status, reason
     if status in ("completed", "exhausted"):
-        state.last_step = max(state.base, min(state.shipped, state.settings.num_steps))
+        ending.last_step = max(trainer.base, min(trainer.shipped, state.settings.num_steps))
     else:
-        state.last_step = max(state.base, min(state.sent, state.trained + 1))
-        for job in list(state.eval_jobs):
+        # The step that runs is finished, since half of it cannot be saved; one that was only sent is not started.
+        ending.last_step = max(trainer.base, min(trainer.sent, trainer.trained + 1))
+        for job in list(state.evaluations.jobs):
             evaluation.drop(state, job, f"the run ends: {reason}")
         _tell_trainer(state)
 
@@ -37,35 +41,36 @@ def advance(state: RunState) -> None:
 
 
 def _check_end_conditions(state: RunState) -> None:
+    trainer, groups = state.trainer, state.groups
     settings = state.settings
-    if state.shipped >= settings.num_steps:
-        if state.version >= settings.num_steps or (state.requested or 0) > settings.num_steps:
+    if trainer.shipped >= settings.num_steps:
+        if trainer.version >= settings.num_steps or (trainer.requested or 0) > settings.num_steps:
             begin(state, "completed", f"{settings.num_steps} steps done")
-    elif not has_draws(state) and len(state.table.live) < settings.groups_per_step:
+    elif not has_draws(settings, groups) and len(groups.table.live) < settings.groups_per_step:
         begin(
             state,
             "exhausted",
-            f"the data is used up: {state.num_drawn} groups drawn, {len(state.table.live)} left where a step needs "
+            f"the data is used up: {groups.num_drawn} groups drawn, {len(groups.table.live)} left where a step needs "
             f"{settings.groups_per_step}; raise data.epochs for more steps",
         )
-    elif (reason := no_usable_group_reason(state)) or (reason := no_workers_reason(state)):
+    elif (reason := no_usable_group_reason(settings, groups)) or (reason := no_workers_reason(state)):
         begin(state, "failed", reason)
 
 
-def no_usable_group_reason(state: RunState) -> str:
+def no_usable_group_reason(settings: CoordinatorSettings, groups: GroupState) -> str:
     """Why no group is fit for training any more, with advice; empty while some are."""
-    total, settings = state.consecutive_failures.total(), state.settings
+    total = groups.consecutive_failures.total()
     if not total or total < settings.groups_per_step:
         return ""
-    if not state.has_kept and state.consecutive_failures["rejected"] == total:
-        return f"all of the first {total} prompts were rejected: {state.last_rejection}"
+    if not groups.has_kept and groups.consecutive_failures["rejected"] == total:
+        return f"all of the first {total} prompts were rejected: {groups.last_rejection}"
     if not settings.max_filtered_batches or total < settings.max_filtered_batches * settings.groups_per_step:
         return ""
-    fate, number = state.consecutive_failures.most_common(1)[0]
+    fate, number = groups.consecutive_failures.most_common(1)[0]
     advice = _ADVICE.get(fate, _ADVICE["verdict"] if fate.startswith("verdict") else "see the controller's log")
-    if state.first_failure and (fate == "too_few_scores" or fate.startswith("verdict")):
-        advice = f"{advice}; the first failure: {state.first_failure}"
-    listed = ", ".join(f"{count} {name}" for name, count in state.consecutive_failures.most_common())
+    if groups.first_failure and (fate == "too_few_scores" or fate.startswith("verdict")):
+        advice = f"{advice}; the first failure: {groups.first_failure}"
+    listed = ", ".join(f"{count} {name}" for name, count in groups.consecutive_failures.most_common())
     return f"{total} groups in a row ended without a usable one ({listed}); most were {fate} ({number}): {advice}"
 
 
@@ -84,45 +89,49 @@ _ADVICE = {
 
 def no_workers_reason(state: RunState) -> str:
     """Why no rollout worker will ever work again although a batch is owed; empty while one may."""
+    trainer = state.trainer
     workers = state.workers.values()
-    if state.requested is None or state.requested <= state.shipped or not has_no_usable_workers(state):
+    if trainer.requested is None or trainer.requested <= trainer.shipped or not has_no_usable_workers(state):
         return ""
-    if state.is_trainer_busy and any(worker.quarantine and worker.is_present for worker in workers):
+    if trainer.is_busy and any(worker.weights.quarantine and worker.is_present for worker in workers):
         return ""  # a new version is on its way and may load
-    causes = "; ".join(f"{w.name}: {w.quarantine if w.is_present else 'gone'}" for w in workers)
-    return f"no rollout worker is left for batch {state.requested} ({causes})"
+    causes = "; ".join(f"{w.name}: {w.weights.quarantine if w.is_present else 'gone'}" for w in workers)
+    return f"no rollout worker is left for batch {trainer.requested} ({causes})"
 
 
 def trainer_died(state: RunState) -> None:
     """While the run ends: a stopped one ends with the checkpoint the trainer would start from."""
-    if state.end_status not in ("completed", "exhausted"):
-        state.last_step = state.base
+    if state.ending.status not in ("completed", "exhausted"):
+        state.ending.last_step = state.trainer.base
 
 
 def _tell_trainer(state: RunState) -> None:
-    state.is_trainer_reported = True
-    state.emit(SendNoMoreBatches(last_step=state.last_step, reason=state.end_reason))
+    ending = state.ending
+    ending.is_trainer_notified = True
+    state.emit(SendNoMoreBatches(last_step=ending.last_step, reason=ending.reason))
 
 
 def _advance_shutdown(state: RunState) -> None:
-    if state.requested is not None and state.requested > state.last_step:
-        state.requested = None
+    trainer, ending = state.trainer, state.ending
+    if trainer.requested is not None and trainer.requested > ending.last_step:
+        trainer.requested = None
         _tell_trainer(state)
-    elif not state.is_trainer_reported and state.trained >= state.last_step:
+    elif not ending.is_trainer_notified and trainer.trained >= ending.last_step:
         _tell_trainer(state)
-    is_orderly = state.end_status in ("completed", "exhausted")
-    if state.trained < state.last_step and (is_orderly or state.last_step > state.base):
+    is_orderly = ending.status in ("completed", "exhausted")
+    # A run that was stopped before its first step has nothing to wait for: the trainer may not even have started.
+    if trainer.trained < ending.last_step and (is_orderly or ending.last_step > trainer.base):
         return
-    if is_orderly and not state.is_final_eval_made:
-        state.is_final_eval_made = True
-        for group in state.table.live.values():
+    if is_orderly and not ending.is_final_eval_made:
+        ending.is_final_eval_made = True
+        for group in state.groups.table.live.values():
             state.cancel([state.leases[lease_id] for lease_id in sorted(group.lease_ids)])
         evaluation.request_final(state)
         evaluation.advance(state)
-    if state.eval_jobs and has_no_usable_workers(state):
-        for job in list(state.eval_jobs):
+    if state.evaluations.jobs and has_no_usable_workers(state):
+        for job in list(state.evaluations.jobs):
             evaluation.drop(state, job, "no rollout worker is left")
-    is_saved = state.last_step <= state.base or any(version >= state.last_step for version in state.checkpoints)
-    if is_saved and not state.eval_jobs:
+    is_saved = ending.last_step <= trainer.base or any(version >= ending.last_step for version in trainer.checkpoints)
+    if is_saved and not state.evaluations.jobs:
         state.phase = Phase.OVER
-        state.emit(EndRun(status=state.end_status, reason=state.end_reason))
+        state.emit(EndRun(status=ending.status, reason=ending.reason))

@@ -16,10 +16,11 @@ def is_stuck(state: RunState, worker: Worker) -> bool:
     """This worker will do nothing more unless a new version comes."""
     if not worker.is_present:
         return worker.is_gone
-    if rewriting.is_under_way(state, state.version) or worker.load_due_s < math.inf:
+    if rewriting.is_under_way(state.trainer, state.trainer.version) or worker.weights.load_due_s < math.inf:
         return False
-    has_tries = worker.load_attempts < state.settings.max_load_attempts or state.now_s < worker.retry_at_s
-    return bool(worker.quarantine) and not has_tries and not worker.outstanding
+    weights = worker.weights
+    has_tries = weights.load_attempts < state.settings.max_load_attempts or state.now_s < weights.retry_at_s
+    return bool(weights.quarantine) and not has_tries and not worker.outstanding
 
 
 def has_no_usable_workers(state: RunState) -> bool:

@@ -1,7 +1,8 @@
-"""Versions between their announcement and their use: whose turn it is to swap, and who is late.
+"""Versions between their announcement and their use: what is announced to whom, whose turn it is to swap, who is late.
 
-Owns: staged versions, turns (`swap: rolling`), the deadline of a load. Refuses: announcing, and what loading or failing
-means (worker_lifecycle.py). A turn is passed on when its worker has swapped, failed, died or missed the deadline.
+Owns: when the events of a worker's version happen, turns (`swap: rolling`), the deadline of a load, announcing.
+Refuses: which state follows (worker_version.py). A turn is passed on when its worker has swapped, failed, died or
+missed the deadline.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from controller.coordinator.worker import Worker
 def version_staged(state: RunState, event: WorkerVersionStaged) -> None:
     """The worker waits for its turn from now on; that it comes is not its business."""
     worker = state.workers.get(event.worker)
-    if worker is None or event.lineage not in state.lineages or event.version != worker.announced:
+    is_known = worker is not None and event.lineage in state.trainer.lineages
+    if worker is None or not is_known or not 0 <= event.version == worker.weights.announced:
         state.note("ignored", f"{event.worker} staged version {event.version} of lineage {event.lineage}")
         return
-    worker.staged, worker.has_turn, worker.load_due_s = event.version, False, math.inf
+    worker.weights.stage()
     state.progress += 1
 
 
@@ -36,37 +38,39 @@ def expire_loads(state: RunState) -> None:
     It may be busy with it still, so nothing is taken from it and nothing is said to it.
     """
     for worker in state.workers.values():
-        if worker.is_present and state.now_s > worker.load_due_s:
-            doing = "swap it in" if worker.has_turn else "get it"
-            worker.end_load()
-            quarantine(state, worker, f"it did not {doing} within {state.settings.load_deadline_s:g} s")
+        if worker.is_present and state.now_s > worker.weights.load_due_s:
+            doing = "swap it in" if worker.weights.has_turn else "get it"
+            reason = f"it did not {doing} within {state.settings.load_deadline_s:g} s"
+            worker.weights.expire(reason, _retry_at_s(state))
+            _quarantined(state, worker)
 
 
-def give(state: RunState) -> None:
-    """The next worker swaps when the one before has, or is given up. Who is furthest behind comes first."""
+def grant_turn(state: RunState) -> None:
+    """The next worker swaps when the one before has, or is given up. The one that is furthest behind comes first."""
     waiting = []
     for worker in state.workers.values():
-        if worker.is_present and worker.has_turn:
+        if not worker.is_present:
+            continue  # a turn of a worker that was lost must not hold up the others
+        if worker.weights.has_turn:
             return
-        if worker.is_present and worker.staged == worker.announced != NO_VERSION and not worker.has_turn:
+        if worker.weights.is_staged:
             waiting.append(worker)
     if waiting:
-        worker = min(waiting, key=lambda one: (one.version, one.name))
-        worker.has_turn, worker.load_due_s = True, state.now_s + state.settings.load_deadline_s
-        state.emit(SendSwap(worker=worker.name, version=worker.staged, lineage=worker.announced_lineage))
+        worker = min(waiting, key=lambda one: (one.weights.version, one.name))
+        weights = worker.weights
+        weights.grant_turn(state.now_s + state.settings.load_deadline_s)
+        state.emit(SendSwap(worker=worker.name, version=weights.announced, lineage=weights.announced_lineage))
 
 
 def version_loaded(state: RunState, event: WorkerVersionLoaded) -> None:
     """The worker samples with this version from now on; a quarantine ends."""
     worker = state.workers.get(event.worker)
-    if worker is None or event.lineage not in state.lineages or event.version > worker.announced:
+    if worker is None or event.lineage not in state.trainer.lineages or event.version > worker.weights.announced:
         # not from a lost worker (it may come back and has the version then), but from a dead predecessor
         state.note("ignored", f"{event.worker} loaded version {event.version} of lineage {event.lineage}")
         return
-    worker.version = max(worker.version, event.version)
-    if worker.version >= worker.announced:
-        worker.end_load()
-    worker.quarantine, worker.load_attempts, worker.unloadable = "", 0, NO_VERSION
+    worker.weights.load(event.version)
+    state.workers.changed(worker)
     state.progress += 1
 
 
@@ -75,81 +79,100 @@ def version_failed(state: RunState, event: WorkerVersionFailed) -> None:
     worker = state.workers.get(event.worker)
     if worker is None or not worker.is_present:
         return
-    if (event.version, event.lineage) != (worker.announced, worker.announced_lineage):
+    if (event.version, event.lineage) != (worker.weights.announced, worker.weights.announced_lineage):
         state.note("ignored", f"{worker.name} could not load version {event.version}, superseded meanwhile")
         return
-    worker.end_load()
     if event.is_damaged and rewriting.damage_reported(state, worker):
-        quarantine(state, worker, event.reason or "it is damaged")
+        _fail(state, worker, event.reason or "it is damaged")
         return
-    if worker.pin is not None:
+    if worker.weights.pin is not None:
         evaluation.unpin(state, worker)
-        worker.unloadable = max(worker.unloadable, event.version)
-        if event.version < state.version:  # an old version may be deleted by now; the newest is what counts
+        worker.weights.mark_unloadable(event.version)
+        if event.version < state.trainer.version:  # an old version may be deleted by now; the newest is what counts
             state.note("eval_unpinned", f"{worker.name} cannot load version {event.version} for its evaluation")
             return
-    quarantine(state, worker, event.reason or "unknown reason")
+    _fail(state, worker, event.reason or "unknown reason")
 
 
-def quarantine(state: RunState, worker: Worker, reason: str) -> None:
+def _fail(state: RunState, worker: Worker, reason: str) -> None:
+    worker.weights.fail(reason, _retry_at_s(state))
+    _quarantined(state, worker)
+
+
+def _quarantined(state: RunState, worker: Worker) -> None:
     """It gets no new leases until it has loaded the version it was notified of."""
-    worker.quarantine = reason
-    worker.retry_at_s = state.now_s + state.settings.load_retry_s
-    state.note("quarantined", f"{worker.name} cannot load version {worker.announced}: {reason}")
+    state.workers.changed(worker)
+    weights = worker.weights
+    state.note("quarantined", f"{worker.name} cannot load version {weights.announced}: {weights.quarantine}")
+
+
+def _retry_at_s(state: RunState) -> float:
+    return state.now_s + state.settings.load_retry_s
 
 
 def announce(state: RunState) -> None:
     """Tell every worker the version it should load: the newest, or the one its evaluation is pinned to."""
-    if state.version == NO_VERSION or not colocation.is_engines_time(state):
+    trainer = state.trainer
+    if trainer.version == NO_VERSION or not colocation.is_engines_time(state):
         return
     for worker in state.workers.values():
         if not worker.is_present or worker.is_draining or not colocation.may_announce(state, worker):
             continue
-        target, path, lineage = state.version, state.manifest_path, state.version_lineage
-        if worker.pin is not None:
-            target, path, lineage = worker.pin.version, worker.pin.manifest_path, worker.pin.lineage
-        if not path or rewriting.is_under_way(state, target):
+        target, path, lineage = trainer.version, trainer.manifest_path, trainer.version_lineage
+        if (pin := worker.weights.pin) is not None:
+            target, path, lineage = pin.version, pin.manifest_path, pin.lineage
+        if not path or rewriting.is_under_way(trainer, target):
             continue  # it comes when the trainer has caught up, or has written it again
-        is_due = target > worker.announced or (
-            worker.must_announce_again and worker.version < target == worker.announced
+        if _is_announcement_due(state, worker, target):
+            _announce(state, worker, target, path, lineage)
+
+
+def _is_announcement_due(state: RunState, worker: Worker, target: int) -> bool:
+    weights = worker.weights
+    if target > weights.announced:
+        return True
+    if weights.must_announce_again and weights.version < target == weights.announced:
+        return True
+    if weights.load_due_s < math.inf:
+        return False  # what it says of this attempt is expected within the deadline
+    has_tries = weights.load_attempts < state.settings.max_load_attempts
+    return has_tries and bool(weights.quarantine) and state.now_s >= weights.retry_at_s
+
+
+def _announce(state: RunState, worker: Worker, target: int, path: str, lineage: str) -> None:
+    # Held where swaps take turns: not the first version of a worker, which runs nothing that a swap would interrupt,
+    # nor an evaluation's, which the other workers do not load.
+    is_held = state.settings.swap == "rolling" and worker.is_usable and worker.weights.pin is None
+    due_s = state.now_s + state.settings.load_deadline_s
+    writing = rewriting.writing_of(state.trainer, target)
+    worker.weights.announce(target, lineage, writing, due_s=due_s, retry_at_s=_retry_at_s(state))
+    colocation.announced(state, worker)
+    state.emit(
+        SendVersion(
+            worker=worker.name,
+            version=target,
+            lineage=lineage,
+            manifest_path=path,
+            is_held=is_held,
+            incarnation=worker.incarnation,
         )
-        is_loading = worker.load_due_s < math.inf  # what it says of this attempt is awaited, within the deadline
-        if not is_due and not is_loading and worker.load_attempts < state.settings.max_load_attempts:
-            is_due = bool(worker.quarantine) and state.now_s >= worker.retry_at_s
-        if is_due:
-            worker.load_attempts = worker.load_attempts + 1 if target == worker.announced else 1
-            worker.announced, worker.announced_lineage = target, lineage
-            worker.announced_writing = rewriting.writing_of(state, target)
-            worker.must_announce_again = False
-            colocation.announced(state, worker)
-            worker.retry_at_s = state.now_s + state.settings.load_retry_s
-            worker.end_load()
-            worker.load_due_s = state.now_s + state.settings.load_deadline_s
-            is_held = state.settings.swap == "rolling" and worker.is_usable and worker.pin is None
-            state.emit(
-                SendVersion(
-                    worker=worker.name,
-                    version=target,
-                    lineage=lineage,
-                    manifest_path=path,
-                    is_held=is_held,
-                    incarnation=worker.incarnation,
-                )
-            )
+    )
 
 
 def next_due_s(state: RunState) -> float:
     """When the next worker, or a rewrite, is late, or one is to be tried again; infinite where none."""
-    due_s = state.rewrite.due_s if state.rewrite is not None else math.inf
+    due_s = state.trainer.rewrite.due_s if state.trainer.rewrite is not None else math.inf
     for worker in state.workers.values():
         if worker.is_present:
-            due_s = min(due_s, worker.load_due_s, worker.retry_at_s if worker.quarantine else math.inf)
+            weights = worker.weights
+            due_s = min(due_s, weights.load_due_s, weights.retry_at_s if weights.quarantine else math.inf)
     return due_s
 
 
 def offer_again(state: RunState) -> None:
     """The newest version is there, perhaps from another life of the trainer: who was still getting it starts again."""
     for worker in state.workers.values():
-        is_behind = worker.version < worker.announced == state.version
-        if is_behind and worker.announced_lineage != state.version_lineage:
-            worker.must_announce_again, worker.load_attempts = True, 0
+        weights = worker.weights
+        is_behind = weights.version < weights.announced == state.trainer.version
+        if is_behind and weights.announced_lineage != state.trainer.version_lineage:
+            weights.offer_again()

@@ -14,28 +14,29 @@ from controller.coordinator.worker import Worker
 
 def waits(state: RunState) -> list[str]:
     """Sentences, the most important wait first; empty when nothing waits."""
+    trainer = state.trainer
     lines: list[str] = []
     if state.phase is Phase.OVER:
         return lines
-    if state.version < 0:
+    if trainer.version < 0:
         lines.append("all processes wait for the trainer to publish its starting version")
-    elif state.trained < state.base:
-        lines.append(f"the trainer starts again from version {state.base}")
-    elif state.trained < state.version:
-        lines.append(f"the trainer replays step {state.trained + 1} of {state.replay_until}")
+    elif trainer.trained < trainer.base:
+        lines.append(f"the trainer starts again from version {trainer.base}")
+    elif trainer.trained < trainer.version:
+        lines.append(f"the trainer replays step {trainer.trained + 1} of {trainer.replay_until}")
     if state.phase is Phase.FINISHING:
         lines.extend(_ending(state))
-    elif state.requested is not None:
+    elif trainer.requested is not None:
         lines.append(_batch_wait(state))
     lines.extend(colocation.waits(state))
-    lines.extend(rewriting.waits(state))
+    lines.extend(rewriting.waits(trainer))
     for worker in state.workers.values():
         if line := _worker_wait(state, worker):
             lines.append(line)
     missing = state.settings.num_workers - len(state.workers)
     if missing > 0:
         lines.append(f"controller waits for {missing} rollout worker(s) to register")
-    for job in state.eval_jobs:
+    for job in state.evaluations.jobs:
         where = ", ".join(sorted(job.workers)) or "no worker yet"
         lines.append(
             f"{job.kind} evaluation of version {job.version}: {len(job.values)} of {job.num_rows} rows done, on {where}"
@@ -44,19 +45,20 @@ def waits(state: RunState) -> list[str]:
 
 
 def _ending(state: RunState) -> list[str]:
-    if state.trained < state.last_step:
-        step = max(state.trained, state.base) + 1
-        return [f"the run ends ({state.end_reason}): waits for the trainer to finish step {step}"]
-    if state.last_step > state.base and not any(version >= state.last_step for version in state.checkpoints):
-        return [f"the run ends ({state.end_reason}): waits for the trainer's checkpoint of version {state.last_step}"]
+    trainer, ending = state.trainer, state.ending
+    if trainer.trained < ending.last_step:
+        step = max(trainer.trained, trainer.base) + 1
+        return [f"the run ends ({ending.reason}): waits for the trainer to finish step {step}"]
+    if ending.last_step > trainer.base and not any(version >= ending.last_step for version in trainer.checkpoints):
+        return [f"the run ends ({ending.reason}): waits for the trainer's checkpoint of version {ending.last_step}"]
     return []
 
 
 def _batch_wait(state: RunState) -> str:
-    table, count = state.table, state.settings.groups_per_step
-    line = f"trainer waits for batch {state.requested}: {table.num_ready} of {count} groups ready"
+    table, count = state.groups.table, state.settings.groups_per_step
+    line = f"trainer waits for batch {state.trainer.requested}: {table.num_ready} of {count} groups ready"
     if table.num_ready >= count and state.settings.bound is not None:
-        limit = state.next_step
+        limit = state.trainer.next_step
         late = [
             group.group_id
             for group in table.live.values()
@@ -68,7 +70,7 @@ def _batch_wait(state: RunState) -> str:
         line += "; " + ", ".join(held)
     elif table.num_running:
         line += f"; samples of {table.num_running} groups wait for an eligible worker"
-    elif not has_draws(state):
+    elif not has_draws(state.settings, state.groups):
         line += "; the data is used up"
     return line
 
@@ -81,16 +83,17 @@ def _worker_wait(state: RunState, worker: Worker) -> str:
         return f"{worker.name} is lost and not restarted"
     if not worker.is_present:
         return f"{worker.name} is lost; its restart is awaited"
-    if worker.quarantine:
-        return f"{worker.name} is quarantined, it could not load version {worker.announced}: {worker.quarantine}"
-    if worker.staged == worker.announced > worker.version and not worker.has_turn:
-        return f"{worker.name} has staged version {worker.staged} and waits for permission to swap it in"
-    if worker.version < worker.announced and not worker.outstanding:
-        return f"{worker.name} loads version {worker.announced}"
+    weights = worker.weights
+    if weights.quarantine:
+        return f"{worker.name} is quarantined, it could not load version {weights.announced}: {weights.quarantine}"
+    if weights.is_staged and weights.announced > weights.version:
+        return f"{worker.name} has staged version {weights.announced} and waits for permission to swap it in"
+    if weights.version < weights.announced and not worker.outstanding:
+        return f"{worker.name} loads version {weights.announced}"
     is_idle = state.phase is Phase.RUNNING and worker.is_usable and not worker.outstanding
-    if is_idle and not may_start_group(state, worker.version):
+    if is_idle and not may_start_group(state.settings, state.groups, weights.version):
         return (
-            f"{worker.name} is idle at version {worker.version}: {state.num_started} groups started, "
+            f"{worker.name} is idle at version {weights.version}: {state.groups.num_started} groups started, "
             f"more only after the next version"
         )
     return ""

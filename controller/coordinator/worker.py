@@ -1,21 +1,19 @@
 """Rollout workers and leases as the coordinator knows them, and what routing asks of all workers together.
 
 With hundreds of workers most events concern one of them. `Workers` therefore keeps its lists and sums up to date as
-single workers change (`Worker.__setattr__`, `credited`) rather than looking at all of them for each event."""
+single workers change rather than looking at all of them for each event. The code that sets a field of a worker that
+matters here calls `Workers.changed`; leases are booked and unbooked here."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from areal_like.trajectory import NO_VERSION
 from areal_like.wire.messages import Purpose
 from controller.coordinator.handover import Engine
-
-if TYPE_CHECKING:
-    from controller.coordinator.eval_job import EvalJob
+from controller.coordinator.worker_version import WorkerVersion
 
 
 @dataclass(slots=True)
@@ -51,16 +49,8 @@ class Worker:
     """Tokens per second of one answer in a small batch; 0: not known."""
     load_tokens: float = 0.0
     """Expected tokens of what it holds."""
-    version: int = NO_VERSION
-    """Loaded."""
-    announced: int = NO_VERSION
-    """Newest announced to this process."""
-    announced_lineage: str = ""
-    """Life of the trainer that published it."""
-    announced_writing: int = 0
-    """How often its files had been written again by then."""
-    must_announce_again: bool = False
-    """The last announcement may have been lost in a silence: say it again."""
+    weights: WorkerVersion = field(default_factory=WorkerVersion)
+    """The version it has, and the one on its way to it."""
     outstanding: set[int] = field(default_factory=set)
     voided: set[int] = field(default_factory=set)
     """Leases it held when it was lost; bounded by its capacity."""
@@ -68,32 +58,12 @@ class Worker:
     is_gone: bool = False
     is_draining: bool = False
     """It leaves gracefully, or has left."""
-    quarantine: str = ""
-    """Why it gets no new leases; empty: it does."""
-    load_attempts: int = 0
-    unloadable: int = NO_VERSION
-    """Newest version it failed to load for an evaluation."""
-    retry_at_s: float = 0.0
-    load_due_s: float = math.inf
-    """When the announced version must be staged, or the staged one swapped in."""
-    staged: int = NO_VERSION
-    """Version it has staged and waits to swap in."""
-    has_turn: bool = False
-    """It was asked to swap in what it has staged."""
-    pin: EvalJob | None = None
     engine: Engine = Engine.EMPTY
     """Its memory on devices that are shared with the trainer."""
     release_number: int = 0
     """Of the last request to release its memory; its answer carries the same."""
     release_due_s: float = math.inf
     """When it must have released its memory."""
-    roster: Workers | None = field(default=None, repr=False, compare=False)
-    """Who wants to know of changes."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-        if name in WATCHED and (roster := getattr(self, "roster", None)) is not None:
-            roster.changed(self)
 
     @property
     def free(self) -> int:
@@ -101,25 +71,14 @@ class Worker:
         return self.capacity - len(self.outstanding)
 
     @property
+    def is_working(self) -> bool:
+        """It works, or will once it has loaded a version."""
+        return self.is_present and not self.weights.quarantine and not self.is_draining
+
+    @property
     def is_usable(self) -> bool:
         """May get leases."""
-        return self.is_present and not self.quarantine and not self.is_draining and self.version >= 0
-
-    def let_go(self, lease: Lease) -> None:
-        """It does not hold this lease any more."""
-        if lease.lease_id in self.outstanding:
-            self.outstanding.discard(lease.lease_id)
-            if self.roster is not None:
-                self.roster.credited(self)
-            self.load_tokens = self.load_tokens - lease.expected_tokens if self.outstanding else 0.0
-
-    def end_load(self) -> None:
-        """No version is under way to this worker."""
-        self.staged, self.has_turn, self.load_due_s = NO_VERSION, False, math.inf
-
-
-WATCHED = frozenset({"is_present", "is_draining", "quarantine", "version", "pin", "speed", "capacity"})
-"""Attributes of a worker that matter here."""
+        return self.is_working and self.weights.version >= 0
 
 
 class Workers(dict[str, "Worker"]):
@@ -145,7 +104,6 @@ class Workers(dict[str, "Worker"]):
     def __setitem__(self, name: str, worker: Worker) -> None:
         self._places.setdefault(name, len(self._places))
         super().__setitem__(name, worker)
-        worker.roster = self
         self.changed(worker)
 
     def setdefault(self, name: str, default: Worker) -> Worker:
@@ -168,7 +126,8 @@ class Workers(dict[str, "Worker"]):
     def newest(self) -> int:
         """Newest version of a usable worker that is not pinned to an evaluation."""
         if self._newest is None:
-            self._newest = max((worker.version for worker in self.usable if worker.pin is None), default=NO_VERSION)
+            unpinned = (worker.weights.version for worker in self.usable if worker.weights.pin is None)
+            self._newest = max(unpinned, default=NO_VERSION)
         return self._newest
 
     @property
@@ -186,14 +145,16 @@ class Workers(dict[str, "Worker"]):
             self._speed_capacity = sum(worker.capacity * (worker.speed or usual) for worker in self.present)
         return self._speed_capacity
 
-    # ------------------------------------------------------------ what workers tell
+    # ------------------------------------------------------------ what changes
 
     def changed(self, worker: Worker) -> None:
-        """One of WATCHED was set."""
+        """Bring the lists and sums up to date after `is_present`, `is_draining`, `speed`, `capacity`, or the version,
+        the quarantine or the pin of this worker were set. Costs the same however many workers there are.
+        """
         before = self._seen.get(worker.name, (False, False, 0.0, NO_VERSION, 0))
-        is_present = worker.is_present and not worker.quarantine and not worker.is_draining
-        is_usable = is_present and worker.version >= 0
-        fresh = worker.version if is_usable and worker.pin is None else NO_VERSION
+        is_present = worker.is_working
+        is_usable = is_present and worker.weights.version >= 0
+        fresh = worker.weights.version if is_usable and worker.weights.pin is None else NO_VERSION
         now = self._seen[worker.name] = (is_present, is_usable, worker.speed, fresh, worker.capacity)
         if is_present != before[0]:
             self._move(self.present, worker, is_present)
@@ -205,14 +166,31 @@ class Workers(dict[str, "Worker"]):
             self._newest = fresh
         elif now[3] < before[3] and before[3] == self._newest:
             self._newest = None
-        self.credited(worker)
+        self._credited(worker)
 
-    def credited(self, worker: Worker) -> None:
-        """The worker got a credit, or spent one."""
+    def book(self, worker: Worker, lease: Lease) -> None:
+        """The worker holds this lease from now on."""
+        worker.outstanding.add(lease.lease_id)
+        self._credited(worker)
+
+    def unbook(self, worker: Worker, lease: Lease) -> None:
+        """The worker does not hold this lease any more."""
+        if lease.lease_id in worker.outstanding:
+            worker.outstanding.discard(lease.lease_id)
+            self._credited(worker)
+            # exactly 0 again where nothing is left: the rounding of many sums must not add up
+            worker.load_tokens = worker.load_tokens - lease.expected_tokens if worker.outstanding else 0.0
+
+    def _credited(self, worker: Worker) -> None:
+        """The worker got a credit, or spent one, or may be leased to again or no longer."""
         is_open = worker.free > 0 and worker.is_usable
-        if is_open != (worker.name in self._open_names):
-            (self._open_names.add if is_open else self._open_names.discard)(worker.name)
-            self._move(self.open, worker, is_open)
+        if is_open == (worker.name in self._open_names):
+            return
+        if is_open:
+            self._open_names.add(worker.name)
+        else:
+            self._open_names.discard(worker.name)
+        self._move(self.open, worker, is_open)
 
     def _move(self, members: list[Worker], worker: Worker, is_member: bool) -> None:
         place = self._places[worker.name]

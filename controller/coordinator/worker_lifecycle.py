@@ -1,14 +1,13 @@
-"""Rollout workers as they come, go, and load versions.
+"""Rollout workers as they come and go.
 
-Owns: joining, losing (leases return, `exactly-once`), draining, announcing versions, quarantine (`atomic-versions`),
-measured speeds. Refuses: choosing what to lease.
+Owns: joining, losing (leases return, `exactly-once`), draining, measured speeds. Refuses: versions
+(version_rollout.py), choosing what to lease.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from areal_like.trajectory import NO_VERSION
 from controller.coordinator import colocation, evaluation
 from controller.coordinator.effects import SendCancel
 from controller.coordinator.events import (
@@ -28,21 +27,20 @@ def join(state: RunState, event: WorkerJoined) -> None:
     worker = state.workers.setdefault(event.worker, Worker(event.worker))
     if worker.incarnation != event.incarnation:
         _take_leases_back(state, worker)
-        worker.voided.clear()
-        worker.version = worker.announced = NO_VERSION
-        worker.quarantine, worker.load_attempts, worker.unloadable = "", 0, NO_VERSION
-        worker.end_load()
+        worker.voided.clear()  # there is nobody to cancel them at: the process that held them is gone
+        worker.weights.replace()
         worker.is_draining, worker.speed, worker.steps_per_s = False, 0.0, 0.0
         colocation.ended(state, worker)
     else:
         if worker.voided:  # it may still be busy with what is leased to others by now
             state.emit(SendCancel(worker=worker.name, lease_ids=tuple(sorted(worker.voided))))
             worker.voided.clear()
-        worker.must_announce_again = True
+        worker.weights.reconnect()
         colocation.worker_is_back(state, worker)
     worker.incarnation, worker.capacity = event.incarnation, event.capacity
     worker.num_slots = state.settings.slots_of(event.capacity)
     worker.is_present, worker.is_gone = True, False
+    state.workers.changed(worker)
     state.progress += 1
 
 
@@ -54,6 +52,7 @@ def lose(state: RunState, event: WorkerLost) -> None:
     num_held = len(worker.outstanding)
     _take_leases_back(state, worker)
     worker.is_present, worker.is_gone = False, event.is_permanent
+    # A process that may live may hold device memory; WorkerEnded says when it does not.
     if not event.may_live and event.incarnation in (None, worker.incarnation):
         colocation.ended(state, worker)
     back = f"; {num_held} samples return to the queue" if num_held or not worker.is_draining else ""
@@ -82,7 +81,8 @@ def drain(state: RunState, event: WorkerDraining) -> None:
     if worker is None or worker.is_draining or event.incarnation not in (None, worker.incarnation):
         return
     worker.is_draining = True
-    worker.end_load()
+    worker.weights.drain()
+    state.workers.changed(worker)
     evaluation.unpin(state, worker)
     if state.phase is not Phase.OVER:
         state.note(
@@ -94,7 +94,7 @@ def drain(state: RunState, event: WorkerDraining) -> None:
 def can_spare(state: RunState, names: Collection[str]) -> bool:
     """Some worker besides these is there, or will be started again."""
     others = (worker for worker in state.workers.values() if worker.name not in names)
-    return any(not worker.is_gone and not worker.is_draining and not worker.quarantine for worker in others)
+    return any(not worker.is_gone and not worker.is_draining and not worker.weights.quarantine for worker in others)
 
 
 def take_speed(state: RunState, event: WorkerSpeed) -> None:
@@ -102,21 +102,24 @@ def take_speed(state: RunState, event: WorkerSpeed) -> None:
     worker = state.workers.get(event.worker)
     if worker is not None and worker.is_present and event.tokens_per_s > 0:
         worker.speed, worker.steps_per_s = event.tokens_per_s, event.steps_per_s
+        state.workers.changed(worker)
 
 
 def _take_leases_back(state: RunState, worker: Worker) -> None:
     worker.is_present = False
+    state.workers.changed(worker)
     worker.voided |= worker.outstanding
     evaluation.unpin(state, worker)
     for lease_id in sorted(worker.outstanding):
         lease = state.leases.get(lease_id)
         if lease is None:
             continue  # ended together with a group given up just now
-        worker.let_go(lease)
+        state.workers.unbook(worker, lease)
         lease.is_void = True
-        state.recalls.pop(lease_id, None)
-        group = state.table.live[lease.group_id]
+        state.routing.recalls.pop(lease_id, None)
+        group = state.groups.table.live[lease.group_id]
         sample = group.samples[lease.sample_index]
+        # The lease stays known as void: should the worker have finished the sample, its answer counts if it is first.
         sample.lease_id = None
         sample.moving_to = sample.moved_from = ""
         requeue(state, group, sample, is_loss=True)

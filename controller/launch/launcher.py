@@ -202,11 +202,6 @@ class Launcher(ABC):
                 ended.append(Exit(name, child.process.pid, child.process.returncode, child.is_stopping))
         return ended
 
-    def expect_end(self, name: str) -> None:
-        """The process was asked to end by message; its exit is no surprise."""
-        if child := self._children.get(name):
-            child.is_stopping = True
-
     def terminate(self, name: str) -> None:
         """SIGTERM: end gracefully."""
         if (child := self._children.get(name)) and child.process.returncode is None:

@@ -143,9 +143,9 @@ class Ledger:
             self._empty_log("PASSIVE")
         for entry in entries:
             match entry.effect:
-                case StoreFinished(purpose="train", group_id=group_id, sample_index=index):
+                case StoreFinished(purpose="train", outcome=outcome):
                     assert entry.trajectory is not None
-                    self._remember(group_id, index, entry.trajectory)
+                    self._remember(outcome.group_id, outcome.sample_index, entry.trajectory)
                 case DropGroup(group_id=group_id) | FilterGroup(group_id=group_id):
                     self._forget(group_id)
 

@@ -121,8 +121,8 @@ class SampleLengths:
         match effect:
             case StorePartial():
                 self._sample(effect.group_id, effect.sample_index, effect.start + effect.num_tokens, False)
-            case StoreFinished(purpose="train"):
-                self._sample(effect.group_id, effect.sample_index, effect.num_tokens, True)
+            case StoreFinished(purpose="train", outcome=outcome):
+                self._sample(outcome.group_id, outcome.sample_index, outcome.num_tokens, True)
             case DropGroup():
                 self._end(effect.group_id, effect.reason)
             case FilterGroup():

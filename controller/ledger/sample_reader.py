@@ -79,14 +79,11 @@ class SampleStats:
 
     def _zero_signal(self, chosen: np.ndarray) -> tuple[float, float]:
         group, value = self.group[chosen], self.value[chosen]
-        nothing = float("nan"), float("nan")
-        if not len(group):
-            return nothing
         order = np.argsort(group, kind="stable")
         _, starts, counts = np.unique(group[order], return_index=True, return_counts=True)
         low, high = (reduce.reduceat(value[order], starts)[counts > 1] for reduce in (np.minimum, np.maximum))
         if not len(low):
-            return nothing
+            return float("nan"), float("nan")
         is_equal = low == high
         is_best = is_equal & (high == np.nanmax(self.value)) if np.isfinite(self.value).any() else is_equal
         return float(is_equal.mean()), float(is_best.sum() / max(1, is_equal.sum()))
@@ -172,7 +169,7 @@ def _read(db: sqlite3.Connection, max_samples: int) -> SampleStats | None:
     return SampleStats(
         step=steps,
         length=np.array([row[1] for row in rows], dtype=np.int64),
-        value=np.array([np.nan if row[2] is None else row[2] for row in rows], dtype=np.float64),
+        value=np.array([row[2] for row in rows], dtype=np.float64),
         staleness=np.array([row[3] for row in rows], dtype=np.int64),
         group=np.array([row[4] for row in rows], dtype=np.int64),
         is_cut=np.array([row[5] for row in rows], dtype=np.bool_),
@@ -190,7 +187,7 @@ def _read(db: sqlite3.Connection, max_samples: int) -> SampleStats | None:
 def _choice(consumed: Sequence[tuple[int, int]], db: sqlite3.Connection, max_samples: int) -> Sequence[tuple[int, int]]:
     """Whole groups, evenly spaced in the order of steps, so that a group's rewards can be compared."""
     (group_size,) = db.execute("SELECT MAX(group_size) FROM lineages").fetchone()
-    max_groups = max(1, max_samples // max(1, int(group_size or 1)))
+    max_groups = max(1, max_samples // int(group_size or 1))
     if len(consumed) <= max_groups:
         return consumed
     return [consumed[index] for index in np.linspace(0, len(consumed) - 1, max_groups).astype(int)]
@@ -241,8 +238,6 @@ def _columns(found: Sequence[dict[str, float]]) -> dict[str, np.ndarray]:
 
 def _means(steps: np.ndarray, values: np.ndarray) -> list[tuple[int, float]]:
     known = ~np.isnan(values)
-    if not known.any():
-        return []
     found, places = np.unique(steps[known], return_inverse=True)
     sums = np.bincount(places, weights=values[known])
     counts = np.bincount(places)

@@ -119,13 +119,14 @@ class Burst:
                 "attempts": verdict.attempts if verdict else 0,
                 "policy": effect.policy,
             }
+        outcome = effect.outcome
         self._put(
             "finished",
-            effect.group_id, effect.sample_index, self.seq, effect.num_tokens, effect.first_version,
-            effect.last_version, effect.verdict_kind, effect.value, effect.is_kept, entry.worker,
+            outcome.group_id, outcome.sample_index, self.seq, outcome.num_tokens, outcome.first_version,
+            outcome.last_version, outcome.verdict_kind, effect.value, effect.is_kept, entry.worker,
             msgspec.json.encode(facts), *place,
         )  # fmt: skip
-        self._put("forget_partial", effect.group_id, effect.sample_index)
+        self._put("forget_partial", outcome.group_id, outcome.sample_index)
 
     def write(self, db: sqlite3.Connection) -> None:
         for statement, rows in self._rows.items():

@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from controller.config.validation.objectives import WITHIN_GROUP
 from controller.report.data import RunData, number, series
 from controller.report.finding import Finding, Rated, Weight, figure, percent
 from controller.report.learning import MIN_TREND_STEPS
@@ -21,8 +22,6 @@ ZERO_SIGNAL_NOTABLE = 0.8
 ZERO_SIGNAL_BAD = 0.99
 FILTERED_NOTABLE = 0.5
 """With filter_zero_signal: half of generation is thrown away."""
-BY_GROUP = ("grpo", "grpo_no_std", "rloo")
-"""Kinds of advantages that compare a sample with its own group only."""
 SOLVED = 0.5
 """Where most groups with equal rewards have the best one, prompts are solved, not hopeless."""
 
@@ -39,7 +38,7 @@ def _signal(data: RunData) -> list[Rated]:
     """Groups whose rewards are all equal teach nothing."""
     spread = series(data.steps, "advantage_abs_mean")[-window(len(data.steps)) :]
     share, solved = math.nan, math.nan
-    if data.samples is not None and data.setting("trainer.advantage.kind", "grpo") in BY_GROUP:
+    if data.samples is not None and data.setting("trainer.advantage.kind", "grpo") in WITHIN_GROUP:
         share, solved = data.samples.zero_signal_late
     if math.isnan(share) and np.all(spread == 0):
         share = 1.0

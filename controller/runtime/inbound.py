@@ -28,6 +28,7 @@ from controller.coordinator.events import (
     WorkerVersionLoaded,
     WorkerVersionStaged,
 )
+from controller.coordinator.sample_outcome import MAX_REASON_CHARS, SampleOutcome
 from controller.ledger.ledger import LedgerEntry
 
 SPEAKERS: Mapping[type[m.Message], m.Role] = {
@@ -48,10 +49,6 @@ SPEAKERS: Mapping[type[m.Message], m.Role] = {
 }
 """Who may tell the controller what, alongside Hello, Heartbeat and Goodbye."""
 ACCEPTED: frozenset[type] = frozenset(SPEAKERS)
-
-
-MAX_REASON_CHARS = 300
-"""Of why an answer has no score, and of what went wrong in a worker, as the coordinator remembers it."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,8 @@ def translate(peer: str, message: m.Message, *, is_eval: Callable[[int], bool]) 
             segments = {item.lease_id: item.segment for item in message.items}
             return InboundEvent(ProgressReported(worker=peer, items=items), segments=segments, worker=peer)
         case m.SampleFinished():
-            return _finished(peer, message, is_eval=is_eval(message.lease_id))
+            outcome = SampleOutcome.from_message(message, is_eval=is_eval(message.lease_id))
+            return InboundEvent(SampleReported(worker=peer, outcome=outcome), finished=message, worker=peer)
         case m.SampleReturned():
             part = _report(message.lease_id, message.start, message.segment)
             returned = LeaseReturned(worker=peer, part=part, reason=message.reason, detail=message.detail)
@@ -111,26 +109,6 @@ def translate(peer: str, message: m.Message, *, is_eval: Callable[[int], bool]) 
         case m.CheckpointSaved():
             return InboundEvent(CheckpointTaken(version=message.version, path=message.path))
     return None
-
-
-def _finished(peer: str, message: m.SampleFinished, *, is_eval: bool) -> InboundEvent:
-    """An evaluation counts the component `correct` where the scorer names one: accuracy, not reward."""
-    verdict, trajectory = message.verdict, message.trajectory
-    value = verdict.components.get("correct", verdict.value) if is_eval and verdict.is_scored else verdict.value
-    event = SampleReported(
-        worker=peer,
-        lease_id=message.lease_id,
-        group_id=message.group_id,
-        sample_index=message.sample_index,
-        num_tokens=trajectory.num_sampled,
-        first_version=trajectory.first_version,
-        last_version=trajectory.last_version,
-        verdict_kind=verdict.kind,
-        value=value,
-        failed_in=verdict.failed_in,
-        reason=verdict.reason[:MAX_REASON_CHARS] if not verdict.is_scored else "",
-    )
-    return InboundEvent(event, finished=message, worker=peer)
 
 
 def _report(lease_id: int, start: int, segment: Segment) -> PartialReport:

@@ -11,41 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from areal_like.transport.channel import Hub
 from areal_like.wire.messages import CheckpointFailed, CheckpointSaved
-from controller.coordinator.coordinator import Coordinator
 from controller.doctor.machine import Machine
 from controller.doctor.topics.processor import usable_cores
-from controller.runtime.supervisor import Loss, Supervisor
-from controller.telemetry.display import Display, Snapshot
-from controller.telemetry.journal import Journal
+from controller.runtime.components import RunComponents
+from controller.runtime.supervisor import Loss
+from controller.telemetry.display import Snapshot
 from controller.telemetry.pulse import interval_s
-from controller.telemetry.sinks import Sinks
-from controller.telemetry.status import StatusFile
 from controller.telemetry.step_reporter import StepReporter
-from controller.telemetry.summary import Tally
 
 
 class Monitor:
     """`tick` often; `last` once, before the processes are asked to leave."""
 
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        supervisor: Supervisor,
-        hub: Hub,
-        *,
-        tally: Tally,
-        steps: StepReporter,
-        display: Display,
-        journal: Journal,
-        status: StatusFile,
-        sinks: Sinks,
-        clock: Callable[[], float],
-    ) -> None:
-        self._coordinator, self._supervisor, self._hub = coordinator, supervisor, hub
-        self._tally, self._steps, self._display = tally, steps, display
-        self._journal, self._status, self._sinks = journal, status, sinks
+    def __init__(self, components: RunComponents, *, steps: StepReporter, clock: Callable[[], float]) -> None:
+        telemetry = components.telemetry
+        self._coordinator, self._supervisor, self._hub = components.coordinator, components.supervisor, components.hub
+        self._tally, self._steps, self._display = telemetry.tally, steps, telemetry.display
+        self._journal, self._status, self._sinks = telemetry.journal, telemetry.status, telemetry.sinks
         self._clock, self._started_s = clock, clock()
         self._next_pulse_s = self._started_s
         self._cores = usable_cores(Machine())

@@ -1,11 +1,12 @@
 """How a run ends, as a value.
 
-Owns: `Outcome`, the user's second signal as an error, refusals of the operating system in our words. Refuses: deciding
-that a run is over (coordinator.py, server.py).
+Owns: `Outcome`, `RunEnd` that holds the first one, the user's second signal as an error, refusals of the operating
+system in our words. Refuses: deciding that a run is over (coordinator.py, server.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from dataclasses import dataclass
 
@@ -26,6 +27,24 @@ class Outcome:
         """The end by an error."""
         cause = as_operation(error)
         return Outcome("failed", str(cause), cause)
+
+
+class RunEnd:
+    """The end of a run, decided once. `over` wakes the server; the session reads the rest afterwards."""
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+        self.outcome: Outcome | None = None
+        self.is_hurried = False
+        """The user wants it over now: no wait for anybody."""
+        self.death: OperationError | None = None
+        """The last process that is lost and not restarted."""
+
+    def decide(self, outcome: Outcome) -> None:
+        """End the run; the first outcome counts."""
+        if self.outcome is None:
+            self.outcome = outcome
+            self.over.set()
 
 
 class StoppedAtOnce(OperationError):

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from areal_like.config import ProcessSpec
@@ -72,10 +72,10 @@ class SupervisedProcess:
     spec_path: Path
     max_restarts: int
     restarts: int = 0
-    started_s: float = 0.0
+    started_s: float = field(init=False)
     start_due_s: float | None = None
     """When to start it (again); None: it runs, or is not wanted."""
-    has_reported: bool = False
+    has_reported: bool = field(init=False)
     """It said Hello since its last start."""
     is_held: bool = False
     """It is not started before `renew` has said how."""
@@ -115,7 +115,6 @@ class Supervisor:
 
     def release(self, name: str) -> None:
         """The process has done its work, or was asked to end: its exit is no surprise and it is not started again."""
-        self._launcher.expect_end(name)
         self._place_waits.forget(name)
         process = self._supervised.pop(name, None)
         if process is not None and process.spec.num_ranks > 1 and process.spec.rank == 0:
@@ -300,7 +299,7 @@ class Supervisor:
                 self._launcher.kill(one.spec.name)
                 self._place_waits.forget(one.spec.name)
                 one.start_due_s = now_s + BACKOFF_S[min(one.restarts, len(BACKOFF_S) - 1)]
-                one.has_reported, one.is_held = False, is_trainer
+                one.is_held = is_trainer
                 one.restarts += 1
         may_live = process.spec.name in self._launcher.names
         return Loss(process.spec.name, process.spec.role, reason, is_permanent, returncode, may_live)

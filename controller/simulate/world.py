@@ -36,6 +36,7 @@ from controller.coordinator.events import (
     WorkerJoined,
     WorkerVersionLoaded,
 )
+from controller.coordinator.sample_outcome import SampleOutcome
 from controller.coordinator.settings import CoordinatorSettings
 from controller.simulate.job import Job, Outcome
 from controller.simulate.record import Record
@@ -249,12 +250,13 @@ class World:
         self._reporter.ended(lease_id)
         replica = self._replicas[lease.worker]
         lengths = self._lengths[lease.group_id][0]
-        return SampleReported(
-            worker=replica.name, lease_id=lease_id, group_id=lease.group_id, sample_index=lease.index,
+        outcome = SampleOutcome(
+            lease_id=lease_id, group_id=lease.group_id, sample_index=lease.index,
             num_tokens=sum(lengths) if self._is_by_group else lengths[lease.index],
             first_version=lease.first_version, last_version=replica.version, verdict_kind="scored",
             value=float(lease_id % 2),
         )  # fmt: skip
+        return SampleReported(worker=replica.name, outcome=outcome)
 
     def _refill(self, worker: int) -> None:
         replica = self._replicas[worker]

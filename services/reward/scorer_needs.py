@@ -14,6 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from areal_like.errors import UserError
 from areal_like.settings import Settings
+from services.reward.option_files import read_key, read_rubric
 from services.reward.scorer_options import (
     EndpointOptions,
     HttpOptions,
@@ -39,17 +40,13 @@ def needs_of(options: Settings) -> Iterator[UserError]:
         except UserError as error:
             yield UserError(error.what, where="label" if error.where == "label" else "path", remedy=error.remedy)
     if isinstance(options, JudgeOptions) and options.rubric_file is not None:
-        from services.reward.scorers.llm_judge import read_rubric
-
         try:
-            read_rubric(options.rubric_file)
+            read_rubric(options.rubric_file, "")
         except UserError as error:
             yield UserError(error.what, where="rubric_file", remedy=error.remedy)
 
 
 def _of_an_endpoint(options: EndpointOptions) -> Iterator[UserError]:
-    from services.reward.scorers.endpoint import read_key
-
     if find_spec("httpx2") is None:
         yield UserError("needs the package httpx2", remedy="pip install httpx2")
     try:

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import (
     async_vs_sync,
+    folders,
     interruption,
     measured,
     modes,
@@ -76,7 +77,7 @@ def job(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[str, list[str], P
 
 
 def test_a_job_is_reported_in_the_same_words_everywhere(monkeypatch, capsys, tmp_path: Path) -> None:
-    monkeypatch.setattr(runs, "RESULTS", tmp_path)
+    monkeypatch.setattr(folders, "RESULTS", tmp_path)
     for words in (("my.yaml", "a=1", "b=2"), ("a=1", "my.yaml", "b=2"), ("--config", "my.yaml", "a=1", "b=2")):
         config, overrides, path = job(monkeypatch, *words, "--runs-dir", "/mine")
         assert (config, overrides, path) == ("my.yaml", ["a=1", "b=2"], Path("/mine/speed.json"))
@@ -106,7 +107,7 @@ def measuring_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     swept = {"key": "k", "value": "1", "seed": 1, **dict.fromkeys(staleness.KEYS, 1.0)}
     costs = {"cpu_ms": 1.0, "wall_ms": 1.0}
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(folders, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(interruption, "RESULT", tmp_path / "results" / "interruption.json")
     monkeypatch.setattr(measured, "train", summary)
     monkeypatch.setattr(interruption, "measure", ways)
@@ -167,7 +168,7 @@ def test_a_sweep_is_never_published(monkeypatch, tmp_path: Path) -> None:
 def test_what_is_published_is_replaced_by_its_own_command_alone(
     made: str, words: str, is_published: bool, monkeypatch, tmp_path: Path, capsys
 ) -> None:
-    monkeypatch.setattr(runs, "RESULTS", tmp_path)
+    monkeypatch.setattr(folders, "RESULTS", tmp_path)
     (tmp_path / "speed.json").write_text(json.dumps({"command": f"python -m benchmarks.speed {made}".strip()}))
     call(monkeypatch, *words.split(), "--runs-dir", "/mine")
     parser = argparse.ArgumentParser()
@@ -193,7 +194,7 @@ def test_every_benchmark_whose_words_may_differ_can_publish(name: str, monkeypat
 
 def test_a_call_without_runs_is_written_where_benchmarks_run(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runs, "RESULTS", tmp_path)
+    monkeypatch.setattr(folders, "RESULTS", tmp_path)
     (tmp_path / "speed.json").write_text(json.dumps({"command": "python -m benchmarks.speed"}))
     call(monkeypatch, "thinking")
     parser = argparse.ArgumentParser()

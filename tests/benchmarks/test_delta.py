@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import delta, runs
+from benchmarks import delta, folders, runs
 
 pytestmark = pytest.mark.processes
 
@@ -27,7 +27,7 @@ def test_only_the_published_job_writes_the_published_result(
         return {"dtype": dtype, "lr": float(rate), **sizes}
 
     monkeypatch.setattr(delta, "measure", measured)
-    monkeypatch.setattr(runs, "RESULTS", tmp_path / "published")
+    monkeypatch.setattr(folders, "RESULTS", tmp_path / "published")
     monkeypatch.setattr(runs, "show", lambda *_: None)
     published, own = tmp_path / "published" / "delta.json", tmp_path / "runs" / "delta.json"
     published.parent.mkdir()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import page, plots, runs
+from benchmarks import folders, page, plots, runs
 from benchmarks.panels import panels_of
 
-FILES = sorted(runs.RESULTS.glob("*.json"))
+FILES = sorted(folders.RESULTS.glob("*.json"))
 
 
 @pytest.mark.parametrize("source", FILES, ids=lambda path: path.stem)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import page, reward_service, runs
+from benchmarks import folders, page, reward_service
 
 
 def found(*, worst_s: float = 1.5) -> dict[str, dict[str, list[float]]]:
@@ -27,7 +27,7 @@ def run(
         return result
 
     monkeypatch.setattr(reward_service, "measure", measure)
-    monkeypatch.setattr(runs, "RESULTS", folder)
+    monkeypatch.setattr(folders, "RESULTS", folder)
     monkeypatch.setattr("sys.argv", ["reward_service", *arguments])
     with pytest.raises(SystemExit) as ended:
         reward_service.main()
@@ -54,4 +54,4 @@ def test_a_quick_run_leaves_what_was_published_alone(tmp_path: Path, monkeypatch
 
 
 def test_the_documentation_has_a_place_for_it() -> None:
-    assert "<!-- measured: reward_service -->" in (runs.REPOSITORY / "docs" / "benchmarks.md").read_text()
+    assert "<!-- measured: reward_service -->" in (folders.REPOSITORY / "docs" / "benchmarks.md").read_text()

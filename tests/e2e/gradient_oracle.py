@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from trainer.config import LossSettings, WeightClip
-from trainer.objectives.loss import TokenInputs, policy_loss
+from trainer.objectives.loss import policy_loss
+from trainer.objectives.port import TokenInputs
 
 STEP = 1e-4
 """Of the difference quotients, in double precision along a direction of length 1."""

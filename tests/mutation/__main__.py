@@ -28,9 +28,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--mutants", type=int, default=120, help="how many are drawn")
     parser.add_argument("--threshold", type=float, default=92.0, help="per cent; below it the status is 1")
     parser.add_argument("--only", default="*", help="pattern of modules, e.g. 'controller/*ledger*'")
+    parser.add_argument("--tests", action="append", metavar="PATTERN",
+                        help="use only test files that match, e.g. 'tests/trainer/*', repeatable: a quick look at "
+                             "one package, whose score is at most that of all tests")  # fmt: skip
     parser.add_argument("--budget-s", type=float, default=60.0, help="of tests for each mutant, measured without one")
     parser.add_argument(
-        "--grace-s", type=float, default=20.0, help="a session may take this and five times its tests' time"
+        "--grace-s",
+        type=float,
+        default=20.0,
+        help="processor time a session may take, plus five times its tests'; of waiting four times as much",
     )
     parser.add_argument("--place", action="append", help="run this mutant alone: FILE:LINE:OPERATOR, repeatable")
     parser.add_argument("--map", choices=("exact", "quick", "kept"), default="exact",
@@ -50,7 +56,7 @@ def main() -> int:
     options = parse()
     os.nice(5)
     with sandbox(ROOT) as folder, ForkServer(folder) as server:
-        tests = CoverageMap(folder / "copy", KEPT / "map", how=options.map)
+        tests = CoverageMap(folder / "copy", KEPT / "map", how=options.map, patterns=options.tests)
         tests.build(server.measure, say)
         if options.map_only:
             return 0

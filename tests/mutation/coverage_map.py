@@ -7,7 +7,8 @@ import difflib
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,10 +24,13 @@ def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
 
 
-def test_files(root: Path) -> list[Path]:
-    """Files with unit tests of core modules, relative to the root."""
+def test_files(root: Path, patterns: Sequence[str] | None) -> list[Path]:
+    """Files with unit tests of core modules that match one of the patterns (all without any), relative to the root."""
     files = (file.relative_to(root) for file in sorted((root / "tests").rglob("test_*.py")))
-    return [file for file in files if is_test_of_core(PurePosixPath(file))]
+    return [
+        file for file in files
+        if is_test_of_core(PurePosixPath(file)) and any(fnmatch(file.as_posix(), one) for one in patterns or ("*",))
+    ]  # fmt: skip
 
 
 def helpers_digest(root: Path, file: Path) -> str:
@@ -41,13 +45,15 @@ def helpers_digest(root: Path, file: Path) -> str:
 class CoverageMap:
     """Tests by line. `find` says which tests can see a change of a statement."""
 
-    def __init__(self, root: Path, kept: Path, *, how: str = "exact") -> None:
+    def __init__(self, root: Path, kept: Path, *, how: str = "exact", patterns: Sequence[str] | None = None) -> None:
         """how: "exact" measures again whatever executed a module that changed; "quick" follows the lines of old maps
         through the changes, which chooses almost the same tests; "kept" measures nothing: of a test file
-        that changed it knows the tests it had before, so its score is too low."""
+        that changed it knows the tests it had before, so its score is too low.
+        patterns: of the test files that are measured and used; all without any."""
         self.root = root
         self.kept = kept
         self.how = how
+        self.patterns = patterns
         self.seconds: dict[str, float] = {}
         self._by_line: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         self._by_module: dict[str, set[str]] = defaultdict(set)
@@ -55,7 +61,7 @@ class CoverageMap:
 
     def build(self, measure: Callable[[str], dict[str, Any]], say: Callable[[str], None]) -> None:
         """Measure the files that are new, or that executed a module or use a helper that changed since."""
-        files = test_files(self.root)
+        files = test_files(self.root, self.patterns)
         for number, file in enumerate(files, 1):
             entry = self._kept(file)
             if entry is None and self.how == "kept":

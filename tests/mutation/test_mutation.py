@@ -78,6 +78,29 @@ def test_code_that_runs_at_import_is_seen_by_the_tests_of_its_function_or_module
     assert set(tests.find("m.py", 9, 9, (7, 9))) == {"uses"}, "a statement that no test executes: all of its function"
 
 
+def test_map_measures_and_uses_only_test_files_that_match_a_pattern(tmp_path: Path) -> None:
+    for name in ("tests/trainer/data/test_a.py", "tests/trainer/test_b.py", "tests/rollout/test_c.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "m.py").write_text("x = 1\n")
+    asked: list[str] = []
+
+    def measure(file: str) -> dict[str, object]:
+        asked.append(file)
+        return {"tests": {f"{file}::test": 0.1}, "lines": {"m.py": {"1": [f"{file}::test"]}}, "seconds": 0.1}
+
+    kept = tmp_path / "kept"
+    CoverageMap(tmp_path, kept).build(measure, lambda _: None)
+    assert len(asked) == 3, "without a pattern: all"
+    chosen = CoverageMap(tmp_path, tmp_path / "fresh", patterns=["tests/trainer/*", "tests/none/*"])
+    asked.clear()
+    chosen.build(measure, lambda _: None)
+    assert asked == ["tests/trainer/data/test_a.py", "tests/trainer/test_b.py"]
+    from_kept = CoverageMap(tmp_path, kept, patterns=["tests/rollout/*"])
+    from_kept.build(measure, lambda _: None)
+    assert from_kept.find("m.py", 1, 1, None) == ["tests/rollout/test_c.py::test"]
+
+
 def test_every_pattern_of_what_is_left_out_matches_something_and_core_modules_stay_in() -> None:
     modules = core_modules(REPOSITORY)
     stems = {module.stem for module in modules}

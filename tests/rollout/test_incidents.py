@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from areal_like.wire import messages as m
-from rollout.incidents import MAX_HELD, Incidents
+from rollout.incidents import Incidents
 
 
-def test_each_is_taken_once_and_of_too_many_the_newest_stay():
+def test_each_is_taken_once_and_of_too_many_the_newest_hundred_stay():
     incidents = Incidents()
-    for number in range(MAX_HELD + 3):
+    for number in range(103):
         incidents.add(str(number))
-    assert incidents.take() == [str(number) for number in range(3, MAX_HELD + 3)]
+    assert incidents.take() == [str(number) for number in range(3, 103)]
     assert incidents.take() == []
-    assert incidents.count == MAX_HELD + 3
+    assert incidents.count == 103
 
 
 def test_the_controller_hears_of_those_before_and_after_the_connection_in_order(rig):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,20 +24,24 @@ from areal_like.wire.messages import BatchSample
 from trainer.config import TrainerSettings
 from trainer.data.dealing import deal_apart
 from trainer.model.packed import PackedSequences
-from trainer.objectives.advantage import advantages, shaped_rewards
-from trainer.objectives.loss import TokenInputs, token_coefficients
+from trainer.objectives.advantage import advantages, by_sample, shaped_rewards
+from trainer.objectives.aggregation import token_coefficients
+from trainer.objectives.port import TokenInputs
+from trainer.objectives.registry import loss_of
 
 
 @dataclass(frozen=True)
 class MicroBatch:
     """Sequences whose forward and backward pass run together, and what the loss needs of their N sampled tokens.
 
+    samples_S: the place of each sequence in the batch.
     is_dummy: its sequence is another micro-batch's and counts for nothing: this rank only keeps the others company.
     is_silent: its gradient is zero, as no token has an advantage: the forward pass, for the metrics, is all it needs.
     """
 
     packed: PackedSequences
     inputs: TokenInputs
+    samples_S: tuple[int, ...] = ()
     is_dummy: bool = False
     is_silent: bool = False
 
@@ -44,12 +49,21 @@ class MicroBatch:
         """The same on `device`."""
         if self.inputs.behaviour_N.device == device:
             return self
-        moved = {
+        moved: dict[str, Any] = {
             name: value.to(device, non_blocking=True)
             for name, value in vars(self.inputs).items()
             if isinstance(value, torch.Tensor)
         }
         return replace(self, packed=self.packed.to(device), inputs=replace(self.inputs, **moved))
+
+
+@dataclass(frozen=True)
+class BatchRewards:
+    """What advantages are computed from, of the whole batch: raw rewards, groups, sampled tokens of each sample."""
+
+    rewards_B: np.ndarray
+    group_ids_B: np.ndarray
+    lengths_B: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,7 @@ class PreparedBatch:
     version: int
     mini_batches: tuple[tuple[MicroBatch, ...], ...]
     metrics: dict[str, float]
+    rewards: BatchRewards
 
     @property
     def step(self) -> int:
@@ -78,17 +93,13 @@ def prepare_batch(
     lengths = [len(sample.trajectory) for sample in samples]
     group_ids_B = np.asarray([sample.group_id for sample in samples], np.int64)
     rewards_B = np.asarray([sample.reward for sample in samples], np.float64)
-    advantages_B = advantages(rewards_B, group_ids_B, settings.advantage)
+    sampled_lengths = [sample.trajectory.num_sampled for sample in samples]
+    found_advantages = advantages(rewards_B, group_ids_B, sampled_lengths, settings.advantage)
+    advantages_BN = by_sample(found_advantages, sampled_lengths)
     shares = split(lengths, group_ids_B.tolist(), settings.mini_batches)
-    coefficients_B = token_coefficients(
-        [sample.trajectory.num_sampled for sample in samples],
-        group_ids_B.tolist(),
-        settings.loss,
-        num_updates=len(shares),
-    )
-    is_silent_B = (advantages_B == 0) & (
-        settings.loss.kind == "decoupled_ppo" and settings.loss.kl_coef == 0 and settings.loss.entropy_coef == 0
-    )
+    coefficients_B = token_coefficients(sampled_lengths, group_ids_B.tolist(), settings.loss, num_updates=len(shares))
+    may_be_silent = not loss_of(settings.loss).needs.every_sequence
+    is_silent_B = np.array([may_be_silent and not advantages_N.any() for advantages_N in advantages_BN])
     parts = [
         deal_apart([lengths[i] for i in members], is_silent_B[members].tolist(), num_ranks, settings.micro_batch_tokens)
         for members in shares
@@ -96,17 +107,18 @@ def prepare_batch(
     mini_batches = tuple(
         _mini_batch(
             [samples[i] for i in members],
-            advantages_B[members],
+            [advantages_BN[i] for i in members],
             coefficients_B[members],
             version,
             dealt[rank],
             num_silent,
+            members,
         )
         for members, (dealt, num_silent) in zip(shares, parts, strict=True)
     )
-    metrics = _batch_metrics(samples, rewards_B, advantages_B, version, settings)
+    metrics = _batch_metrics(samples, rewards_B, found_advantages, version, settings)
     metrics |= _dealing_metrics(lengths, shares, parts, settings.micro_batch_tokens)
-    return PreparedBatch(version, mini_batches, metrics)
+    return PreparedBatch(version, mini_batches, metrics, BatchRewards(rewards_B, group_ids_B, tuple(sampled_lengths)))
 
 
 def split(lengths: Sequence[int], group_ids: Sequence[int], num: int) -> list[list[int]]:
@@ -125,16 +137,25 @@ def split(lengths: Sequence[int], group_ids: Sequence[int], num: int) -> list[li
 
 def _mini_batch(
     samples: Sequence[BatchSample],
-    advantages_S: np.ndarray,
+    advantages_SN: Sequence[np.ndarray],
     coefficients_S: np.ndarray,
     version: int,
     own: Sequence[Sequence[int]],
     num_silent: int,
+    places: Sequence[int],
 ) -> tuple[MicroBatch, ...]:
-    """The micro-batches `own` (indices of `samples`) of a mini-batch; the first `num_silent` have no gradient."""
+    """The micro-batches `own` (indices of `samples`) of a mini-batch; the first `num_silent` have no gradient.
+
+    places: of `samples` in the batch.
+    """
     shortest = min(range(len(samples)), key=lambda index: len(samples[index].trajectory))
     made = [
-        _micro_batch([samples[i] for i in members], advantages_S[members], coefficients_S[members], version)
+        replace(
+            _micro_batch(
+                [samples[i] for i in members], [advantages_SN[i] for i in members], coefficients_S[members], version
+            ),
+            samples_S=tuple(places[i] for i in members),
+        )
         if (members := list(chosen))
         else _filler(samples[shortest], version)
         for chosen in own
@@ -144,22 +165,24 @@ def _mini_batch(
 
 def _filler(sample: BatchSample, version: int) -> MicroBatch:
     """Something to run through the model whose gradient is exactly zero."""
-    zero_S = np.zeros(1)
-    return replace(_micro_batch([sample], zero_S, zero_S, version), is_dummy=True)
+    no_advantage_N = np.zeros(sample.trajectory.num_sampled, np.float32)
+    return replace(_micro_batch([sample], [no_advantage_N], np.zeros(1), version), is_dummy=True)
 
 
 def _micro_batch(
-    samples: Sequence[BatchSample], advantages_S: np.ndarray, coefficients_S: np.ndarray, version: int
+    samples: Sequence[BatchSample], advantages_SN: Sequence[np.ndarray], coefficients_S: np.ndarray, version: int
 ) -> MicroBatch:
     trajectories = [sample.trajectory for sample in samples]
     packed = PackedSequences.build([t.tokens_T for t in trajectories], [t.loss_mask_T for t in trajectories])
     sequence_N = packed.sequence_N.numpy()
+    is_cut_S = np.array([t.finish_reason == "length" for t in trajectories])
     versions_N = np.concatenate([t.versions_T[t.loss_mask_T] for t in trajectories])
     inputs = TokenInputs(
         behaviour_N=torch.from_numpy(np.concatenate([t.logprobs_T[t.loss_mask_T] for t in trajectories])),
-        advantage_N=_float32(advantages_S[sequence_N]),
+        advantage_N=_float32(np.concatenate(advantages_SN)),
         staleness_N=_float32(version - versions_N),
         coefficient_N=_float32(coefficients_S[sequence_N]),
+        is_cut_N=torch.from_numpy(is_cut_S[sequence_N]),
     )
     return MicroBatch(packed, inputs)
 
@@ -195,7 +218,7 @@ def _float32(values: np.ndarray) -> torch.Tensor:
 def _batch_metrics(
     samples: Sequence[BatchSample],
     rewards_B: np.ndarray,
-    advantages_B: np.ndarray,
+    found_advantages: np.ndarray,
     version: int,
     settings: TrainerSettings,
 ) -> dict[str, float]:
@@ -207,7 +230,7 @@ def _batch_metrics(
         "reward_mean": float(rewards_B.mean()),
         "reward_std": float(rewards_B.std()),
         "reward_shaped_mean": float(shaped_rewards(rewards_B, settings.advantage).mean()),
-        "advantage_abs_mean": float(np.abs(advantages_B).mean()),
+        "advantage_abs_mean": float(np.abs(found_advantages).mean()),
         "groups": float(len(np.unique(group_ids))),
         "sequences": float(len(samples)),
         "tokens": float(sum(len(sample.trajectory) for sample in samples)),

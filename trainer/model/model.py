@@ -63,8 +63,8 @@ def check_folder(folder: Path) -> PretrainedConfig:
     for file in weight_files(folder):
         if file.suffix == ".safetensors":
             try:
-                with safe_open(str(file), framework="np") as opened:
-                    opened.keys()
+                with safe_open(str(file), framework="np"):  # reads the header
+                    pass
             except (SafetensorError, OSError) as error:
                 raise UserError(
                     f"the weights cannot be read ({first_line(error)})", where=str(file), remedy="fetch the file again"
@@ -97,8 +97,9 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+            named = set(json.loads(index.read_text())["weight_map"].values())
+            names = sorted(str(Path(name)) for name in named)
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise UserError("the index is damaged", where=str(index), remedy="fetch the file again") from error
         for name in names:
             if not (folder / name).is_file():

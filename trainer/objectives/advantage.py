@@ -1,16 +1,21 @@
-"""Rewards to advantages: scale, bias and clip first, then a baseline and a unit by group.
+"""Rewards to advantages: scale, bias and clip first, then the configured kind (advantages/).
 
-Owns: `advantages`, `shaped_rewards`. Refuses: knowing tokens. Groups are known by id, never by stride, so that groups
-which lost samples on the way are normalised right.
+Owns: `advantages`, `shaped_rewards`. Refuses: how a kind compares samples. Groups are known by id, never by stride, so
+that groups which lost samples on the way are normalised right.
 
-Shapes: B samples of one batch.
+Shapes: B samples of one batch, N sampled tokens of all of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from areal_like.errors import UserError
 from trainer.config import AdvantageSettings
+from trainer.objectives.port import RewardedSamples
+from trainer.objectives.registry import advantage_of
 
 
 def shaped_rewards(rewards_B: np.ndarray, settings: AdvantageSettings) -> np.ndarray:
@@ -21,40 +26,49 @@ def shaped_rewards(rewards_B: np.ndarray, settings: AdvantageSettings) -> np.nda
     return shaped_B
 
 
-def advantages(rewards_B: np.ndarray, group_ids_B: np.ndarray, settings: AdvantageSettings) -> np.ndarray:
-    """One advantage per sample, float32 [B], of raw rewards; samples of a group may lie anywhere in the batch.
+def advantages(
+    rewards_B: np.ndarray,
+    group_ids_B: np.ndarray,
+    lengths_B: Sequence[int],
+    settings: AdvantageSettings,
+    penalties_N: np.ndarray | None = None,
+) -> np.ndarray:
+    """Compute advantages of raw rewards, float32: one per sample [B] or per sampled token [N], as the kind has it.
 
-    grpo: (r - mean) / (std + eps) in the group (arXiv 2402.03300, eq. of section 4.1.2; std of the population, so that
-    it exists for every size). grpo_no_std: r - mean (Dr. GRPO, arXiv 2503.20783). rloo: r - mean of the others in the
-    group (arXiv 2402.14740). global_norm: (r - mean) / (std + eps) over all samples (arXiv 2505.24298, section 5.2).
-    A group of one, or of equal rewards, says nothing about which answer was better: its advantage is exactly 0 (in
-    global_norm that holds for a whole batch of equal rewards).
+    Args:
+        rewards_B: raw rewards, finite.
+        group_ids_B: group of each sample; samples of a group may be anywhere in the batch.
+        lengths_B: sampled tokens of each sample.
+        settings: the kind, its options, and how rewards are scaled first.
+        penalties_N: what is taken off the reward at each sampled token, in the order of the samples.
+
+    Raises:
+        UserError: advantages of the user's are of another shape, or not finite.
     """
     rewards_B = shaped_rewards(rewards_B, settings)
-    group_ids_B = np.asarray(group_ids_B)
-    assert rewards_B.ndim == 1
-    assert rewards_B.shape == group_ids_B.shape
-    assert len(rewards_B)
-    assert np.isfinite(rewards_B).all()
-    result_B = np.zeros(len(rewards_B), np.float64)
-    if settings.kind == "global_norm":
-        result_B[:] = _normalised(rewards_B, settings.std_eps)
-        return result_B.astype(np.float32)
-    for group_id in np.unique(group_ids_B):
-        members = np.flatnonzero(group_ids_B == group_id)
-        rewards_G = rewards_B[members]
-        if settings.kind == "grpo":
-            result_B[members] = _normalised(rewards_G, settings.std_eps)
-        elif rewards_G.min() < rewards_G.max():
-            centred_G = rewards_G - rewards_G.mean()
-            # r - (sum - r) / (n - 1) = (r - mean) * n / (n - 1)
-            factor = len(members) / (len(members) - 1) if settings.kind == "rloo" else 1.0
-            result_B[members] = centred_G * factor
-    return result_B.astype(np.float32)
+    if penalties_N is not None:
+        rewards_B = rewards_B - np.add.reduceat(penalties_N, np.cumsum([0, *lengths_B[:-1]]))
+    samples = RewardedSamples(
+        rewards_B, np.asarray(group_ids_B), np.asarray(lengths_B, np.int64), penalties_N=penalties_N
+    )
+    assert samples.rewards_B.ndim == 1
+    assert samples.rewards_B.shape == samples.group_ids_B.shape == samples.lengths_B.shape
+    assert len(samples.rewards_B)
+    assert np.isfinite(samples.rewards_B).all()
+    advantage, options = advantage_of(settings)
+    result = np.asarray(advantage.compute(samples, options))
+    num_samples, num_tokens = len(samples.rewards_B), int(samples.lengths_B.sum())
+    if result.shape not in ((num_samples,), (num_tokens,)):
+        what = f"{settings.kind} returned {list(result.shape)} for {num_samples} samples of {num_tokens} tokens"
+        raise UserError(what, where="trainer.advantage.kind", remedy="return one number per sample, or per token")
+    if not np.isfinite(result).all():
+        what = f"{settings.kind} returned an advantage that is not finite"
+        raise UserError(what, where="trainer.advantage.kind", remedy="bound the divisor")
+    return result.astype(np.float32)
 
 
-def _normalised(rewards: np.ndarray, std_eps: float) -> np.ndarray:
-    if rewards.min() == rewards.max():
-        return np.zeros_like(rewards)  # exactly: the mean of equal numbers may be off by a rounding
-    normalised: np.ndarray = (rewards - rewards.mean()) / (rewards.std() + std_eps)
-    return normalised
+def by_sample(advantages: np.ndarray, lengths_B: Sequence[int]) -> list[np.ndarray]:
+    """Advantages of each sample's tokens, one array of its length per sample, of what `advantages` returned."""
+    if len(advantages) == len(lengths_B):
+        return [np.full(length, value, np.float32) for length, value in zip(lengths_B, advantages, strict=True)]
+    return np.split(advantages, np.cumsum(lengths_B)[:-1])

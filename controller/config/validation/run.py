@@ -13,6 +13,8 @@ from areal_like import limits, templates
 from areal_like.config import BUILT_IN_TOKENIZERS
 from areal_like.context_limit import context_limit
 from areal_like.staleness import MODE_STALENESS
+from controller.config.engines import engine_kind_problems
+from controller.config.launchers import launcher_kind_problems, launcher_of
 from controller.config.problems import Problem, nearest, show
 from controller.config.run_config import (
     BUILT_IN_GENERATORS,
@@ -23,8 +25,9 @@ from controller.config.run_config import (
     soft_zones,
 )
 from controller.config.stall_limit import stall_problems
-from controller.config.validation.cluster import cluster_problems
 from controller.config.validation.engine import device_problems, emulation_problems, engine_problems, rollout_problems
+from controller.config.validation.launcher import launcher_problems
+from controller.config.validation.objectives import advantage_problems, is_function, loss_problems
 from controller.config.validation.pool_sizes import placement_problems, pool_problems
 from controller.config.validation.trainer_ranks import rank_problems
 from controller.config.validation.weight_transfer import group_problems
@@ -33,17 +36,22 @@ from controller.run_folder.units import size_text
 
 
 def cross_check(config: RunConfig) -> list[Problem]:
-    """Every contradiction in a config, without looking at the machine."""
-    problems: list[Problem] = []
+    """Every contradiction in a config, without looking at the machine. Where it names an implementation that there is
+    not, that alone: the other checks ask it.
+    """
+    problems = [*engine_kind_problems(config), *launcher_kind_problems(config)]
+    if problems:
+        return problems
     for check in (
         _model,
         _data,
         _mode,
+        advantage_problems,
         _groups,
         _samples_in_flight,
         _sampling,
         _context,
-        _loss,
+        loss_problems,
         rank_problems,
         _reward,
         device_problems,
@@ -51,7 +59,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         engine_problems,
         emulation_problems,
         _launch,
-        cluster_problems,
+        launcher_problems,
         _weights,
         group_problems,
         pool_problems,
@@ -144,7 +152,7 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
         kind == "generator"
         and source.generator
         and source.generator not in BUILT_IN_GENERATORS
-        and not _is_function(source.generator)
+        and not is_function(source.generator)
     ):
         known = f"{', '.join(BUILT_IN_GENERATORS)}, or module:function"
         yield Problem((f"{path}.generator",), f"no generator `{source.generator}`", known)
@@ -158,10 +166,6 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
         yield Problem((f"{path}.template",), f"makes the prompt, and so does {path}.columns", "keep one of them")
     if source.template is not None and (fault := templates.fault_of(source.template)):
         yield Problem((f"{path}.template",), fault, "names of columns stand in {{ }}")
-
-
-def _is_function(name: str) -> bool:
-    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name) is not None
 
 
 def _mode(config: RunConfig) -> Iterator[Problem]:
@@ -188,15 +192,6 @@ def _mode(config: RunConfig) -> Iterator[Problem]:
 
 
 def _groups(config: RunConfig) -> Iterator[Problem]:
-    advantage = config.trainer.advantage.kind
-    if config.group_size == 1 and advantage != "global_norm":
-        why = {"grpo": "the standard deviation of one reward is 0", "rloo": "there is no other sample to compare with"}
-        yield Problem(
-            ("group_size", "trainer.advantage.kind"),
-            f"with one sample a group, `{advantage}` gives every sample the advantage 0"
-            f" ({why.get(advantage, 'a reward is its own mean')})",
-            "group_size of 2 or more, or trainer.advantage.kind: global_norm",
-        )
     if config.group_size == 1 and config.filter_zero_signal:
         yield Problem(
             ("filter_zero_signal", "group_size"),
@@ -267,44 +262,9 @@ def _context(config: RunConfig) -> Iterator[Problem]:
             )
 
 
-def _loss(config: RunConfig) -> Iterator[Problem]:
-    loss = config.trainer.loss
-    if loss.kind != "decoupled_ppo" and not _is_function(loss.kind):
-        yield Problem(("trainer.loss.kind",), f"no loss `{loss.kind}`", "decoupled_ppo, or module:function")
-    if loss.kind == "decoupled_ppo" and loss.options:
-        yield Problem(("trainer.loss.options",), "decoupled_ppo has no options", "remove them")
-    if loss.kind != "decoupled_ppo" and loss.dual_clip is not None:
-        yield Problem(("trainer.loss.dual_clip",), "applies to kind: decoupled_ppo only", "null")
-    keys = ("trainer.loss.weight.mode", "trainer.loss.proximal")
-    if loss.proximal == "behaviour" and loss.weight.mode != "off":
-        yield Problem(
-            keys,
-            f"with proximal: behaviour the weight exp(p - b) is 1, and `{loss.weight.mode}` does nothing",
-            "weight.mode: off for ordinary PPO, or proximal: recompute for decoupled PPO",
-        )
-    if loss.proximal != "behaviour" and loss.weight.mode == "off":
-        yield Problem(
-            keys,
-            f"with proximal: {loss.proximal} and no weight the loss is decoupled in name only, and biased",
-            "weight.mode: exact, truncate or mask, or proximal: behaviour for ordinary PPO",
-        )
-    if loss.weight.mode == "mask" and loss.weight.low >= loss.weight.max:
-        yield Problem(
-            ("trainer.loss.weight.low", "trainer.loss.weight.max"),
-            f"the window [{loss.weight.low:g}, {loss.weight.max:g}] of `mask` keeps no token",
-            "low below max, with 1 between them",
-        )
-    elif loss.weight.mode == "mask" and not loss.weight.low <= 1 <= loss.weight.max:
-        yield Problem(
-            ("trainer.loss.weight.low", "trainer.loss.weight.max"),
-            f"the window [{loss.weight.low:g}, {loss.weight.max:g}] of `mask` leaves out 1: on-policy tokens",
-            "low below 1 and max above it",
-        )
-
-
 def _reward(config: RunConfig) -> Iterator[Problem]:
     for index, scorer in enumerate(config.reward.scorers):
-        if scorer.kind not in BUILT_IN_SCORERS and not _is_function(scorer.kind):
+        if scorer.kind not in BUILT_IN_SCORERS and not is_function(scorer.kind):
             near = nearest(scorer.kind, BUILT_IN_SCORERS, count=1)
             remedy = f"did you mean {near[0]}?" if near else f"{', '.join(BUILT_IN_SCORERS)}, or module:function"
             yield Problem((f"reward.scorers.{index}.kind",), f"no scorer `{scorer.kind}`", remedy)
@@ -335,7 +295,7 @@ def _launch(config: RunConfig) -> Iterator[Problem]:
 
 
 def _weights(config: RunConfig) -> Iterator[Problem]:
-    weights, is_spread = config.trainer.weights, config.launch.kind != "local"
+    weights, is_spread = config.trainer.weights, not launcher_of(config).is_one_machine
     if is_spread and weights.kind == "shm":
         yield Problem(
             ("trainer.weights.kind", "launch.kind"),

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from controller.config import engines
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 
-STREAM = "kind: stream"
 OTHERWISE = "another trainer.weights.kind"
 
 
@@ -44,31 +44,11 @@ def group_problems(config: RunConfig) -> Iterator[Problem]:
             "with drain each worker first finishes its answers, and all that are done would wait for it",
             f"interruption: recompute or keep_kv (not mode: one_step_off), or {OTHERWISE}",
         )
-    if config.rollout.engine.kind == "sglang":
-        yield from _servers(config, kind)
+    yield from engines.group_problems(config, config.model.init)
     devices = {*config.rollout_devices, *config.trainer_devices}
     if weights.group.backend == "nccl" and "cpu" in devices:
         yield Problem(
             ("trainer.weights.group.backend", "trainer.device", "rollout.engine.device"),
             "nccl connects GPUs only, but one side is on the CPU",
             "backend: auto",
-        )
-
-
-def _servers(config: RunConfig, kind: str) -> Iterator[Problem]:
-    """SGLang's servers take part where it can be proved what they hold afterwards, and where they can be replaced."""
-    engine = config.rollout.engine
-    if engine.device != "cpu":
-        yield Problem(
-            (kind, "rollout.engine.device"),
-            "the weights of an SGLang server on a GPU cannot be verified after a transfer",
-            STREAM,
-        )
-    elif engine.sglang.tp_size > 1:
-        yield Problem((kind, "rollout.engine.sglang.tp_size"), "only servers of one rank take part", STREAM)
-    if engine.sglang.attach:
-        yield Problem(
-            (kind, "rollout.engine.sglang.attach"),
-            "a server that fails in a process group hangs, and only one that was launched here can be replaced",
-            STREAM,
         )

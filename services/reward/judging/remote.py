@@ -255,3 +255,11 @@ class AsyncFunction(RemoteObject):
             return _ask(self, "call", self, args, kwargs)
 
         return result()
+
+
+def _program_doc(stand_in: RemoteObject) -> Any:
+    return _ask(stand_in, "get", stand_in, "__doc__")
+
+
+for _kind in (RemoteObject, RemoteIterator, AsyncFunction):  # else a test would read the docstrings above
+    _kind.__doc__ = property(_program_doc)  # type: ignore[assignment]

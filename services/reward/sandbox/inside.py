@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from services.reward.sandbox.inside_answering import Respondent
-    from services.reward.sandbox.inside_namespaces import fork_run, status_from
+    from services.reward.sandbox.inside_answering import Respondent, keep_depth
+    from services.reward.sandbox.inside_namespaces import fork_run, status_from, wait_for
 
 MAX_COMMAND_BYTES = 1 << 16
 FD_BYTES = 4
@@ -118,14 +118,6 @@ def read_all(fd: int) -> bytes:
     return bytes(content)
 
 
-def wait_for(pid: int) -> int:
-    """The wait status of a child; other processes orphaned meanwhile are reaped."""
-    while True:
-        ended, status = os.waitpid(-1, 0)
-        if ended == pid:
-            return status
-
-
 def end_everything_else() -> None:
     """For process 1 only: no other process of its world is left."""
     while True:
@@ -178,17 +170,6 @@ def run_alone(source: bytes, names: dict[str, Any]) -> None:
     program = compile(source, "program.py", "exec", 0, True)
     keep_depth(2, 0)
     exec(program, names)
-
-
-def keep_depth(num_more: int, num_more_since_3_12: int) -> None:
-    """Leave the program as many levels of recursion as it has where it runs by itself.
-
-    Before Python 3.12 calls through C count as levels, too.
-    """
-    depth, frame = num_more if sys.version_info < (3, 12) else num_more_since_3_12, sys._getframe()
-    while frame.f_back is not None:
-        depth, frame = depth + 1, frame.f_back
-    sys.setrecursionlimit(sys.getrecursionlimit() + depth)
 
 
 def copy_input() -> None:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from services.reward.sandbox.inside import keep_depth
     from services.reward.sandbox.inside_writing import MAX_NAME_CHARS, CannotPass, Writer, tag
 
 MAX_BATCH = 256
@@ -195,3 +194,14 @@ class Respondent:
                 os._exit(0)
             content += chunk
         return bytes(content)
+
+
+def keep_depth(num_more: int, num_more_since_3_12: int) -> None:
+    """Leave the program as many levels of recursion as it has where it runs by itself.
+
+    Before Python 3.12 calls through C count as levels, too.
+    """
+    depth, frame = num_more if sys.version_info < (3, 12) else num_more_since_3_12, sys._getframe()
+    while frame.f_back is not None:
+        depth, frame = depth + 1, frame.f_back
+    sys.setrecursionlimit(sys.getrecursionlimit() + depth)

@@ -18,8 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from services.reward.sandbox.inside import wait_for
-
 _NEW_MOUNTS, _NEW_IPC, _NEW_PIDS, _SIGCHLD = 0x0002_0000, 0x0800_0000, 0x2000_0000, 17
 _NO_SETUID, _NO_DEVICES = 0x2, 0x4
 WRITABLE = (b"/tmp", b"/dev/shm")
@@ -68,3 +66,11 @@ def status_from(fd: int) -> int | None:
     text = os.read(fd, 64)
     os.close(fd)
     return int(text) if text else None
+
+
+def wait_for(pid: int) -> int:
+    """The wait status of a child; other processes orphaned meanwhile are reaped."""
+    while True:
+        ended, status = os.waitpid(-1, 0)
+        if ended == pid:
+            return status

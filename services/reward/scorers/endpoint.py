@@ -11,17 +11,16 @@ after that the verdict is `crashed`, or `timed_out` where the time was up. The k
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from areal_like.errors import OperationError, UserError
+from services.reward.option_files import read_key
 from services.reward.scorer_options import EndpointOptions
 from services.reward.scorers.port import CannotJudge, TookTooLong
 
@@ -119,27 +118,6 @@ class Endpoint:
                 if len(chunks) > max_bytes:
                     raise CannotJudge(f"{self._shown_url} replies with more than {self._options.max_reply_kb} KB")
             return response.status_code, bytes(chunks), _seconds(response.headers.get("Retry-After", ""))
-
-
-def read_key(options: EndpointOptions, where: str) -> str | None:
-    """The key, or None where the server needs none. Raises UserError, which never shows it."""
-    if options.key_env is not None:
-        key, place = os.environ.get(options.key_env, ""), f"environment variable {options.key_env}"
-    elif options.key_file is not None:
-        place = f"file {options.key_file}"
-        try:
-            key = Path(options.key_file).expanduser().read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not text"
-            raise UserError(f"the key cannot be read from {place} ({reason})", where=where) from error
-    else:
-        return None
-    key = key.strip()
-    if not key:
-        raise UserError(f"{place} holds no key", where=where, remedy="set it where the job is started")
-    if not key.isascii() or not key.isprintable() or " " in key:
-        raise UserError(f"{place} does not contain a valid key: white space or letters beyond ASCII", where=where)
-    return key
 
 
 def shown(url: str) -> str:

@@ -15,13 +15,12 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from areal_like.errors import UserError
-from services.reward.scorer_options import JudgeOptions, fault_of_template
+from services.reward.option_files import read_rubric
+from services.reward.scorer_options import JudgeOptions
 from services.reward.scorers.endpoint import SHOWN_CHARS, Endpoint, shown
 from services.reward.scorers.port import CannotJudge, ScorerInput
 from services.reward.scorers.templates import SampleTemplate
@@ -60,7 +59,7 @@ class JudgeScorer:
     def __init__(self, options: JudgeOptions) -> None:
         """Raises UserError: no rubric, no key, no HTTP library."""
         self._options = options
-        rubric = options.rubric if options.rubric is not None else read_rubric(options.rubric_file or "")
+        rubric = options.rubric if options.rubric is not None else read_rubric(options.rubric_file or "", WHERE)
         self._template = SampleTemplate(rubric)
         self._regex = re.compile(options.score_regex)
         self._url = f"{options.base_url}/chat/completions"
@@ -135,18 +134,6 @@ class JudgeScorer:
             if self._options.score_key in found:
                 return _number(found[self._options.score_key])
         return None
-
-
-def read_rubric(path: str) -> str:
-    """The rubric in a file. Raises UserError: not there, not text, no template that shows the answer."""
-    try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text in UTF-8"
-        raise UserError(f"rubric_file {path} cannot be read ({reason})", where=WHERE) from error
-    if fault := fault_of_template(text):
-        raise UserError(f"rubric_file {path} {fault}", where=WHERE)
-    return text
 
 
 def _number(value: Any) -> float | None:

@@ -33,3 +33,8 @@ def test_the_last_complete_box_counts(text: str, content: str | None) -> None:
 
 def test_endless_open_boxes_cost_no_time() -> None:
     assert last_boxed(r"\boxed{" * 20_000) is None
+
+
+@pytest.mark.parametrize(("num_open", "content"), [(19, "5"), (20, None)])
+def test_a_complete_box_counts_behind_nineteen_that_are_never_closed(num_open: int, content: str | None) -> None:
+    assert last_boxed(r"\boxed{5}" + r" \boxed{" * num_open) == content

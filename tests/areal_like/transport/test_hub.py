@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,6 +172,22 @@ def test_a_full_hub_takes_nobody_new_but_those_it_knows(stand_in: StandIn, monke
         bench.hub.forget("rollout-0")
         await bench.register(b"2", "rollout-2")
         assert set(bench.hub.peers) == {"rollout-1", "rollout-2"}
+
+    with_hub(stand_in, test)
+
+
+def test_a_hub_takes_as_many_peers_as_the_security_page_says(stand_in: StandIn) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    assert "| registered peers of one hub | 4,096 |" in page
+
+    async def test(bench: Bench) -> None:
+        await bench.register(b"0")
+        one = bench.hub.peers["rollout-0"]
+        bench.hub.peers.update({f"other-{number}": one for number in range(4094)})
+        await bench.register(b"1", "rollout-1")
+        bench.hello(b"2", "rollout-2")
+        assert await bench.receive() == []
+        assert bench.answers() == [(b"2", Refused(reason="this hub has 4096 peers already"))]
 
     with_hub(stand_in, test)
 

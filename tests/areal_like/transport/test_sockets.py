@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,6 @@ from areal_like.transport import sockets
 from areal_like.transport.sockets import (
     MAX_TRANSPORT_FRAME_BYTES,
     QUEUE_MESSAGES,
-    RECEIVE_QUEUE_MESSAGES,
     REGISTRATION_BYTES,
     PatienceClock,
     RateLimitedLog,
@@ -31,6 +31,9 @@ from areal_like.transport.sockets import (
     terminate,
 )
 from areal_like.wire.encoding import LARGE_BYTES, MAX_FRAME_BYTES
+
+BOUNDS = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+"""Messages to users about the limits of a connection."""
 
 
 @pytest.fixture
@@ -153,11 +156,14 @@ def test_a_connection_holds_little_and_a_dead_one_is_found_within_a_minute() -> 
             "TCP_KEEPALIVE_INTVL", "TCP_KEEPALIVE_CNT",
         )}  # fmt: skip
     assert options == {
-        "SNDHWM": QUEUE_MESSAGES, "RCVHWM": RECEIVE_QUEUE_MESSAGES, "MAXMSGSIZE": MAX_TRANSPORT_FRAME_BYTES,
+        "SNDHWM": QUEUE_MESSAGES, "RCVHWM": 16, "MAXMSGSIZE": 512 * 1024,
         "HANDSHAKE_IVL": 10_000, "TCP_KEEPALIVE": 1, "TCP_KEEPALIVE_IDLE": 30, "TCP_KEEPALIVE_INTVL": 10,
         "TCP_KEEPALIVE_CNT": 3,
     }  # fmt: skip
-    assert MAX_TRANSPORT_FRAME_BYTES > MAX_FRAME_BYTES
+    assert MAX_TRANSPORT_FRAME_BYTES == 512 * 1024 > MAX_FRAME_BYTES
+    assert "| one frame, also before the handshake | 512 KiB;" in BOUNDS
+    assert "| messages of one connection that were received and not read | 16 |" in BOUNDS
+    assert "| handshake | 10 seconds |" in BOUNDS
 
 
 def test_a_ready_socket_sends_receives_and_says_when_it_is_ready_until_it_is_closed() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
@@ -112,6 +114,12 @@ def test_misaligned_frames_decode_aligned() -> None:
     assert np.array_equal(received.segment.tokens_R, np.arange(LARGE_BYTES))
 
 
+def test_an_array_of_eight_dimensions_travels() -> None:
+    received = decode(encode(lease({"array": np.ones((1,) * 7 + (3,))})), ACCEPT)
+    assert isinstance(received, Lease)
+    assert received.tasks[0].row["array"].shape == (1,) * 7 + (3,)
+
+
 def test_arrays_and_numpy_scalars_travel_in_untyped_rows() -> None:
     pixels = np.arange(12, dtype=np.uint8).reshape(3, 4)[:, ::2]
     received = decode(encode(lease({"pixels": pixels, "score": np.float32(0.5), "nothing": np.zeros((0, 4))})), ACCEPT)
@@ -169,6 +177,12 @@ def test_a_message_exactly_at_its_limits_is_taken() -> None:
     decode(frames, ACCEPT, limits)
     with pytest.raises(WireError, match="of 0 frames"):
         decode([], ACCEPT, limits)
+
+
+def test_a_piece_is_half_of_the_longest_frame_that_a_connection_may_announce() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    assert "| one frame, also before the handshake | 512 KiB;" in page
+    assert [len(piece) for piece in cut([bytes(600 * 1024)])[1:]] == [256 * 1024, 256 * 1024, 88 * 1024]
 
 
 def test_frames_longer_than_a_piece_travel_in_pieces_behind_a_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,11 +28,13 @@ from controller.config.run_config import PrometheusSettings
 from controller.data import job_rows, table
 from controller.ledger.ledger import Ledger
 from controller.run_folder.run_folder import RunFolder
-from controller.runtime import session
+from controller.runtime import conclusion, session, storage
+from controller.runtime.conclusion import SessionResult
 from controller.runtime.model_preparation import Prepared
 from controller.runtime.outcome import Outcome
 from controller.runtime.session import RunSession
 from controller.runtime.signals import Signals
+from controller.runtime.starting_point import find_start
 from controller.telemetry.sinks import Sinks
 
 pytestmark = pytest.mark.processes
@@ -257,12 +259,13 @@ def test_every_end_by_an_error_is_written_down(config, monkeypatch, error, raise
 def test_status_says_what_preparation_does_while_it_lasts(config, monkeypatch):
     seen = []
 
-    async def serve(self, ledger, launcher, display, *_):
-        async with self._status.preparing(lambda: display.progress_text, lambda: {"prepare": {"pid": 7}}):
+    async def serve(self, opened):
+        display = opened.telemetry.display
+        async with opened.telemetry.status.preparing(lambda: display.progress_text, lambda: {"prepare": {"pid": 7}}):
             display.progress("step 50  loss 1.5")
             await until(lambda: "step 50" in self.folder.status.read_text())
             seen.append(json.loads(self.folder.status.read_text()))
-        return Outcome("completed", "done")
+        return SessionResult(Outcome("completed", "done"))
 
     pretend(monkeypatch, serve)
     jobs.train(config)
@@ -283,14 +286,13 @@ def test_losses_of_sinks_are_in_the_summary_and_the_last_rows(config, monkeypatc
         def close(self):
             pass
 
-    async def serve(self, ledger, launcher, display, stop, stack, journal):
-        self._counts = {"groups_drawn": 0}
-        journal.append({"kind": "step", "step": 1, "time_s": 0.0})
-        return Outcome("completed", "done")
+    async def serve(self, opened):
+        opened.telemetry.journal.append({"kind": "step", "step": 1, "time_s": 0.0})
+        return SessionResult(Outcome("completed", "done"), {"groups_drawn": 0})
 
     pretend(monkeypatch, serve)
     monkeypatch.setattr(session, "open_sinks", lambda *_: Sinks([Broken()]))
-    monkeypatch.setattr(session, "_audit_words", lambda folder: "clean")
+    monkeypatch.setattr(conclusion, "_audit_words", lambda folder: "clean")
     jobs.train(config)
     folder = RunFolder.find("quickstart")
     assert json.loads(folder.summary.read_text())["sinks"] == {"broken": {"written": 0, "lost": 1}}
@@ -313,7 +315,7 @@ def test_port_of_the_metrics_in_use_ends_the_run_before_anything_is_prepared(con
 def test_controller_logs_into_its_own_file(config, monkeypatch):
     async def serve(self, *_):
         logging.getLogger("controller.runtime.server").warning("rollout-0 cannot be reached")
-        return Outcome("completed", "done")
+        return SessionResult(Outcome("completed", "done"))
 
     pretend(monkeypatch, serve)
     jobs.train(config)
@@ -331,7 +333,7 @@ def test_named_model_is_evaluated_as_it_is_without_a_warm_start(tmp_path, stretc
 
 def test_evaluation_without_a_single_score_fails(config, monkeypatch):
     async def serve(self, *_):
-        return Outcome("completed", "0 steps done")
+        return SessionResult(Outcome("completed", "0 steps done"))
 
     pretend(monkeypatch, serve)
     with pytest.raises(OperationError, match="no answer was scored"):
@@ -345,8 +347,8 @@ def test_ranks_meet_in_shared_memory_and_not_where_tmpdir_may_lack_locks(tmp_pat
     for place in (shared, temporary):
         place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    monkeypatch.setattr(session, "SHARED_MEMORY", shared if has_shared_memory else tmp_path / "none")
-    with session._private_folder() as folder:
+    monkeypatch.setattr(storage, "SHARED_MEMORY", shared if has_shared_memory else tmp_path / "none")
+    with storage.rendezvous_folder() as folder:
         assert folder.parent == (shared if has_shared_memory else temporary)
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert not folder.exists()
@@ -397,11 +399,12 @@ def test_newest_whole_checkpoint_that_the_ledger_knows_is_the_one_to_go_on_from(
     state = LedgerState(
         num_lineages=1, num_drawn=0, num_filtered=0, dropped={}, live=(), batches=batches, checkpoints=(), evals=()
     )
-    work = RunSession(config, folder, jobs.JobRows.load(config), is_resume=True)
     ledger: Any = SimpleNamespace(seq=0)
-    path = work._checkpoint(ledger, state, Display("plain"))
-    assert path == folder.checkpoints / "step_000004", "8 is beyond the ledger, 6 is damaged; no report is needed"
-    assert work._base == 4
+    start = find_start(folder, ledger, state, Display("plain"), is_resume=True, accept_loss=False)
+    assert start.checkpoint == folder.checkpoints / "step_000004", (
+        "8 is beyond the ledger, 6 is damaged; no report is needed"
+    )
+    assert start.version == 4
 
 
 def test_full_disk_is_reported_with_the_path_and_what_to_do(config, monkeypatch):

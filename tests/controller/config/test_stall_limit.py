@@ -67,3 +67,49 @@ def test_a_limit_that_would_end_a_run_before_it_has_recovered_is_refused_with_th
     assert "leave launch.stall_after_s out (then 1240)" in problem.remedy
     fitting = config(launch={"stall_after_s": longest_recovery(config()).longest_s + 1})
     assert not list(stall_problems(fitting))
+
+
+def test_every_recovery_takes_what_the_settings_that_it_names_add_up_to() -> None:
+    """Each setting a different power of ten, so that a sum says what it is made of."""
+    made = config(
+        launch={"silence_s": 3, "startup_timeout_s": 20},
+        rollout={"score_timeout_s": 500, "engine": {
+            "kind": "sglang", "sglang": {"stall_timeout_s": 6000, "load_timeout_s": 70_000}
+        }},
+        trainer={"ranks": 2, "rank_timeout_s": 100, "weights": {"deadline_s": 400}, "backend": "torch"},
+        placement="colocated",
+    )  # fmt: skip
+    launch, sglang = "launch.startup_timeout_s", "rollout.engine.sglang."
+    assert {(one.keys, one.longest_s) for one in recoveries(made)} == {
+        (("launch.silence_s", launch), 23),
+        (("rollout.score_timeout_s",), 500),
+        (("trainer.weights.deadline_s",), 400),
+        (("trainer.weights.deadline_s",), 1200),
+        (("trainer.weights.deadline_s", launch), 820),
+        (("trainer.rank_timeout_s",), 100),
+        ((sglang + "stall_timeout_s", launch), 6020),
+        ((sglang + "load_timeout_s", launch), 140_020),
+    }
+    assert longest_recovery(made).longest_s == 140_020
+    assert stall_limit_s(made) == 140_080
+
+
+def test_a_server_of_somebody_else_is_asked_for_its_control_timeout_and_not_started() -> None:
+    sglang = {
+        "attach": ["http://127.0.0.1:30000"], "control_timeout_s": 7, "stall_timeout_s": 6000, "load_timeout_s": 100,
+    }  # fmt: skip
+    made = config(rollout={"engine": {"kind": "sglang", "sglang": sglang}}, launch={"startup_timeout_s": 20})
+    assert {6007, 207} <= {recovery.longest_s for recovery in recoveries(made)}
+
+
+def test_a_run_on_one_rank_and_devices_of_its_own_has_four_recoveries() -> None:
+    assert len(recoveries(config())) == 4
+    assert len(recoveries(config(trainer={"ranks": 2}))) == 5
+
+
+def test_a_limit_that_equals_the_longest_recovery_is_too_short_and_half_a_second_more_is_not() -> None:
+    longest_s = longest_recovery(config()).longest_s
+    assert len(list(stall_problems(config(launch={"stall_after_s": longest_s})))) == 1
+    enough = config(launch={"stall_after_s": longest_s + 0.5})
+    assert not list(stall_problems(enough))
+    assert stall_limit_s(enough) == longest_s + 0.5

@@ -8,7 +8,7 @@ import pytest
 from valid_config import make
 
 from controller.config.derived import derive
-from controller.config.trainer_memory import memory_problem, num_parameters, parameters_of, trainer_state
+from controller.config.trainer_memory import host_problem, memory_problem, num_parameters, parameters_of, trainer_state
 from controller.preflight import preflight
 
 QWEN3_8B = {"num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -107,3 +107,124 @@ def test_every_rank_of_the_trainer_is_named_with_its_device() -> None:
     )
     found = {number.name: (number.value, number.formula) for number in derive(config)}
     assert found["devices"] == ("4", "rollout on cuda:0, cuda:1; trainer on cuda:2, cuda:3")
+
+
+# ------------------------------------------------------------ the arithmetic, exactly
+
+TINY = {"num_hidden_layers": 3, "hidden_size": 10, "vocab_size": 100, "num_attention_heads": 5, "intermediate_size": 7}
+ZERO_ON_TWO = "1G parameters, ZeRO {} over 2 ranks"
+EMBEDDINGS, MLP = 100 * 10, 3 * 10 * 7
+
+
+@pytest.mark.parametrize(
+    ("more", "parameters"),
+    [
+        ({}, 3 * (10 * 2 * 2 * (5 + 5) + MLP) + 2 * EMBEDDINGS),
+        ({"num_key_value_heads": 1}, 3 * (10 * 2 * 2 * (5 + 1) + MLP) + 2 * EMBEDDINGS),
+        ({"head_dim": 4}, 3 * (10 * 4 * 2 * (5 + 5) + MLP) + 2 * EMBEDDINGS),
+        ({"tie_word_embeddings": True}, 3 * (400 + MLP) + EMBEDDINGS),
+        ({"num_experts": 1, "moe_intermediate_size": 2}, 3 * (400 + MLP) + 2 * EMBEDDINGS),
+        ({"num_experts": 2, "moe_intermediate_size": 4}, 3 * (400 + 3 * 10 * 2 * 4) + 2 * EMBEDDINGS),
+        ({"num_experts": 2}, 3 * (400 + 2 * MLP) + 2 * EMBEDDINGS),
+    ],
+)
+def test_parameters_are_those_of_attention_feed_forward_and_embeddings(more: dict[str, Any], parameters: int) -> None:
+    assert num_parameters({**TINY, **more}) == parameters
+
+
+def test_embeddings_that_the_whole_model_ties_are_counted_once() -> None:
+    tied = {"text_config": TINY, "tie_word_embeddings": True}
+    assert num_parameters(tied) == num_parameters({**TINY, "tie_word_embeddings": True})
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 2.0, "3"])
+def test_a_size_that_is_no_positive_whole_number_gives_no_figure(size: object) -> None:
+    assert num_parameters({**TINY, "hidden_size": size}) is None
+
+
+@pytest.mark.parametrize(
+    ("trainer", "on_device", "in_host", "words"),
+    [
+        ({"backend": "torch"}, 16e9, 0, "1G parameters x 16 bytes"),
+        ({"backend": "fsdp", "ranks": 4}, 4e9, 0, "1G parameters x 16 bytes / 4 ranks"),
+        ({"backend": "fsdp", "ranks": 2, "fsdp": {"cpu_offload": True}}, 0, 8e9,
+         "1G parameters x 16 bytes / 2 ranks, in host memory"),
+        ({"backend": "torch", "fsdp": {"cpu_offload": True}}, 16e9, 0, "1G parameters x 16 bytes"),
+        ({"backend": "auto"}, 16e9, 0, "1G parameters x 16 bytes"),
+        ({"backend": "deepspeed", "deepspeed": {"stage": 1}}, 16e9, 0, "1G parameters, ZeRO 1 over 1 rank"),
+        ({"backend": "deepspeed", "ranks": 2, "deepspeed": {"stage": 1}}, 12e9, 0, ZERO_ON_TWO.format(1)),
+        ({"backend": "deepspeed", "ranks": 2, "deepspeed": {"stage": 2}}, 10e9, 0, ZERO_ON_TWO.format(2)),
+        ({"backend": "deepspeed", "ranks": 2, "deepspeed": {"stage": 3}}, 8e9, 0, ZERO_ON_TWO.format(3)),
+        ({"backend": "deepspeed", "ranks": 2, "deepspeed": {"stage": 2, "offload_optimizer": True}}, 6e9, 4e9,
+         ZERO_ON_TWO.format(2)),
+        ({"backend": "deepspeed", "ranks": 2, "deepspeed": {"stage": 3, "offload_optimizer": True,
+          "offload_param": True}}, 2e9, 6e9, ZERO_ON_TWO.format(3)),
+    ],
+)  # fmt: skip
+def test_the_state_of_a_rank_is_divided_as_its_backend_divides_it(
+    trainer: dict[str, Any], on_device: float, in_host: float, words: str
+) -> None:
+    config = make(trainer={"device": "cuda", **trainer})
+    state = trainer_state(config, 1e9)
+    assert (state.device_bytes, state.host_bytes, state.words) == (on_device, in_host, words)
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "parameters", "is_moved"),
+    [
+        ("auto", "cuda", 300e9 / 16, False), ("auto", "cuda", 301e9 / 16, True), ("auto", "cpu", 301e9 / 16, False),
+        ("torch", "cuda", 301e9 / 16, False),
+    ],
+)  # fmt: skip
+def test_auto_moves_to_host_memory_what_no_gpu_holds(
+    backend: str, device: str, parameters: float, is_moved: bool
+) -> None:
+    state = trainer_state(make(trainer={"device": device, "backend": backend}), parameters)
+    assert (state.host_bytes > 0) == is_moved
+    assert state.device_bytes + state.host_bytes == parameters * 16
+
+
+def problem_with(parameters: float, device_bytes: float | None, **trainer: Any) -> Any:
+    config = make(trainer={"device": "cuda", **trainer})
+    return memory_problem(config, trainer_state(config, parameters), device_bytes)
+
+
+def test_a_state_that_just_fits_is_no_problem_and_the_remedy_names_ranks_that_are_enough() -> None:
+    assert problem_with(1e9, 16e9, backend="torch") is None
+    found = problem_with(1e9, 15e9, backend="torch")
+    assert found.keys == ("trainer.backend", "trainer.ranks", "model.path")
+    assert found.remedy == "trainer.backend: fsdp and trainer.ranks: 2 or more, or a smaller model"
+    assert "ranks: 4 or more" in problem_with(1e9, 4e9, backend="fsdp", ranks=2).remedy
+    assert problem_with(1e9, 4e9, backend="fsdp", ranks=4) is None
+    assert problem_with(300e9 / 16, None, backend="torch") is None
+    assert problem_with(301e9 / 16, None, backend="torch") is not None
+
+
+def test_auto_is_no_problem_where_the_device_is_known_since_it_moves_what_does_not_fit() -> None:
+    assert problem_with(1e9, 1e9, backend="auto") is None
+    assert problem_with(301e9 / 16, None, backend="auto") is None
+
+
+def test_host_memory_holds_all_ranks_that_keep_their_state_there() -> None:
+    offloaded = make(trainer={"device": "cuda", "backend": "fsdp", "ranks": 2, "fsdp": {"cpu_offload": True}})
+    state = trainer_state(offloaded, 1e9)
+    assert host_problem(offloaded, state, 16e9) is None
+    found = host_problem(offloaded, state, 15e9)
+    assert found is not None
+    assert found.keys == ("trainer.ranks", "trainer.device", "model.path")
+    assert "take 16 GB of host memory (1G parameters x 16 bytes / 2 ranks, in host memory)" in found.what
+    on_cpu = make(trainer={"device": "cpu"})
+    assert host_problem(on_cpu, trainer_state(on_cpu, 1e9), 16e9) is None
+    assert host_problem(on_cpu, trainer_state(on_cpu, 1e9), 15e9) is not None
+    on_gpu = make(trainer={"device": "cuda", "backend": "torch"})
+    assert host_problem(on_gpu, trainer_state(on_gpu, 1e9), 1.0) is None
+    emulated = make(trainer__device="cpu", emulation={"model": "32b"})
+    assert host_problem(emulated, trainer_state(emulated, 1e9), 1.0) is None
+
+
+def test_a_model_that_is_here_counts_by_its_own_sizes_and_not_by_its_name() -> None:
+    named = make(model={"path": "/models/Qwen3-8B"})
+    assert parameters_of(named, TINY) == num_parameters(TINY)
+    assert parameters_of(named, None) == pytest.approx(8.19e9, rel=0.03)
+    made = make(model={"init": {"model_type": "qwen3", **TINY}, "tokenizer": "bytes"})
+    assert parameters_of(made, None) == num_parameters(TINY)

@@ -146,7 +146,7 @@ def test_separate_devices_know_no_handover() -> None:
     effects = desk.ask(1)
     assert has(effects, SendBatch)
     assert not has(effects, SendRelease)
-    assert desk.coordinator._state.turn_of is Turn.SETUP, "the tables are not used"
+    assert desk.coordinator._state.devices.turn is Turn.SETUP, "the tables are not used"
 
 
 ACTIONS = (

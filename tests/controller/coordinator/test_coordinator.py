@@ -20,6 +20,7 @@ from controller.coordinator.effects import (
     StorePartial,
 )
 from controller.coordinator.events import SampleReported, WorkerLost
+from controller.coordinator.sample_outcome import SampleOutcome
 
 # ---------------------------------------------------------------- admission
 
@@ -186,7 +187,7 @@ def test_what_the_coordinator_remembers_does_not_grow_with_the_steps() -> None:
         desk.load("w0", step)
         desk.tick(1.0)
         state = desk.coordinator._state
-        sizes[step] = len(pickle.dumps(state)) - len(pickle.dumps(state.lengths))  # a window, full at some time
+        sizes[step] = len(pickle.dumps(state)) - len(pickle.dumps(state.routing.lengths))  # a window, full at some time
     assert sizes[300] < sizes[30] + 200, "bytes; the ledger remembers, the coordinator need not"
 
 
@@ -229,7 +230,7 @@ def test_late_and_duplicate_answers_are_used_once_and_all_acknowledged() -> None
     new = desk.lease_of(0)
     assert new != old
     late = desk.report(old, group_id=0, worker="w0")
-    assert only(late, StoreFinished).lease_id == old, "first come, first kept"
+    assert only(late, StoreFinished).outcome.lease_id == old, "first come, first kept"
     assert only(late, SendCancel) == SendCancel(worker="w1", lease_ids=(new,))
     for lease_id, worker in ((old, "w0"), (new, "w1")):
         effects = desk.report(lease_id, group_id=0, worker=worker)
@@ -300,8 +301,11 @@ def test_a_finished_sample_without_tokens_or_with_versions_that_decrease_is_refu
     desk.start()
     effects = desk.do(
         SampleReported(
-            worker="w0", lease_id=desk.lease_of(0), group_id=0, sample_index=0, num_tokens=num_tokens,
-            first_version=first, last_version=last, verdict_kind="scored", value=1.0,
+            worker="w0",
+            outcome=SampleOutcome(
+                lease_id=desk.lease_of(0), group_id=0, sample_index=0, num_tokens=num_tokens,
+                first_version=first, last_version=last, verdict_kind="scored", value=1.0,
+            ),
         )
     )  # fmt: skip
     assert "no tokens, or versions that decrease" in only(effects, Note).text

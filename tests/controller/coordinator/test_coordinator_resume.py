@@ -244,10 +244,10 @@ def test_at_most_two_periodic_evaluations_wait_and_the_oldest_is_dropped() -> No
         dropped += [
             (effect.version, "fall behind" in effect.reason) for effect in effects if isinstance(effect, EvalDropped)
         ]
-        waiting = [job for job in desk.coordinator._state.eval_jobs if not job.workers]
+        waiting = [job for job in desk.coordinator._state.evaluations.jobs if not job.workers]
         assert len(waiting) <= 2
     assert dropped == [(2, True), (3, True)]
-    assert [job.requested_version for job in desk.coordinator._state.eval_jobs] == [1, 4, 5]
+    assert [job.requested_version for job in desk.coordinator._state.evaluations.jobs] == [1, 4, 5]
 
 
 def test_eval_rows_of_a_lost_worker_start_from_scratch_at_the_pinned_version() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from desk import Desk, has, leased, only, part
+from made_workers import made_worker
 
 from controller.coordinator import evaluation
 from controller.coordinator.effects import (
@@ -24,7 +25,6 @@ from controller.coordinator.eval_job import EvalJob
 from controller.coordinator.events import EvalKind, LeaseReturned, Published, WorkerDraining
 from controller.coordinator.run_state import Phase, RunState
 from controller.coordinator.settings import CoordinatorSettings
-from controller.coordinator.worker import Worker
 
 
 def evaluating(*, workers: tuple[str, ...] = ("w0",), capacity: int = 64, **changes: Any) -> Desk:
@@ -73,8 +73,9 @@ def test_an_evaluation_is_done_when_every_row_is_answered_and_its_values_are_in_
     desk.finish(2, purpose="eval", value=0.25)
     before = desk.coordinator.progress
     stored = only(desk.finish(0, purpose="eval", value=1.0), StoreFinished)
-    assert (stored.purpose, stored.group_id, stored.sample_index, stored.num_tokens) == ("eval", 0, 0, 5)
-    assert (stored.first_version, stored.last_version, stored.value, stored.is_kept) == (0, 0, 1.0, True)
+    outcome = stored.outcome
+    assert (stored.purpose, outcome.group_id, outcome.sample_index, outcome.num_tokens) == ("eval", 0, 0, 5)
+    assert (outcome.first_version, outcome.last_version, stored.value, stored.is_kept) == (0, 0, 1.0, True)
     assert desk.coordinator.progress > before
     assert not has(desk.effects, EvalDone)
     effects = desk.finish(1, purpose="eval", kind="timed_out")
@@ -231,14 +232,14 @@ def test_of_more_than_two_waiting_periodic_evaluations_the_oldest_is_dropped() -
     kinds: tuple[EvalKind, ...] = ("baseline", "periodic", "periodic", "periodic", "periodic", "periodic")
     dropped = []
     for version, kind in enumerate(kinds):
-        state.version = version
+        state.trainer.version = version
         evaluation.request(state, kind)
         if version == 1:
-            state.eval_jobs[-1].workers.add("w0")
-            state.workers["w0"] = Worker("w0", pin=state.eval_jobs[-1])
+            state.evaluations.jobs[-1].workers.add("w0")
+            state.workers["w0"] = made_worker("w0", pin=state.evaluations.jobs[-1])
         dropped.append([effect.version for effect in state.take_effects() if isinstance(effect, EvalDropped)])
     assert dropped == [[], [], [], [], [2], [3]]
-    assert [job.version for job in state.eval_jobs] == [0, 1, 4, 5]
+    assert [job.version for job in state.evaluations.jobs] == [0, 1, 4, 5]
 
 
 # ---------------------------------------------------------------- single decisions
@@ -248,30 +249,35 @@ def state_at(version: int, **changes: Any) -> RunState:
     """A run at this version, with a worker that has loaded it."""
     settings: dict[str, Any] = {"groups_per_step": 1, "group_size": 1, "num_steps": 9, "num_eval_rows": 2, **changes}
     state = RunState(CoordinatorSettings(**settings))
-    state.phase, state.version, state.manifest_path, state.version_lineage = Phase.RUNNING, version, "newest", "l1"
-    state.workers["w0"] = Worker("w0", is_present=True, capacity=4, version=version, announced=version)
+    state.phase, state.trainer.version, state.trainer.manifest_path, state.trainer.version_lineage = (
+        Phase.RUNNING,
+        version,
+        "newest",
+        "l1",
+    )
+    state.workers["w0"] = made_worker("w0", is_present=True, capacity=4, version=version, announced=version)
     return state
 
 
 def job_at(state: RunState, version: int, kind: EvalKind = "periodic") -> EvalJob:
     job = EvalJob(version, version, f"v{version}", "l0", kind, 2, [0, 1])
-    state.eval_jobs.append(job)
+    state.evaluations.jobs.append(job)
     return job
 
 
 def test_a_final_evaluation_reuses_values_of_every_row_and_no_fewer() -> None:
     state = state_at(5)
-    state.evals_done[5] = (1.0, 0.0)
+    state.evaluations.done[5] = (1.0, 0.0)
     evaluation.request_final(state)
     done = only(state.take_effects(), EvalDone)
     assert (done.version, done.requested_version, done.kind, done.values) == (5, 5, "final", (1.0, 0.0))
-    assert state.eval_jobs == []
+    assert state.evaluations.jobs == []
     for known in ((1.0,), ()):
         state = state_at(5)
-        state.evals_done[5] = known
+        state.evaluations.done[5] = known
         evaluation.request_final(state)
         assert state.take_effects() == []
-        (job,) = state.eval_jobs
+        (job,) = state.evaluations.jobs
         assert (job.kind, job.version, job.num_rows, job.pending) == ("final", 5, 2, [0, 1])
 
 
@@ -281,14 +287,14 @@ def test_a_periodic_evaluation_of_the_last_version_becomes_the_final_one_with_th
     job.pending.clear()
     evaluation.request_final(state)
     assert (job.kind, job.num_rows, job.pending) == ("final", 4, [2, 3])
-    assert (other.kind, other.num_rows, state.eval_jobs) == ("periodic", 2, [other, job])
+    assert (other.kind, other.num_rows, state.evaluations.jobs) == ("periodic", 2, [other, job])
 
 
 @pytest.mark.parametrize("changes", [{"num_eval_rows": 0}, {"eval_at_end": False}])
 def test_no_final_evaluation_where_none_is_configured(changes: dict[str, Any]) -> None:
     state = state_at(5, **changes)
     evaluation.request_final(state)
-    assert (state.eval_jobs, state.take_effects()) == ([], [])
+    assert (state.evaluations.jobs, state.take_effects()) == ([], [])
 
 
 def test_a_version_made_again_is_fetched_from_its_new_place_by_its_own_evaluation_only() -> None:
@@ -306,7 +312,7 @@ def test_an_evaluation_no_worker_can_go_back_to_takes_the_newest_version_and_sta
     evaluation.advance(state)
     assert (job.version, job.requested_version, job.manifest_path, job.lineage) == (5, 3, "newest", "l1")
     assert (job.values, job.pending, job.workers) == ({}, [0, 1], {"w0"})
-    assert state.workers["w0"].pin is job
+    assert state.workers["w0"].weights.pin is job
     assert notes(state.take_effects(), "eval_repinned") == ["evaluation of version 3 goes to version 5"]
 
 
@@ -317,16 +323,17 @@ def test_an_evaluation_no_worker_can_go_back_to_is_dropped_where_the_newest_is_n
     if why == "requested":
         job_at(state, 5)
     if why == "done":
-        state.evals_done[5] = (1.0, 1.0)
+        state.evaluations.done[5] = (1.0, 1.0)
     evaluation.advance(state)
     dropped = only(state.take_effects(), EvalDropped)
     assert (dropped.version, dropped.reason) == (3, "no worker can load version 3 any more")
-    assert job not in state.eval_jobs
+    assert job not in state.evaluations.jobs
 
 
 def test_an_evaluation_waits_while_no_worker_is_usable_or_all_are_pinned() -> None:
     state = state_at(5)
     state.workers["w0"].is_present = False
+    state.workers.changed(state.workers["w0"])
     job = job_at(state, 3)
     evaluation.advance(state)
     assert (job.version, job.workers, state.take_effects()) == (3, set(), [])

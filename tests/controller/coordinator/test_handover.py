@@ -15,11 +15,10 @@ from controller.coordinator.handover import (
     EngineEvent,
     Turn,
     TurnEvent,
-    UnlistedTransition,
-    transition,
 )
 from controller.coordinator.settings import CoordinatorSettings
 from controller.coordinator.snapshot import BatchRecord
+from controller.coordinator.transitions import UnlistedTransition, transition
 
 
 def released(desk: Desk, worker: str, number: int | None = None) -> list[Effect]:

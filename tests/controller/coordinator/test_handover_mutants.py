@@ -24,6 +24,7 @@ from controller.coordinator.handover import (
     TurnAction,
     TurnEvent,
 )
+from controller.coordinator.run_parts import DeviceState
 from controller.coordinator.run_state import RunState
 
 MAX_SEEDS = 400
@@ -51,7 +52,9 @@ def test_a_batch_for_a_trainer_that_has_one_is_caught(monkeypatch: pytest.Monkey
 
 
 def _is_engine_busy(state: RunState) -> bool:
-    return bool(state.eval_jobs) or any(worker.outstanding for worker in state.workers.values() if worker.is_present)
+    return bool(state.evaluations.jobs) or any(
+        worker.outstanding for worker in state.workers.values() if worker.is_present
+    )
 
 
 def test_a_batch_sent_before_the_engines_are_empty_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +65,7 @@ def test_a_batch_sent_before_the_engines_are_empty_is_caught(monkeypatch: pytest
 
 
 def test_a_batch_that_is_not_sent_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(state: RunState, step: int) -> bool:
+    def never(devices: DeviceState, step: int) -> bool:
         return False
 
     monkeypatch.setattr(colocation, "_is_again", never)

@@ -9,6 +9,7 @@ from desk import Desk, has, leased, only
 
 from controller.coordinator.effects import Effect, Note, SendLeases, SendRecall, StoreFinished, StorePartial
 from controller.coordinator.events import LeaseReturned, PartialReport, RunStarted, WorkerDraining, WorkerSpeed
+from controller.coordinator.run_state import RunState
 
 TAIL: dict[str, Any] = {
     "groups_per_step": 4, "group_size": 1, "num_steps": 1, "max_staleness": 0, "max_new_tokens": 200, "min_gain_s": 1.0,
@@ -77,7 +78,6 @@ def test_nothing_moves_to_a_worker_without_an_idle_slot() -> None:
 def test_nothing_moves_to_a_worker_that_would_be_done_with_it_later() -> None:
     desk = tail()
     desk.do(WorkerSpeed(worker="w1", tokens_per_s=1.0))
-    desk.coordinator._state.workers["w1"].speed = 1.0
     assert not recalled(desk.tick(1.5)), "38 s where they are, 190 s for the first one there"
 
 
@@ -118,13 +118,18 @@ def test_answers_not_begun_move_first() -> None:
     assert set(recalled(desk.tick(1.5))) <= set(mine[2:])
 
 
+def loaded(state: RunState, name: str, version: int) -> None:
+    state.workers[name].weights.load(version)
+    state.workers.changed(state.workers[name])
+
+
 def test_nothing_moves_to_a_worker_behind() -> None:
     """w1 idles with version 0; w0 has loaded version 1 and holds two answers."""
     desk = tail(num_steps=3, max_staleness=2, groups_per_step=2, on_stale="wait")
     state = desk.coordinator._state
-    state.workers["w0"].version = 1
+    loaded(state, "w0", 1)
     assert not recalled(desk.tick(1.5))
-    state.workers["w1"].version = 1
+    loaded(state, "w1", 1)
     assert recalled(desk.tick(1.5)), "once it has caught up"
 
 
@@ -143,7 +148,7 @@ def test_sample_that_returns_to_the_worker_that_handed_it_back_has_not_moved() -
         (order,) = leased(effects)
         assert order.moved_from == ""
         assert not [note for note in effects if isinstance(note, Note)]
-    assert desk.coordinator._state.table.live[0].samples[0].num_moves == 0
+    assert desk.coordinator._state.groups.table.live[0].samples[0].num_moves == 0
 
 
 def test_next_wave_waits_for_the_answers_to_the_last() -> None:
@@ -169,7 +174,7 @@ def test_answer_moves_a_bounded_number_of_times() -> None:
             moves += 1
             desk.do(WorkerSpeed(worker=worker, tokens_per_s=1000.0))
             desk.do(WorkerSpeed(worker="w1" if worker == "w0" else "w0", tokens_per_s=1.0))
-            num_known = desk.coordinator._state.table.live[order.group_id].samples[0].num_tokens
+            num_known = desk.coordinator._state.groups.table.live[order.group_id].samples[0].num_tokens
             desk.give_back(lease_id, num_known, [0], "migrated")
     assert 1 <= moves <= 4, "two answers, twice each"
 

@@ -63,7 +63,7 @@ def test_admission_off_by_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_admission_with_the_newest_instead_of_the_loaded_version_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def usable(worker: Worker) -> bool:
-        return worker.is_present and not worker.quarantine and worker.announced >= 0
+        return worker.is_present and not worker.weights.quarantine and worker.weights.announced >= 0
 
     def version_of(table: GroupTable, group_id: int, version: int) -> Group:
         return add(table, group_id, version + 1)
@@ -117,7 +117,7 @@ def test_a_double_ship_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def ship(coordinator: Coordinator, step: int, chosen: list[Group]) -> None:
         if step % 3 == 0 and last:
-            again = coordinator._state.table.add(last[0].group_id, last[0].version)
+            again = coordinator._state.groups.table.add(last[0].group_id, last[0].version)
             again.samples = last[0].samples
             chosen = sorted([again, *chosen[1:]], key=lambda group: group.group_id)
         last[:] = chosen
@@ -182,7 +182,7 @@ def test_a_replay_that_gives_a_batch_twice_is_caught(monkeypatch: pytest.MonkeyP
     honest = Coordinator._send_recorded
 
     def send_recorded(coordinator: Coordinator, step: int) -> None:
-        recorded = coordinator._state.recorded
+        recorded = coordinator._state.trainer.recorded
         if step - 1 not in recorded and step + 1 in recorded and step % 2:
             recorded[step + 1] = recorded[step]
         honest(coordinator, step)
@@ -211,7 +211,7 @@ def test_a_replay_that_is_forgotten_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
     def restart(coordinator: Coordinator, event: TrainerRestarted) -> None:
         honest(coordinator, event)
-        coordinator._state.recorded.clear()
+        coordinator._state.trainer.recorded.clear()
 
     monkeypatch.setattr(Coordinator, "_restart_trainer", restart)
     assert "deadlock" in trainer_deaths()
@@ -221,7 +221,7 @@ def test_a_restart_that_keeps_its_lineage_is_caught(monkeypatch: pytest.MonkeyPa
     honest = Coordinator._begin_lineage
 
     def begin(coordinator: Coordinator, lineage: str, base: int, *, trainer_died: str = "") -> None:
-        honest(coordinator, coordinator._state.lineage or lineage, base, trainer_died=trainer_died)
+        honest(coordinator, coordinator._state.trainer.lineage or lineage, base, trainer_died=trainer_died)
 
     monkeypatch.setattr(Coordinator, "_begin_lineage", begin)
     assert "lineage" in trainer_deaths()
@@ -292,7 +292,7 @@ def test_a_late_answer_that_brings_a_deadline_forward_is_caught(monkeypatch: pyt
 def test_a_prefix_that_is_sampled_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgetful(state: RunState, group: Group, sample: Any, *, is_loss: bool) -> None:
         sample.num_tokens, sample.first_version, sample.last_version = 0, -1, -1
-        state.table.push_pending(group, sample)
+        state.groups.table.push_pending(group, sample)
 
     monkeypatch.setattr(sample_intake, "requeue", forgetful)
     monkeypatch.setattr("controller.coordinator.worker_lifecycle.requeue", forgetful)
@@ -314,10 +314,10 @@ def test_a_migrated_sample_kept_on_both_workers_is_caught(monkeypatch: pytest.Mo
 
     def hasty(state: RunState, lease: Lease, target: Worker) -> None:
         honest(state, lease, target)
-        group = state.table.live[lease.group_id]
+        group = state.groups.table.live[lease.group_id]
         sample = group.samples[lease.sample_index]
         sample.lease_id = None
-        state.table.push_pending(group, sample)
+        state.groups.table.push_pending(group, sample)
 
     monkeypatch.setattr(migration, "_recall", hasty)
     assert "two workers" in caught(**MOVING)

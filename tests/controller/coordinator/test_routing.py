@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from desk import Desk, leased
+from made_workers import made_worker
 
 from controller.coordinator.effects import Effect, SendLeases
 from controller.coordinator.eval_job import EvalJob
@@ -96,10 +97,10 @@ def test_fast_worker_gets_more_where_work_is_scarce() -> None:
 def view(*workers: Worker, **changes: Any) -> Router:
     """A router over workers as given, all of them at version 0."""
     state = RunState(CoordinatorSettings(**{**BIG, **changes}))
-    state.version = 0
+    state.trainer.version = 0
     for worker in workers:
         worker.is_present, worker.capacity, worker.num_slots = True, 16, 8
-        worker.version = max(0, worker.version)
+        worker.weights.version = max(0, worker.weights.version)
         state.workers[worker.name] = worker
     return Router(state)
 
@@ -122,12 +123,12 @@ def test_worker_not_measured_yet_counts_as_usual() -> None:
 
 
 def test_worker_behind_is_passed_over_even_when_it_idles() -> None:
-    ahead, behind = Worker("ahead", load_tokens=500.0, version=1), Worker("behind")
+    ahead, behind = made_worker("ahead", load_tokens=500.0, version=1), Worker("behind")
     assert view(behind, ahead).for_group() is ahead
 
 
 def test_started_sample_is_passed_over_by_a_worker_behind_even_when_it_idles() -> None:
-    ahead, behind = Worker("ahead", load_tokens=500.0, version=1), Worker("behind")
+    ahead, behind = made_worker("ahead", load_tokens=500.0, version=1), Worker("behind")
     router, group = view(behind, ahead), GroupTable(4).add(0, 0)
     assert router.is_behind(behind)
     assert not router.is_behind(ahead)
@@ -140,8 +141,8 @@ def test_started_sample_is_passed_over_by_a_worker_behind_even_when_it_idles() -
 
 
 def test_worker_pinned_to_an_evaluation_is_behind_on_purpose() -> None:
-    pinned = Worker("pinned", pin=EvalJob(0, 0, "v0", "l0", "periodic", 1, [0]))
-    assert view(Worker("ahead", load_tokens=500.0, version=1), pinned).for_group() is pinned
+    pinned = made_worker("pinned", pin=EvalJob(0, 0, "v0", "l0", "periodic", 1, [0]))
+    assert view(made_worker("ahead", load_tokens=500.0, version=1), pinned).for_group() is pinned
 
 
 def test_queue_of_a_slow_worker_is_short() -> None:

@@ -85,10 +85,11 @@ def test_a_finished_sample_is_stored_as_reported_and_used_once() -> None:
     lease_id, worker = desk.lease_of(0), holder(desk)
     effects = desk.finish(0, value=0.5)
     kept = only(effects, StoreFinished)
-    assert (kept.purpose, kept.lease_id, kept.group_id, kept.sample_index, kept.num_tokens) == (
+    done = kept.outcome
+    assert (kept.purpose, done.lease_id, done.group_id, done.sample_index, done.num_tokens) == (
         "train", lease_id, 0, 0, 5,
     )  # fmt: skip
-    assert (kept.first_version, kept.last_version, kept.verdict_kind) == (0, 0, "scored")
+    assert (done.first_version, done.last_version, done.verdict_kind) == (0, 0, "scored")
     assert (kept.value, kept.is_kept, kept.policy) == (0.5, True, "")
     again = desk.report(lease_id, group_id=0, worker=worker)
     assert only(again, Note).text == f"{worker} reports lease {lease_id} again or too late"

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from made_workers import made_weights, made_worker
 
 from controller.coordinator import colocation
 from controller.coordinator.effects import EndWorker, Note, SendBatch, SendRelease
@@ -20,12 +21,12 @@ from controller.coordinator.worker import Worker
 def shared(turn: Turn = Turn.ENGINES, **settings: Any) -> RunState:
     chosen = {"groups_per_step": 1, "group_size": 1, "num_steps": 3, "is_colocated": True, "load_deadline_s": 10.0}
     state = RunState(CoordinatorSettings(**{**chosen, **settings}))  # type: ignore[arg-type]
-    state.turn_of, state.manifest_path = turn, "v0"
+    state.devices.turn, state.trainer.manifest_path = turn, "v0"
     return state
 
 
 def add(state: RunState, name: str = "w0", *, is_present: bool = True, **facts: Any) -> Worker:
-    worker = Worker(name, **facts)
+    worker = made_worker(name, **facts)
     worker.is_present = is_present
     state.workers[name] = worker
     return worker
@@ -54,20 +55,20 @@ def test_a_batch_waits_for_workers_that_are_present_and_hold_leases(is_present: 
 def test_the_batch_of_the_running_handover_goes_out_again_whatever_runs() -> None:
     for turn in (Turn.RELEASING, Turn.TRAINER):
         state = shared(turn)
-        state.turn_step = 2
+        state.devices.step = 2
         add(state, outstanding={1})
         assert colocation.may_hand_over(state, 2)
         assert not colocation.may_hand_over(state, 1)
     state = shared(Turn.SETUP)
-    state.turn_step = 2
+    state.devices.step = 2
     assert not colocation.may_hand_over(state, 2)
 
 
 def test_a_batch_waits_for_an_evaluation_that_has_no_leases_yet() -> None:
     state = shared()
-    state.eval_jobs.append(evaluation_at(0))
+    state.evaluations.jobs.append(evaluation_at(0))
     assert not colocation.may_hand_over(state, 1)
-    state.eval_jobs.clear()
+    state.evaluations.jobs.clear()
     assert colocation.may_hand_over(state, 1)
 
 
@@ -76,9 +77,9 @@ def test_while_the_trainer_replays_only_an_evaluation_whose_version_is_loaded_is
     is_present: bool, version: int, may: bool
 ) -> None:
     state = shared()
-    state.manifest_path = ""
+    state.trainer.manifest_path = ""
     job = evaluation_at(1)
-    state.eval_jobs.append(job)
+    state.evaluations.jobs.append(job)
     add(state, "free", version=1)
     add(state, is_present=is_present, version=version, pin=job)
     assert colocation.may_hand_over(state, 1) is may
@@ -87,16 +88,16 @@ def test_while_the_trainer_replays_only_an_evaluation_whose_version_is_loaded_is
 @pytest.mark.parametrize(("step", "is_withheld"), [(1, False), (2, True), (3, True)])
 def test_steps_from_the_held_batch_on_are_withheld(step: int, is_withheld: bool) -> None:
     state = shared()
-    assert not colocation.is_withheld(state, step)
-    state.held_batch = batch(2)
-    assert colocation.is_withheld(state, step) is is_withheld
+    assert not colocation.is_withheld(state.devices, step)
+    state.devices.held_batch = batch(2)
+    assert colocation.is_withheld(state.devices, step) is is_withheld
 
 
 def test_a_batch_goes_straight_to_the_trainer_where_devices_are_separate() -> None:
     state = shared(is_colocated=False)
     colocation.hand_over(state, batch(1))
     assert [type(effect) for effect in state.take_effects()] == [SendBatch]
-    assert state.held_batch is None
+    assert state.devices.held_batch is None
     assert colocation.is_engines_time(state)
     assert colocation.may_announce(state, add(state))
 
@@ -109,7 +110,7 @@ def released(state: RunState, worker: str, number: int) -> list[str]:
 def test_only_the_answer_to_the_last_request_counts_as_a_release() -> None:
     state = shared(Turn.RELEASING)
     worker = add(state, engine=Engine.HOLDING)
-    state.num_release_requests = 4
+    state.devices.num_release_requests = 4
     colocation.advance(state)
     request = next(effect for effect in state.take_effects() if isinstance(effect, SendRelease))
     assert (request.worker, request.number) == ("w0", 5)
@@ -135,8 +136,8 @@ def test_a_released_worker_has_no_version_and_no_load_under_way() -> None:
     worker = add(state, engine=Engine.HOLDING, version=3, announced=4, load_due_s=5.0)
     colocation.advance(state)
     released(state, "w0", 1)
-    assert (worker.version, worker.announced) == (-1, -1)
-    assert worker.load_due_s == math.inf
+    assert (worker.weights.version, worker.weights.announced) == (-1, -1)
+    assert worker.weights.load_due_s == math.inf
 
 
 @pytest.mark.parametrize(("load_due_s", "due_s"), [(math.inf, 13.0), (2.0, 13.0), (8.0, 18.0)])
@@ -159,10 +160,10 @@ def test_the_deadline_of_a_release_has_no_time_for_answers_that_no_worker_runs()
 
 def test_a_batch_does_not_wait_for_an_evaluation_that_no_worker_can_carry_out() -> None:
     state = shared(max_load_attempts=1)
-    state.eval_jobs.append(evaluation_at(0))
+    state.evaluations.jobs.append(evaluation_at(0))
     worker = add(state, version=0)
     assert not colocation.may_hand_over(state, 1)
-    worker.quarantine, worker.load_attempts = "bad checksum", 1
+    worker.weights = made_weights(version=0, quarantine="bad checksum", load_attempts=1)
     assert colocation.may_hand_over(state, 1)
 
 
@@ -178,7 +179,7 @@ def test_a_worker_that_keeps_its_memory_is_ended_after_its_deadline_not_at_it(no
 
 def test_a_worker_out_of_reach_is_not_asked_and_keeps_the_batch_back() -> None:
     state = shared(Turn.RELEASING)
-    state.held_batch = batch(1)
+    state.devices.held_batch = batch(1)
     add(state, "gone", is_present=False, engine=Engine.HOLDING)
     add(state, "empty", engine=Engine.EMPTY)
     colocation.advance(state)
@@ -194,7 +195,7 @@ def test_who_waits_at_a_handover_is_named() -> None:
 
 def test_a_dead_trainer_has_no_handover_to_repeat() -> None:
     state = shared(Turn.TRAINER)
-    state.turn_step, state.held_batch = 2, None
+    state.devices.step, state.devices.held_batch = 2, None
     colocation.trainer_died(state)
-    assert state.turn_step == 0
+    assert state.devices.step == 0
     assert not colocation.may_hand_over(state, 2)

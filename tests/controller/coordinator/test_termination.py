@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from made_workers import made_worker
 
 from controller.coordinator import termination
 from controller.coordinator.effects import EndRun, EvalDropped, SendNoMoreBatches
@@ -24,33 +25,37 @@ def state_of(**settings: Any) -> RunState:
 
 def failed(**fates: int) -> RunState:
     state = state_of()
-    state.has_kept = True
-    state.consecutive_failures.update(fates)
+    state.groups.has_kept = True
+    state.groups.consecutive_failures.update(fates)
     return state
 
 
+def no_usable_group_reason(state: RunState) -> str:
+    return termination.no_usable_group_reason(state.settings, state.groups)
+
+
 def test_a_run_gives_up_after_so_many_steps_worth_of_groups_without_one_to_train_on() -> None:
-    assert termination.no_usable_group_reason(failed(filtered=3)) == ""
-    assert "4 groups in a row" in termination.no_usable_group_reason(failed(filtered=4))
+    assert no_usable_group_reason(failed(filtered=3)) == ""
+    assert "4 groups in a row" in no_usable_group_reason(failed(filtered=4))
     never = state_of(max_filtered_batches=0)
-    never.has_kept = True
-    never.consecutive_failures["filtered"] = 100
-    assert termination.no_usable_group_reason(never) == ""
+    never.groups.has_kept = True
+    never.groups.consecutive_failures["filtered"] = 100
+    assert no_usable_group_reason(never) == ""
 
 
 def test_the_most_frequent_fate_is_named_with_its_number_and_its_advice() -> None:
-    reason = termination.no_usable_group_reason(failed(filtered=1, timeout=3))
+    reason = no_usable_group_reason(failed(filtered=1, timeout=3))
     assert "(3 timeout, 1 filtered); most were timeout (3): answers take longer than" in reason
-    assert "scoring fails" in termination.no_usable_group_reason(failed(verdict_crashed=4))
-    assert "see the controller's log" in termination.no_usable_group_reason(failed(unheard_of=4))
+    assert "scoring fails" in no_usable_group_reason(failed(verdict_crashed=4))
+    assert "see the controller's log" in no_usable_group_reason(failed(unheard_of=4))
 
 
 def test_the_first_failure_is_reported_only_where_scoring_failed() -> None:
     for fate, is_reported in (("too_few_scores", True), ("verdict_crashed", True), ("timeout", False)):
         state = failed(**{fate: 4})
-        assert "the first failure" not in termination.no_usable_group_reason(state)
-        state.first_failure = "crashed, no module"
-        assert ("the first failure: crashed, no module" in termination.no_usable_group_reason(state)) is is_reported
+        assert "the first failure" not in no_usable_group_reason(state)
+        state.groups.first_failure = "crashed, no module"
+        assert ("the first failure: crashed, no module" in no_usable_group_reason(state)) is is_reported
 
 
 @pytest.mark.parametrize(
@@ -61,21 +66,19 @@ def test_a_run_whose_first_step_is_rejected_whole_ends_at_once(
     rejected: int, filtered: int, has_kept: bool, ends: bool
 ) -> None:
     state = failed(rejected=rejected, filtered=filtered)
-    state.has_kept, state.last_rejection = has_kept, "too long"
+    state.groups.has_kept, state.groups.last_rejection = has_kept, "too long"
     expected = f"all of the first {rejected} prompts were rejected: too long" if ends else ""
-    assert termination.no_usable_group_reason(state) == expected
+    assert no_usable_group_reason(state) == expected
 
 
 def add(state: RunState, name: str, **facts: Any) -> Worker:
-    worker = state.workers.setdefault(name, Worker(name))
-    for key, value in {"is_present": True, **facts}.items():
-        setattr(worker, key, value)
+    state.workers[name] = worker = made_worker(name, **{"is_present": True, **facts})
     return worker
 
 
 def stuck(**settings: Any) -> RunState:
     state = state_of(**settings)
-    state.requested, state.trained = 1, 0
+    state.trainer.requested, state.trainer.trained = 1, 0
     add(state, "w0", quarantine="bad checksum", load_attempts=4)
     return state
 
@@ -92,13 +95,13 @@ def test_a_run_without_usable_workers_names_what_is_wrong_with_each() -> None:
 def test_without_a_batch_that_is_owed_the_run_goes_on() -> None:
     for requested, shipped in ((None, 0), (1, 1)):
         state = stuck()
-        state.requested, state.shipped = requested, shipped
+        state.trainer.requested, state.trainer.shipped = requested, shipped
         assert termination.no_workers_reason(state) == ""
 
 
 def test_a_version_on_its_way_is_waited_for_only_by_workers_that_are_there() -> None:
     state = stuck()
-    state.trained, state.sent = 0, 1
+    state.trainer.trained, state.trainer.sent = 0, 1
     assert termination.no_workers_reason(state) == ""
     add(state, "w0", is_present=False, is_gone=True)
     assert "w0: gone" in termination.no_workers_reason(state)
@@ -119,17 +122,17 @@ def test_an_orderly_end_uses_every_recorded_batch_and_any_other_only_the_running
     status: Any, shipped: int, sent: int, trained: int, base: int, last_step: int
 ) -> None:
     state = state_of()
-    state.shipped, state.sent, state.trained, state.base = shipped, sent, trained, base
-    state.eval_jobs.append(EvalJob(0, 0, "v0", "l0", "periodic", 1, [0]))
+    state.trainer.shipped, state.trainer.sent, state.trainer.trained, state.trainer.base = shipped, sent, trained, base
+    state.evaluations.jobs.append(EvalJob(0, 0, "v0", "l0", "periodic", 1, [0]))
     termination.begin(state, status, "why")
-    assert (state.phase, state.end_status, state.end_reason) == (Phase.FINISHING, status, "why")
-    assert state.last_step == last_step
+    assert (state.phase, state.ending.status, state.ending.reason) == (Phase.FINISHING, status, "why")
+    assert state.ending.last_step == last_step
     is_orderly = status in ("completed", "exhausted")
-    assert bool(state.eval_jobs) is is_orderly
+    assert bool(state.evaluations.jobs) is is_orderly
     kinds = [type(effect) for effect in state.take_effects()]
     assert (SendNoMoreBatches in kinds) is (EvalDropped in kinds) is not is_orderly
     termination.begin(state, "failed", "later")
-    assert state.end_reason == "why", "the first reason counts"
+    assert state.ending.reason == "why", "the first reason counts"
 
 
 @pytest.mark.parametrize(
@@ -139,16 +142,23 @@ def test_a_run_is_complete_when_its_last_version_is_there_or_the_trainer_asks_be
     version: int, requested: int | None, ends: bool
 ) -> None:
     state = state_of()
-    state.shipped, state.version, state.requested, state.sent, state.trained = 9, version, requested, 9, version
+    trainer = state.trainer
+    trainer.shipped, trainer.version, trainer.requested, trainer.sent, trainer.trained = (
+        9,
+        version,
+        requested,
+        9,
+        version,
+    )
     termination.advance(state)
     assert (state.phase is not Phase.RUNNING) is ends
 
 
 def finishing(status: Any = "completed", **facts: Any) -> RunState:
     state = state_of(eval_at_end=False)
-    state.phase, state.end_status, state.end_reason = Phase.FINISHING, status, "why"
-    for name, value in {"last_step": 3, "trained": 3, "version": 3, "is_trainer_reported": True, **facts}.items():
-        setattr(state, name, value)
+    state.phase, state.ending.status, state.ending.reason = Phase.FINISHING, status, "why"
+    for name, value in {"last_step": 3, "trained": 3, "version": 3, "is_trainer_notified": True, **facts}.items():
+        setattr(state.ending if hasattr(state.ending, name) else state.trainer, name, value)
     return state
 
 
@@ -171,28 +181,28 @@ def test_a_run_that_trained_nothing_in_this_life_needs_no_new_checkpoint() -> No
 
 
 def test_the_trainer_learns_once_that_no_batch_follows() -> None:
-    state = finishing(is_trainer_reported=False)
+    state = finishing(is_trainer_notified=False)
     (sent,) = effects(state)
     assert (sent.last_step, sent.reason) == (3, "why")
     assert effects(state) == []
-    state.requested = 3
+    state.trainer.requested = 3
     assert effects(state) == [], "a batch that it still gets"
-    state.requested = 4
+    state.trainer.requested = 4
     assert [type(effect) for effect in effects(state)] == [SendNoMoreBatches]
-    assert state.requested is None
-    assert effects(finishing(is_trainer_reported=False, trained=2)) == []
+    assert state.trainer.requested is None
+    assert effects(finishing(is_trainer_notified=False, trained=2)) == []
 
 
 def test_a_trainer_that_dies_at_a_stop_ends_the_run_with_the_checkpoint_it_started_from() -> None:
     for status, last_step in (("stopped", 1), ("failed", 1), ("completed", 3), ("exhausted", 3)):
         state = finishing(status, base=1)
         termination.trainer_died(state)
-        assert state.last_step == last_step
+        assert state.ending.last_step == last_step
 
 
 def test_evaluations_are_given_up_only_when_no_worker_is_left() -> None:
     state = finishing(checkpoints=[3], is_final_eval_made=True)
-    state.eval_jobs.append(EvalJob(3, 3, "v3", "l0", "final", 1, [0]))
+    state.evaluations.jobs.append(EvalJob(3, 3, "v3", "l0", "final", 1, [0]))
     worker = add(state, "w0")
     assert effects(state) == [], "the run waits for its evaluation"
     worker.is_present, worker.is_gone = False, True

@@ -6,6 +6,7 @@ import math
 
 import pytest
 from desk import Desk, has, only
+from made_workers import made_worker
 
 from controller.coordinator import version_rollout
 from controller.coordinator.effects import Note, SendVersion
@@ -13,6 +14,7 @@ from controller.coordinator.events import WorkerVersionLoaded, WorkerVersionStag
 from controller.coordinator.run_state import RunState
 from controller.coordinator.settings import CoordinatorSettings
 from controller.coordinator.worker import Worker
+from controller.coordinator.worker_version import VersionState
 
 
 def state_with(*workers: Worker) -> RunState:
@@ -23,9 +25,9 @@ def state_with(*workers: Worker) -> RunState:
 
 
 def test_next_due_time_is_the_earliest_of_those_present() -> None:
-    late = Worker("late", is_present=True, load_due_s=30.0, retry_at_s=1.0)
-    quarantined = Worker("quarantined", is_present=True, quarantine="broken", retry_at_s=20.0)
-    gone = Worker("gone", load_due_s=5.0)
+    late = made_worker("late", is_present=True, load_due_s=30.0, retry_at_s=1.0)
+    quarantined = made_worker("quarantined", is_present=True, quarantine="broken", retry_at_s=20.0)
+    gone = made_worker("gone", load_due_s=5.0)
     assert version_rollout.next_due_s(state_with()) == math.inf
     assert version_rollout.next_due_s(state_with(gone)) == math.inf
     assert version_rollout.next_due_s(state_with(late, gone)) == 30.0
@@ -60,7 +62,7 @@ def test_a_version_that_was_not_announced_is_not_taken_as_loaded_or_staged(versi
     staged = desk.do(WorkerVersionStaged(worker="w0", version=version, lineage=lineage))
     assert only(staged, Note).text == f"w0 staged version {version} of lineage {lineage}"
     (worker,) = desk.coordinator._state.workers.values()
-    assert (worker.version, worker.staged) == (0, -1)
+    assert (worker.weights.version, worker.weights.state) == (0, VersionState.LOADING)
 
 
 def test_a_late_report_of_an_older_version_takes_nothing_back_and_keeps_the_deadline() -> None:
@@ -72,7 +74,7 @@ def test_a_late_report_of_an_older_version_takes_nothing_back_and_keeps_the_dead
     desk.load("w0", 1)
     desk.load("w0", 0)
     (worker,) = desk.coordinator._state.workers.values()
-    assert worker.version == 1
+    assert worker.weights.version == 1
 
 
 def test_a_failure_to_load_what_was_replaced_meanwhile_is_ignored() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from desk import Desk, has, leased, only
+from made_workers import made_worker
 
 from controller.coordinator import worker_lifecycle
 from controller.coordinator.effects import Note, SendCancel, SendVersion
@@ -84,7 +85,7 @@ def state_with(*workers: Worker) -> RunState:
 def test_a_worker_can_be_spared_where_another_one_works_or_will_be_started_again(
     facts: dict[str, Any], can: bool
 ) -> None:
-    state = state_with(Worker("w0"), Worker("w1", **facts))
+    state = state_with(Worker("w0"), made_worker("w1", **facts))
     assert worker_lifecycle.can_spare(state, ["w0"]) is can
     assert worker_lifecycle.can_spare(state, ["w0", "w1"]) is False
 
@@ -103,6 +104,6 @@ def test_a_new_process_forgets_what_was_known_of_the_one_before() -> None:
     desk.do(WorkerLost(worker="w0", reason="left", is_permanent=True))
     desk.join("w0", incarnation="b", capacity=4)
     (worker,) = desk.coordinator._state.workers.values()
-    assert (worker.is_draining, worker.speed, worker.steps_per_s, worker.quarantine) == (False, 0.0, 0.0, "")
+    assert (worker.is_draining, worker.speed, worker.steps_per_s, worker.weights.quarantine) == (False, 0.0, 0.0, "")
     assert (worker.capacity, worker.num_slots, worker.is_present, worker.is_gone) == (4, 2, True, False)
     assert len(leased(desk.load("w0", 0))) == 2

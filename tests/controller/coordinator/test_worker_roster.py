@@ -6,58 +6,42 @@ import random
 from types import SimpleNamespace
 
 import pytest
+from roster_oracle import kept, looked_up
 
-from areal_like.trajectory import NO_VERSION
 from controller.coordinator.routing import _Queue
 from controller.coordinator.worker import Lease, Worker, Workers
-
-
-def looked_at(workers: Workers) -> dict[str, object]:
-    """The same, the slow way."""
-    present = [w for w in workers.values() if w.is_present and not w.quarantine and not w.is_draining]
-    usable = [w for w in present if w.version >= 0]
-    known = [w.speed for w in present if w.speed > 0]
-    usual = sum(known) / len(known) if known else 1.0
-    return {
-        "present": [w.name for w in present],
-        "usable": [w.name for w in usable],
-        "open": [w.name for w in usable if w.free > 0],
-        "speeds": (usual, max(known, default=1.0)),
-        "newest": max((w.version for w in usable if w.pin is None), default=NO_VERSION),
-        "capacity": float(sum(w.capacity for w in present)),
-        "speed_capacity": pytest.approx(sum(w.capacity * (w.speed or usual) for w in present)),
-    }
-
-
-def reported(workers: Workers) -> dict[str, object]:
-    names = {key: [w.name for w in getattr(workers, key)] for key in ("present", "usable", "open")}
-    return {**names, **{key: getattr(workers, key) for key in ("speeds", "newest", "capacity", "speed_capacity")}}
 
 
 def disturb(rng: random.Random, workers: Workers) -> None:
     """Anything that may happen to a worker."""
     worker = rng.choice(list(workers.values()))
     match rng.randrange(9):
+        case 7 if worker.free > 0:
+            workers.book(worker, Lease(rng.randrange(1000), "train", 0, 0, worker.name, 0))
+        case 7 | 8:
+            for lease_id in list(worker.outstanding)[:1]:
+                workers.unbook(worker, Lease(lease_id, "train", 0, 0, worker.name, 0))
+        case number:
+            change(rng, worker, number)
+            workers.changed(worker)
+
+
+def change(rng: random.Random, worker: Worker, number: int) -> None:
+    match number:
         case 0:
             worker.is_present = rng.random() < 0.9
         case 1:
-            worker.version = rng.randrange(-1, 4)
+            worker.weights.version = rng.randrange(-1, 4)
         case 2:
-            worker.quarantine = rng.choice(["", "", "", "broken"])
+            worker.weights.quarantine = rng.choice(["", "", "", "broken"])
         case 3:
             worker.is_draining = rng.random() < 0.1
         case 4:
             worker.speed = rng.choice([0.0, 1.0, 2.0, 5.0])
         case 5:
-            worker.pin = rng.choice([None, None, None, SimpleNamespace()])
+            worker.weights.pin = rng.choice([None, None, None, SimpleNamespace()])
         case 6:
             worker.capacity = rng.randrange(4)
-        case 7 if worker.free > 0:
-            worker.outstanding.add(rng.randrange(1000))
-            workers.credited(worker)
-        case _:
-            for lease_id in list(worker.outstanding)[:1]:
-                worker.let_go(Lease(lease_id, "train", 0, 0, worker.name, 0))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -68,7 +52,7 @@ def test_roster_tells_what_looking_at_every_worker_would(seed):
         workers[f"w{number}"] = Worker(f"w{number}", is_present=True, capacity=2)
     for _ in range(300):
         disturb(rng, workers)
-        assert reported(workers) == looked_at(workers)
+        assert kept(workers) == looked_up(workers)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -22,6 +22,7 @@ from controller.coordinator.effects import (
     StoreFinished,
     StorePartial,
 )
+from controller.coordinator.sample_outcome import SampleOutcome
 from controller.coordinator.snapshot import BatchGroup
 from controller.ledger.ledger import Ledger
 from controller.ledger.sample_lengths import SampleLengths, length_figures, mean_length
@@ -31,11 +32,12 @@ from controller.telemetry.summary import Tally
 
 
 def finished(group_id: int, index: int, num_tokens: int, is_kept: bool = True) -> StoreFinished:
-    return StoreFinished(
-        purpose="train", lease_id=1, group_id=group_id, sample_index=index, num_tokens=num_tokens, first_version=0,
-        last_version=0, verdict_kind="scored" if is_kept else "timed_out", value=1.0 if is_kept else None,
-        is_kept=is_kept,
+    value = 1.0 if is_kept else None
+    outcome = SampleOutcome(
+        lease_id=1, group_id=group_id, sample_index=index, num_tokens=num_tokens, first_version=0, last_version=0,
+        verdict_kind="scored" if is_kept else "timed_out", value=value,
     )  # fmt: skip
+    return StoreFinished(purpose="train", outcome=outcome, value=value, is_kept=is_kept)
 
 
 def partial(group_id: int, index: int, start: int, num_tokens: int) -> StorePartial:

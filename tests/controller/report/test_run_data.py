@@ -18,6 +18,7 @@ from areal_like.errors import UserError
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
 from controller.coordinator.effects import RecordGroup, StoreFinished
+from controller.coordinator.sample_outcome import SampleOutcome
 from controller.ledger.ledger import Ledger
 from controller.ledger.sample_reader import read_samples
 from controller.ledger.transaction import LedgerEntry
@@ -277,8 +278,11 @@ def test_answers_without_a_score_are_counted_by_scorer_verdict_and_policy(tmp_pa
     entries += [
         LedgerEntry(
             effect=StoreFinished(
-                purpose="train", group_id=50, sample_index=index, lease_id=index, num_tokens=3, first_version=0,
-                last_version=0, verdict_kind=kind, value=value, is_kept=value is not None, policy=policy,
+                purpose="train", value=value, is_kept=value is not None, policy=policy,
+                outcome=SampleOutcome(
+                    group_id=50, sample_index=index, lease_id=index, num_tokens=3, first_version=0, last_version=0,
+                    verdict_kind=kind,
+                ),
             ),
             trajectory=Trajectory.from_prompt(np.arange(3, dtype=np.int32), segment, "stop"),
             verdict=Verdict(kind=kind, reason="x", failed_in=scorer, attempts=2),

@@ -20,7 +20,8 @@ from controller.config.loading import load_config
 from controller.ledger.ledger import Ledger
 from controller.ledger.mirror import HOME_FILE, LedgerHome
 from controller.run_folder.run_folder import RunFolder
-from controller.runtime import continuity
+from controller.runtime import continuity, storage
+from controller.runtime.conclusion import SessionResult
 from controller.runtime.outcome import Outcome
 from controller.runtime.session import RunSession
 
@@ -79,9 +80,10 @@ def stopped(config) -> RunFolder:
 def resume(config, stopped, monkeypatch):
     """Resume the stopped run as far as the trainer would start; returns the version it would start from."""
 
-    async def serve(self, ledger, launcher, display, *_):
-        found.append(self._checkpoint(ledger, ledger.load(), display) and self._base)
-        return Outcome("stopped", "far enough")
+    async def serve(self, opened):
+        start = self._start(opened)
+        found.append(start.version if start.checkpoint else None)
+        return SessionResult(Outcome("stopped", "far enough"))
 
     found: list[int | None] = []
     monkeypatch.setattr(RunSession, "_serve", serve)
@@ -188,7 +190,7 @@ def test_mirror_that_ends_just_before_the_first_checkpoint_is_continued_with_the
     with pytest.raises(UserError, match="ends before the first checkpoint"):
         resume()
     home = SimpleNamespace(is_restored=True, folder=stopped.root)
-    monkeypatch.setattr(RunSession, "_ledger_home", lambda *_: home)
+    monkeypatch.setattr(storage, "open_ledger_home", lambda *_: home)
     assert resume() is None
     assert [path.name.split(".")[0] for path in (stopped.checkpoints / "set_aside").iterdir()] == ["step_000002"]
 
@@ -198,7 +200,7 @@ def test_mirror_without_steps_of_the_first_checkpoint_begins_again_only_when_the
 ):
     only_first_checkpoint(stopped, steps=1, version=2)
     home = SimpleNamespace(is_restored=True, folder=stopped.root)
-    monkeypatch.setattr(RunSession, "_ledger_home", lambda *_: home)
+    monkeypatch.setattr(storage, "open_ledger_home", lambda *_: home)
     with pytest.raises(UserError, match="resume --accept-loss"):
         resume()
     assert len(list(stopped.checkpoints.glob("step_*"))) == 1

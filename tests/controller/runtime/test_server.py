@@ -169,7 +169,7 @@ def test_samples_of_a_vanished_worker_go_on_elsewhere_from_their_tokens(tmp_path
 def test_an_announcement_meant_for_a_dead_process_does_not_reach_its_successor(tmp_path, monkeypatch):
     async def test():
         async with small_run(tmp_path) as run:
-            out, sent = run.server._out, []
+            out, sent = run.server._dispatcher._out, []
             monkeypatch.setattr(out, "send", lambda peer, message: sent.append(peer))
             monkeypatch.setitem(run.hub.peers, "rollout-0", SimpleNamespace(incarnation="b"))
             announcement = SendVersion(worker="rollout-0", version=1, lineage="l0", manifest_path="v1")

@@ -64,7 +64,7 @@ def test_second_stop_waits_for_nobody(tmp_path):
                 outcome = await ending
                 assert isinstance(outcome.error, StoppedAtOnce)
                 assert outcome.status == "stopped"
-                assert run.server.is_hurried
+                assert run.parts.end.is_hurried
                 before_s = asyncio.get_running_loop().time()
                 worker.on_lease = None  # type: ignore[assignment]
                 await run.server.farewell(10.0)
@@ -199,7 +199,7 @@ def test_trainer_that_crashes_after_its_work_is_done_spoils_nothing(tmp_path):
     class Crashing(Trainer):
         async def leave(self):
             await self.peer.send(m.CheckpointSaved(version=self.version, path="c"))
-            await until(lambda: self.run.server._saved_version == 3)
+            await until(lambda: self.run.server.saved_version == 3)
             self.run.supervisor.losses.append(Loss("trainer", "trainer", "ended with signal SIGSEGV", True, -11))
             await until(lambda: not self.run.supervisor.losses)
             self.has_left = True
@@ -320,10 +320,10 @@ def test_worker_that_has_finished_a_sample_since_does_not_call_the_policy_diverg
     async def test():
         async with small_run(tmp_path) as run:
             run.supervisor.members = ["trainer", "rollout-0", "rollout-1"]
-            run.server._diverged.add("rollout-0")
+            run.server._losses._diverged.add("rollout-0")
             async with concurrently(Trainer(run).work(), Worker(run).work()):
                 ending = asyncio.create_task(run.go())
-                await until(lambda: not run.server._diverged)
+                await until(lambda: not run.server._losses._diverged)
                 run.supervisor.losses.append(divergence("rollout-1"))
                 assert (await ending).status == "completed"
 
@@ -400,7 +400,7 @@ def test_refusal_of_the_operating_system_ends_the_run_in_words(tmp_path):
             def full(row):
                 raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
 
-            run.server._journal.append = full  # type: ignore[method-assign]
+            run.parts.telemetry.journal.append = full  # type: ignore[method-assign]
             async with concurrently(Worker(run).work(), Trainer(run).work()):
                 outcome = await run.go()
                 await run.server.farewell(0.2)

@@ -148,7 +148,7 @@ def test_speed_of_a_worker_comes_from_its_heartbeats(tmp_path):
     async def test():
         async with small_run(tmp_path) as run:
             slow = Slow(run)
-            crew = run.server._crew
+            crew = run.parts.worker_admin
 
             async def operator() -> None:
                 await until(lambda: bool(slow.leased))

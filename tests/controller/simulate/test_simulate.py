@@ -71,7 +71,7 @@ def test_every_drawn_token_of_a_used_group_is_counted_once():
     counted = 12 - found.first_step
     assert (found.samples, found.tokens) == (counted * 32, counted * 32 * 100)
     assert sum(found.staleness.values()) == counted * 8
-    assert world._lengths.keys() == world._coordinator._state.table.live.keys()
+    assert world._lengths.keys() == world._coordinator._state.groups.table.live.keys()
 
 
 def test_pool_with_more_work_never_rests_when_the_bound_allows():

@@ -23,6 +23,7 @@ from controller.coordinator.events import (
     WorkerVersionFailed,
     WorkerVersionLoaded,
 )
+from controller.coordinator.sample_outcome import SampleOutcome
 from controller.coordinator.settings import CoordinatorSettings
 from controller.coordinator.snapshot import BatchGroup, BatchRecord, LedgerState, SampleRecord
 
@@ -125,16 +126,18 @@ class Desk:
         return self.do(
             SampleReported(
                 worker=worker,
-                lease_id=lease_id,
-                group_id=group_id,
-                sample_index=sample_index,
-                num_tokens=5,
-                first_version=first,
-                last_version=first if last is None else last,
-                verdict_kind=kind,
-                value=value if kind == "scored" else None,
-                failed_in=failed_in,
-                reason=reason,
+                outcome=SampleOutcome(
+                    lease_id=lease_id,
+                    group_id=group_id,
+                    sample_index=sample_index,
+                    num_tokens=5,
+                    first_version=first,
+                    last_version=first if last is None else last,
+                    verdict_kind=kind,
+                    value=value if kind == "scored" else None,
+                    failed_in=failed_in,
+                    reason=reason,
+                ),
             )
         )
 

@@ -13,6 +13,7 @@ from controller.coordinator.effects import (
     StoreFinished,
     StorePartial,
 )
+from controller.coordinator.sample_outcome import SampleOutcome
 from controller.coordinator.snapshot import BatchGroup
 from controller.ledger.ledger import LedgerEntry
 
@@ -43,10 +44,11 @@ def partial(group_id: int, start: int, versions: list[int], skip: int = 0) -> Le
 
 
 def finished(group_id: int, versions: list[int], value: float = 1.0) -> LedgerEntry:
-    effect = StoreFinished(
-        purpose="train", lease_id=1, group_id=group_id, sample_index=0, num_tokens=len(versions),
-        first_version=versions[0], last_version=versions[-1], verdict_kind="scored", value=value, is_kept=True,
+    outcome = SampleOutcome(
+        lease_id=1, group_id=group_id, sample_index=0, num_tokens=len(versions),
+        first_version=versions[0], last_version=versions[-1], verdict_kind="scored", value=value,
     )  # fmt: skip
+    effect = StoreFinished(purpose="train", outcome=outcome, value=value, is_kept=True)
     return LedgerEntry(
         effect=effect,
         trajectory=trajectory_of(versions),

@@ -136,12 +136,13 @@ class LedgerModel:
         assert sample.partial[0] >= group.version, "stamped-versions: a token below its min_version"
 
     def _store_finished(self, effect: StoreFinished, versions: list[int]) -> None:
-        group = self._live(effect.group_id)
-        sample = group.samples.setdefault(effect.sample_index, SampleFacts())
+        outcome = effect.outcome
+        group = self._live(outcome.group_id)
+        sample = group.samples.setdefault(outcome.sample_index, SampleFacts())
         assert not sample.is_finished, "exactly-once: a sample was finished twice"
         assert versions == sorted(versions), "stamped-versions: versions decrease"
         assert versions[0] >= group.version
-        assert (effect.first_version, effect.last_version) == (versions[0], versions[-1])
+        assert (outcome.first_version, outcome.last_version) == (versions[0], versions[-1])
         sample.versions, sample.partial = versions, []
         sample.is_finished, sample.is_kept, sample.value = True, effect.is_kept, effect.value
         self.num_finished += 1

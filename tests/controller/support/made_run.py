@@ -17,6 +17,7 @@ import yaml
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
 from controller.coordinator.effects import RecordBatch, RecordGroup, RecordLineage, StoreFinished
+from controller.coordinator.sample_outcome import SampleOutcome
 from controller.coordinator.snapshot import BatchGroup
 from controller.ledger.ledger import Ledger, LedgerEntry
 from controller.ledger.sample_reader import SampleStats
@@ -237,8 +238,11 @@ def _sample(group_id: int, index: int, version: int) -> LedgerEntry:
     )
     return LedgerEntry(
         effect=StoreFinished(
-            purpose="train", group_id=group_id, sample_index=index, lease_id=group_id * 100 + index, num_tokens=length,
-            first_version=version, last_version=version, verdict_kind="scored", value=value, is_kept=True,
+            purpose="train", value=value, is_kept=True,
+            outcome=SampleOutcome(
+                group_id=group_id, sample_index=index, lease_id=group_id * 100 + index, num_tokens=length,
+                first_version=version, last_version=version, verdict_kind="scored", value=value,
+            ),
         ),
         trajectory=Trajectory.from_prompt(np.arange(3, dtype=np.int32), segment, "length" if index == 3 else "stop"),
         verdict=Verdict(kind="scored", value=value, components={"correct": value}),

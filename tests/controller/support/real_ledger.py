@@ -31,8 +31,9 @@ def entry_of(effect: Effect, versions: list[int] | None) -> LedgerEntry:
             return LedgerEntry(effect=effect, segment=segment_of(versions, effect.start - effect.skip))
         case StoreFinished() if effect.purpose == "train":
             assert versions is not None
-            is_scored = effect.verdict_kind == "scored"
-            verdict = Verdict(kind=effect.verdict_kind, value=effect.value if is_scored else None)
+            kind = effect.outcome.verdict_kind
+            is_scored = kind == "scored"
+            verdict = Verdict(kind=kind, value=effect.value if is_scored else None)
             return LedgerEntry(effect=effect, trajectory=trajectory_of(versions), verdict=verdict, worker="rollout-0")
     return LedgerEntry(effect=effect)
 

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import Verdict
 from controller.coordinator.effects import DropGroup, RecordBatch, RecordGroup, RecordLineage, StoreFinished
+from controller.coordinator.sample_outcome import SampleOutcome
 from controller.coordinator.snapshot import BatchGroup
 from controller.ledger.ledger import Ledger, LedgerEntry
 from controller.run_folder.run_folder import RunFolder
@@ -157,11 +158,12 @@ def sample_entry(
     )
     prompt_ids = np.asarray([0, *tokenizer.encode(prompt).ids], np.int32)
     found = verdict or Verdict(kind="scored", value=value, components={"correct": value or 0.0, "format": 1.0})
-    effect = StoreFinished(
-        purpose="train", lease_id=100 * group_id + index, group_id=group_id, sample_index=index,
+    outcome = SampleOutcome(
+        lease_id=100 * group_id + index, group_id=group_id, sample_index=index,
         num_tokens=len(answer_ids), first_version=stamped[0], last_version=stamped[-1], verdict_kind=found.kind,
-        value=value, is_kept=value is not None,
+        value=found.value,
     )  # fmt: skip
+    effect = StoreFinished(purpose="train", outcome=outcome, value=value, is_kept=value is not None)
     return LedgerEntry(
         effect=effect, trajectory=Trajectory.from_prompt(prompt_ids, segment, finish), response_text=answer,
         verdict=found, worker="rollout-0", timings={"generate_s": 0.5},

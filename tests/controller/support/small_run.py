@@ -33,10 +33,11 @@ from controller.coordinator.events import RunStarted
 from controller.coordinator.settings import CoordinatorSettings
 from controller.ledger.audit import audit
 from controller.ledger.ledger import Ledger
+from controller.runtime.components import RunComponents
 from controller.runtime.control_requests import Requests
 from controller.runtime.inbound import ACCEPTED
 from controller.runtime.outbound import TaskSettings
-from controller.runtime.outcome import Outcome
+from controller.runtime.outcome import Outcome, RunEnd
 from controller.runtime.server import Server, ServerSettings
 from controller.runtime.supervisor import Loss
 from controller.runtime.trainer_restart import TrainerRestart
@@ -47,6 +48,7 @@ from controller.telemetry.pulse import ProcessNow
 from controller.telemetry.sinks import Sink, Sinks
 from controller.telemetry.status import StatusFile
 from controller.telemetry.summary import Tally
+from controller.telemetry.telemetry import Telemetry
 
 DEADLINE_S = 60.0
 ANSWER_TOKENS = 4
@@ -179,17 +181,30 @@ class SmallRun:
     """Everything of one process life of a run. Made by `small_run`."""
 
     server: Server
-    coordinator: Coordinator
-    ledger: Ledger
-    hub: Hub
+    parts: RunComponents
     supervisor: NoProcesses
-    tally: Tally
     shown: StringIO
     folder: Path
     address: str
     lineage: str
     base: int
     peers: list[Peer] = field(default_factory=list)
+
+    @property
+    def coordinator(self) -> Coordinator:
+        return self.parts.coordinator
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.parts.ledger
+
+    @property
+    def hub(self) -> Hub:
+        return self.parts.hub
+
+    @property
+    def tally(self) -> Tally:
+        return self.parts.telemetry.tally
 
     async def go(self) -> Outcome:
         return await self.server.run([RunStarted(lineage=self.lineage, checkpoint_version=self.base)])
@@ -229,6 +244,20 @@ async def small_run(
     tracer = Tracer(folder / "controller.trace.jsonl", "controller")
     greedy, warm = m.Sampling(temperature=0.0), m.Sampling(temperature=1.0)
     display = Display("plain", Console(file=shown, width=200))
+    status = StatusFile(folder / "status.json", run="small", num_steps=chosen["num_steps"])
+    parts = RunComponents(
+        coordinator=coordinator, ledger=ledger, hub=hub, supervisor=supervisor,  # type: ignore[arg-type]
+        worker_admin=WorkerAdmin(
+            coordinator, supervisor, hub, Requests(folder / "requests"),  # type: ignore[arg-type]
+            add_worker=lambda: supervisor.added.append("rollout-9") or "rollout-9", say=display.note,
+        ),
+        trainer_restart=TrainerRestart(
+            folder, ledger, supervisor, num_lineages=state.num_lineages + 1,  # type: ignore[arg-type]
+            new_address=lambda: "tcp://127.0.0.1:1",
+        ),
+        rows=rows or PlainRows(), telemetry=Telemetry(display, journal, status, tally, opened), tracer=tracer,
+        end=RunEnd(),
+    )  # fmt: skip
     server = Server(
         ServerSettings(
             tasks=TaskSettings(seed=1, train_sampling=warm, eval_sampling=greedy, segment_tokens=0),
@@ -237,22 +266,9 @@ async def small_run(
             stall_after_s=stall_after_s,
             stop_grace_s=stop_grace_s,
         ),
-        coordinator=coordinator, ledger=ledger, hub=hub, supervisor=supervisor,  # type: ignore[arg-type]
-        crew=WorkerAdmin(
-            coordinator, supervisor, hub, Requests(folder / "requests"),  # type: ignore[arg-type]
-            add_worker=lambda: supervisor.added.append("rollout-9") or "rollout-9", say=display.note,
-        ),
-        trainer_restart=TrainerRestart(
-            folder, ledger, supervisor, num_lineages=state.num_lineages + 1,  # type: ignore[arg-type]
-            new_address=lambda: "tcp://127.0.0.1:1",
-        ),
-        rows=rows or PlainRows(), display=display, tally=tally,
-        journal=journal, sinks=opened, tracer=tracer,
-        status=StatusFile(folder / "status.json", run="small", num_steps=chosen["num_steps"]),
-    )  # fmt: skip
-    run = SmallRun(
-        server, coordinator, ledger, hub, supervisor, tally, shown, folder, address, f"l{state.num_lineages}", base
+        parts,
     )
+    run = SmallRun(server, parts, supervisor, shown, folder, address, f"l{state.num_lineages}", base)
     try:
         yield run
     finally:

@@ -33,7 +33,10 @@ from controller.coordinator.effects import (
     SendRecall,
     SendRelease,
     SendRewrite,
+    SendSwap,
     SendVersion,
+    StoreFinished,
+    StorePartial,
 )
 from controller.coordinator.events import (
     BatchRequested,
@@ -55,7 +58,9 @@ from controller.coordinator.events import (
     WorkerSpeed,
     WorkerVersionFailed,
     WorkerVersionLoaded,
+    WorkerVersionStaged,
 )
+from controller.coordinator.sample_outcome import SampleOutcome
 from controller.coordinator.settings import CoordinatorSettings
 from controller.coordinator.snapshot import BatchGroup, LedgerState
 
@@ -94,6 +99,11 @@ class VirtualWorker:
     """Leases asked back, not looked at yet."""
     place: str = ""
     """Manifest of the announced version."""
+    is_held: bool = False
+    """It waits for its turn once it has staged what was announced."""
+    has_staged: bool = False
+    may_swap: bool = False
+    """It has the turn."""
     has_memory: bool = False
     """A version was announced, and its memory was not released since."""
     is_release_due: bool = False
@@ -118,6 +128,16 @@ class VirtualTrainer:
 
 Letter = tuple[str, Event, dict[int, list[int]]]
 """Sender, event, and the tokens' versions of each lease in it."""
+
+
+def _lease_of(effect: Effect) -> int:
+    """The lease whose tokens an effect stores; -1 where it stores none."""
+    match effect:
+        case StorePartial():
+            return effect.lease_id
+        case StoreFinished():
+            return effect.outcome.lease_id
+    return -1
 
 
 class VirtualCluster:
@@ -242,7 +262,7 @@ class VirtualCluster:
             for effect in effects:
                 if effect.is_ledger:
                     assert len(others) == num_others, "ledger effects come first"
-                    entries.append((effect, tokens.get(getattr(effect, "lease_id", -1))))
+                    entries.append((effect, tokens.get(_lease_of(effect))))
                 else:
                     others.append(effect)
         if not is_committed:
@@ -303,8 +323,11 @@ class VirtualCluster:
                 assert effect.manifest_path, "a version was announced that is not available"
                 worker.announced, worker.lineage = max(worker.announced, effect.version), effect.lineage
                 worker.place = effect.manifest_path
+                worker.is_held, worker.has_staged, worker.may_swap = effect.is_held, False, False
                 worker.has_memory = True
                 self._check_memory()
+            case SendSwap():
+                self._take_turn(self.workers[effect.worker], effect)
             case SendRelease():
                 worker = self.workers[effect.worker]
                 worker.is_release_due, worker.release_number = True, effect.number
@@ -414,8 +437,7 @@ class VirtualCluster:
         value = None
         if is_scored:
             value = 1.0 if self.rng.random() < self.equal_rate else self.rng.random()
-        event = SampleReported(
-            worker=worker.name,
+        outcome = SampleOutcome(
             lease_id=lease_id,
             group_id=task.order.group_id,
             sample_index=task.order.sample_index,
@@ -425,6 +447,7 @@ class VirtualCluster:
             verdict_kind=kind,
             value=value,
         )
+        event = SampleReported(worker=worker.name, outcome=outcome)
         worker.unacked[lease_id] = (event, list(task.versions))
         self.post(worker.name, event, {lease_id: list(task.versions)})
 
@@ -529,12 +552,32 @@ class VirtualCluster:
             )
             worker.announced = worker.version
             self.post(worker.name, event)
+        elif worker.announced > worker.version and worker.is_held and not worker.may_swap:
+            if not worker.has_staged:
+                worker.has_staged = True
+                staged = WorkerVersionStaged(worker=worker.name, version=worker.announced, lineage=worker.lineage)
+                self.post(worker.name, staged)
         elif worker.announced > worker.version:
             worker.version = worker.announced
+            worker.is_held = worker.may_swap = False
             self.post(
                 worker.name,
                 WorkerVersionLoaded(worker=worker.name, version=worker.version, lineage=worker.lineage),
             )
+
+    def _take_turn(self, worker: VirtualWorker, effect: SendSwap) -> None:
+        """`swap: rolling`: a worker gets the turn when no other that can be reached has it."""
+        known = self.coordinator._state.workers
+        holders = [
+            other.name
+            for other in self.workers.values()
+            if other is not worker and other.is_alive and other.may_swap and other.version < other.announced
+            if known[other.name].is_present and not known[other.name].is_draining
+            if not known[other.name].weights.quarantine
+        ]  # fmt: skip
+        assert not holders, f"{worker.name} gets the turn while {holders} swap"
+        if effect.version == worker.announced:
+            worker.may_swap = True
 
     def release(self) -> None:
         if (worker := self._alive()) is not None:

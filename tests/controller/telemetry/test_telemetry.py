@@ -83,7 +83,7 @@ def test_lost_process_its_return_and_its_end_are_rows(tmp_path):
                     async with concurrently(first.work()):
                         await until(lambda: len(run.rows("process")) == 3)
                         async with concurrently(Worker(run, "rollout-1").work()):
-                            await until(lambda: run.server._outcome is not None)
+                            await until(lambda: run.parts.end.outcome is not None)
             rows = [(row["name"], row["event"], row["reason"]) for row in run.rows("process")]
             assert rows[:2] == [
                 ("rollout-0", "lost", "silent for 15 s"), ("rollout-9", "gone", "ended with status 1"),

@@ -52,3 +52,15 @@ def test_gathering_rows_has_the_gradient_of_plain_indexing() -> None:
     ours, x.grad = x.grad, None
     x[index].backward(upstream)
     assert torch.equal(ours, x.grad)
+
+
+def test_row_on_another_device_is_the_same_there_and_stays_where_it_is_already() -> None:
+    packed = PackedSequences.build([np.arange(4, dtype=np.int32)], [np.asarray([False, True, True, True])])
+    assert packed.to(torch.device("cpu")) is packed
+    moved = packed.to(torch.device("meta"))
+    for name, value in vars(packed).items():
+        if isinstance(value, torch.Tensor):
+            assert getattr(moved, name).device.type == "meta", name
+            assert getattr(moved, name).shape == value.shape
+    assert moved.segments.cu_seqlens.device.type == "meta"
+    assert moved.lengths is packed.lengths

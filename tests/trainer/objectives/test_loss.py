@@ -10,7 +10,11 @@ import pytest
 import torch
 
 from trainer.config import LossSettings, WeightClip
-from trainer.objectives.loss import LossSums, TokenInputs, interpolated_proximal, policy_loss, token_coefficients
+from trainer.objectives.aggregation import token_coefficients
+from trainer.objectives.loss import policy_loss
+from trainer.objectives.loss_sums import LossSums
+from trainer.objectives.port import TokenInputs
+from trainer.objectives.proximal import interpolated_proximal
 
 LENGTHS = (3, 7, 1, 5, 4)
 GROUPS = (0, 0, 1, 1, 2)
@@ -124,6 +128,25 @@ def test_loss_and_gradient_equal_the_oracle_in_every_mode(
     assert loss.item() == pytest.approx(oracle(x, settings), rel=1e-9)
     np.testing.assert_allclose(current_N.grad, _oracle_gradient(x, settings), rtol=1e-4, atol=1e-8)
     np.testing.assert_allclose(entropy_N.grad, -0.02 * _shares(settings), rtol=1e-9)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_every_estimator_of_the_divergence_equals_the_oracle(estimator: Any) -> None:
+    x = _numbers()
+    settings = LossSettings(kl_coef=0.5, kl_estimator=estimator)
+    losses = []
+    current_N = torch.from_numpy(x["c"]).requires_grad_()
+    for one in (settings, LossSettings()):
+        losses.append(policy_loss(current_N, torch.zeros(len(x["c"])), _inputs(x, one), one)[0])
+    (gradient_N,) = torch.autograd.grad(losses[0] - losses[1], current_N)
+    d = x["c"] - x["r"]
+    value, slope = {
+        "k1": (d, np.ones_like(d)),
+        "k2": (d**2 / 2, d),
+        "k3": (np.exp(-d) + d - 1, 1 - np.exp(-d)),
+    }[estimator]
+    assert (losses[0] - losses[1]).item() == pytest.approx(0.5 * value.mean(), rel=1e-6)
+    np.testing.assert_allclose(gradient_N, 0.5 * slope / len(d), rtol=1e-6, atol=1e-9)
 
 
 def test_the_weight_multiplies_the_gradient_and_is_a_constant_for_it() -> None:

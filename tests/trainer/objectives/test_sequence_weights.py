@@ -16,7 +16,7 @@ from trainer.backends.torch_single import TorchBackend
 from trainer.config import LossSettings, OptimizerSettings, TrainerSettings
 from trainer.data.batch import prepare_batch
 from trainer.model.attention import AttentionChoice
-from trainer.objectives.loss import token_coefficients
+from trainer.objectives.aggregation import token_coefficients
 from trainer.ranks import Ranks
 from trainer.step import TrainStep, ready_model
 

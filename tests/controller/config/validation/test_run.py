@@ -84,7 +84,47 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
         ({"mode": "one_step_off", "staleness.max_staleness": "unbounded"}, "staleness.max_staleness", "of 1"),
         ({"mode": "one_step_off", "rollout.interruption": "recompute"}, "rollout.interruption", "drain"),
         ({"trainer.loss.weight.mode": "off"}, "trainer.loss.weight.mode", "in name only"),
-        ({"trainer.loss.kind": "gspo"}, "trainer.loss.kind", "module:function"),
+        ({"trainer.loss.kind": "no_loss"}, "trainer.loss.kind", "module:function"),
+        ({"trainer.loss.kind": "my loss:f"}, "trainer.loss.kind", "module:function"),
+        ({"trainer.loss.kind": "dppo"}, "trainer.loss.proximal", "proximal: behaviour with weight.mode: off"),
+        (
+            {"trainer.loss.kind": "gspo", "trainer.loss.eps_low": 0.1},
+            "trainer.loss.eps_low",
+            "trainer.loss.options.eps_low",
+        ),
+        (
+            {"trainer.loss.kind": "cispo", "trainer.loss.dual_clip": 3},
+            "trainer.loss.dual_clip",
+            "decoupled_ppo reads it",
+        ),
+        (
+            {"trainer.loss.kind": "cispo", "trainer.loss.options": {"max_ratio": -1}},
+            "trainer.loss.options.max_ratio",
+            "greater than 0",
+        ),
+        ({"trainer.loss.options": {"bound": 1}}, "trainer.loss.options.bound", "no options"),
+        ({"trainer.loss.options": {"eps_low": 0.1}}, "trainer.loss.options.eps_low", "set trainer.loss.eps_low"),
+        (
+            {"trainer.loss.kl_coef": 0.1, "trainer.loss.kl_estimator": "k1"},
+            "trainer.loss.kl_estimator",
+            "whose mean is 0",
+        ),
+        ({"trainer.loss.kl_in": "reward"}, "trainer.loss.kl_in", "has no effect with kl_coef: 0"),
+        ({"trainer.loss.corrections": [{"kind": "no_such"}]}, "trainer.loss.corrections.0.kind", "geometric_mask"),
+        ({"trainer.loss.corrections": [{"kind": "kpop"}]}, "trainer.loss.corrections.0.options.max_kl", "set it"),
+        (
+            {"trainer.loss.corrections": [{"kind": "sequence_weight"}]},
+            "trainer.loss.weight.mode",
+            "weight.mode: off, and one of them",
+        ),
+        ({"trainer.advantage.kind": "no_such"}, "trainer.advantage.kind", "grpo, grpo_no_std"),
+        ({"trainer.advantage.kind": "a b:c"}, "trainer.advantage.kind", "module:function"),
+        ({"trainer.advantage.options": {"k": 1}}, "trainer.advantage.options.k", "no options"),
+        (
+            {"trainer.advantage.kind": "rloo", "trainer.advantage.std_eps": 0.1},
+            "trainer.advantage.std_eps",
+            "no effect with kind: rloo",
+        ),
         ({"trainer.loss.proximal": "behaviour"}, "trainer.loss.weight.mode", "weight.mode: off"),
         (
             {"trainer.loss.weight.mode": "mask", "trainer.loss.weight.low": 6.0},
@@ -158,7 +198,7 @@ def test_contradiction_is_refused_with_its_key_and_a_remedy(changes: dict[str, A
 def test_workers_on_other_hosts_need_a_way_for_weights(weights: dict[str, Any], words: str | None) -> None:
     config = make(trainer__weights=weights)
     assert cross_check(config) == []
-    spread = config.model_copy(update={"launch": config.launch.model_copy(update={"kind": "elsewhere"})})
+    spread = config.model_copy(update={"launch": config.launch.model_copy(update={"kind": "ray"})})
     found = [str(problem) for problem in cross_check(spread) if "weights" in str(problem)]
     assert len(found) == (words is not None)
     assert words is None or words in found[0]

@@ -1,0 +1,75 @@
+"""Whether loss and advantages fit the rest of the configuration. Imports no torch and no module of the user's.
+
+Owns: `loss_problems`, `advantage_problems`: what the descriptors of trainer/objectives say, and the window of the
+correction weight. Refuses: a loss of the user's (trainer/check_objectives.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from controller.config.problems import Problem
+from controller.config.run_config import RunConfig
+from trainer.objectives.port import Fault
+from trainer.objectives.registry import ADVANTAGES, advantage_faults, loss_faults
+
+WITHIN_GROUP = frozenset(name for name, one in ADVANTAGES.items() if one.is_within_group)
+"""Built-in advantages that compare a sample with its own group only."""
+
+
+_RELATED = {
+    "group_size": ("trainer.advantage.kind",),
+    "trainer.loss.weight.mode": ("trainer.loss.proximal",),
+    "trainer.loss.proximal": ("trainer.loss.weight.mode",),
+}
+"""The other key of a contradiction between two."""
+
+
+def is_function(name: str) -> bool:
+    """True for `module:function`."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name) is not None
+
+
+def loss_problems(config: RunConfig) -> Iterator[Problem]:
+    """Find what of trainer.loss cannot be."""
+    loss = config.trainer.loss
+    if ":" in loss.kind and not is_function(loss.kind):
+        yield Problem(("trainer.loss.kind",), f"no loss `{loss.kind}`", "module:function")
+    for number, one in enumerate(loss.corrections):
+        if ":" in one.kind and not is_function(one.kind):
+            yield Problem(
+                (f"trainer.loss.corrections.{number}.kind",), f"no correction `{one.kind}`", "module:function"
+            )
+    yield from _as_problems(loss_faults(loss))
+    yield from _window_problems(config)
+
+
+def advantage_problems(config: RunConfig) -> Iterator[Problem]:
+    """Find what of trainer.advantage cannot be."""
+    advantage = config.trainer.advantage
+    if ":" in advantage.kind and not is_function(advantage.kind):
+        yield Problem(("trainer.advantage.kind",), f"no advantage `{advantage.kind}`", "module:function")
+    yield from _as_problems(advantage_faults(advantage, config.group_size))
+
+
+def _as_problems(faults: Iterable[Fault]) -> Iterator[Problem]:
+    for fault in faults:
+        yield Problem((fault.key, *_RELATED.get(fault.key, ())), fault.what, fault.remedy)
+
+
+def _window_problems(config: RunConfig) -> Iterator[Problem]:
+    loss = config.trainer.loss
+    window = ("trainer.loss.weight.low", "trainer.loss.weight.max")
+    if loss.weight.mode == "mask" and loss.weight.low >= loss.weight.max:
+        yield Problem(
+            window,
+            f"the window [{loss.weight.low:g}, {loss.weight.max:g}] of `mask` keeps no token",
+            "low below max, with 1 between them",
+        )
+    elif loss.weight.mode == "mask" and not loss.weight.low <= 1 <= loss.weight.max:
+        yield Problem(
+            window,
+            f"the window [{loss.weight.low:g}, {loss.weight.max:g}] of `mask` leaves out 1: on-policy tokens",
+            "low below 1 and max above it",
+        )

@@ -1,0 +1,62 @@
+"""The memory of a new life of the run, filled from the ledger.
+
+Owns: what is taken over, and the settings that must agree with the record. Refuses: reading the ledger
+(controller/ledger/schema.py), which of it survives the checkpoint that the run starts from (coordinator.py).
+"""
+
+from __future__ import annotations
+
+from areal_like.errors import UserError
+from areal_like.trajectory import NO_VERSION
+from controller.coordinator.groups import GroupTable, Sample
+from controller.coordinator.run_state import RunState
+from controller.coordinator.snapshot import GroupRecord, LedgerState
+
+
+def remember(state: RunState, ledger: LedgerState) -> None:
+    """Fill the memory of a new life from the ledger."""
+    trainer, groups = state.trainer, state.groups
+    settings = state.settings
+    for batch in ledger.batches:
+        if len(batch.groups) != settings.groups_per_step:
+            raise _contradiction("groups_per_step", settings.groups_per_step, len(batch.groups))
+        trainer.recorded[batch.step] = batch.groups
+    trainer.shipped = len(ledger.batches)
+    assert sorted(trainer.recorded) == list(range(1, trainer.shipped + 1)), "recorded batches have holes"
+    trainer.num_lineages = ledger.num_lineages
+    groups.num_drawn, groups.num_filtered = ledger.num_drawn, ledger.num_filtered
+    groups.num_consumed = trainer.shipped * settings.groups_per_step
+    groups.dropped.update(ledger.dropped)
+    trainer.checkpoints = [checkpoint.version for checkpoint in ledger.checkpoints]
+    state.evaluations.done = dict.fromkeys(ledger.evals, ())
+    groups.has_kept = trainer.shipped > 0
+    for record in ledger.live:
+        _remember_group(groups.table, record, settings.group_size)
+
+
+def _remember_group(table: GroupTable, record: GroupRecord, group_size: int) -> None:
+    group = table.add(record.group_id, record.version)
+    for known in record.samples:
+        if known.sample_index >= group_size:
+            raise _contradiction("group_size", group_size, known.sample_index + 1)
+        group.samples[known.sample_index] = Sample(
+            index=known.sample_index,
+            num_tokens=known.num_tokens,
+            first_version=known.first_version if known.num_tokens else NO_VERSION,
+            last_version=known.last_version if known.num_tokens else NO_VERSION,
+            is_finished=known.is_finished,
+            is_kept=known.is_kept,
+            value=known.value,
+        )
+    table.refresh(group)
+    for sample in group.samples:
+        if not sample.is_finished:
+            table.push_pending(group, sample)
+    if group.is_complete:
+        table.mark_ready(group)
+
+
+def _contradiction(key: str, wanted: int, found: int) -> UserError:
+    return UserError(
+        f"the run was recorded with {found}, not {wanted}", where=key, remedy="resume with the run's own config.yaml"
+    )

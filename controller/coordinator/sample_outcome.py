@@ -1,0 +1,62 @@
+"""What became of one sample: the facts that its event, its effect and its row in the ledger share.
+
+A fact that the ledger should keep of every finished sample is added here once, as a field and in `from_message`; it
+then arrives in `controller/ledger/transaction.py` without an edit in between.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from areal_like.verdict import VerdictKind
+from areal_like.wire.messages import SampleFinished
+
+MAX_REASON_CHARS = 300
+"""Of why an answer has no score, and of what went wrong in a worker, as the coordinator remembers it."""
+
+
+class SampleOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished and judged sample, without its tokens.
+
+    Example: lease 7 ended with 120 tokens, the first 80 under version 3 and the rest under 4, and was judged 1.0.
+
+        >>> SampleOutcome(lease_id=7, group_id=2, sample_index=0, num_tokens=120, first_version=3, last_version=4,
+        ...               verdict_kind="scored", value=1.0)
+    """
+
+    lease_id: int
+    group_id: int
+    """Of an evaluation: the row."""
+    sample_index: int
+    num_tokens: int
+    """Sampled tokens."""
+    first_version: int
+    last_version: int
+    verdict_kind: VerdictKind
+    value: float | None = None
+    """Raw reward where verdict_kind is "scored"; a policy may replace it (StoreFinished.value)."""
+    failed_in: str = ""
+    """Scorer that gave no score, where it is known."""
+    reason: str = ""
+    """Why there is no score."""
+
+    @classmethod
+    def from_message(cls, message: SampleFinished, *, is_eval: bool) -> SampleOutcome:
+        """Take the facts from a worker's message.
+
+        An evaluation counts the component `correct` where the scorer names one: accuracy, not reward.
+        """
+        verdict, trajectory = message.verdict, message.trajectory
+        value = verdict.components.get("correct", verdict.value) if is_eval and verdict.is_scored else verdict.value
+        return cls(
+            lease_id=message.lease_id,
+            group_id=message.group_id,
+            sample_index=message.sample_index,
+            num_tokens=trajectory.num_sampled,
+            first_version=trajectory.first_version,
+            last_version=trajectory.last_version,
+            verdict_kind=verdict.kind,
+            value=value,
+            failed_in=verdict.failed_in,
+            reason=verdict.reason[:MAX_REASON_CHARS] if not verdict.is_scored else "",
+        )

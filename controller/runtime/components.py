@@ -1,0 +1,36 @@
+"""The parts of a run that are made once and live until its end.
+
+Owns: `RunComponents`, what the composition (composition.py) hands to the server. Refuses: making, using or closing
+them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from areal_like.trace import Tracer
+from areal_like.transport.channel import Hub
+from controller.coordinator.coordinator import Coordinator
+from controller.ledger.ledger import Ledger
+from controller.runtime.outbound import Rows
+from controller.runtime.outcome import RunEnd
+from controller.runtime.supervisor import Supervisor
+from controller.runtime.trainer_restart import TrainerRestart
+from controller.runtime.worker_admin import WorkerAdmin
+from controller.telemetry.telemetry import Telemetry
+
+
+@dataclass(frozen=True)
+class RunComponents:
+    """All that a `Server` works with. The module that opened a part closes it, after the server's farewell."""
+
+    coordinator: Coordinator
+    ledger: Ledger
+    hub: Hub
+    supervisor: Supervisor
+    worker_admin: WorkerAdmin
+    trainer_restart: TrainerRestart
+    rows: Rows
+    telemetry: Telemetry
+    tracer: Tracer
+    end: RunEnd

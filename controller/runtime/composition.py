@@ -1,0 +1,169 @@
+"""Makes the parts of a run from its configuration and connects them: the composition root.
+
+Owns: every construction of a part, the processes that the run starts with. Refuses: the order of a session and closing
+anything (session.py), mapping the configuration to processes and to the coordinator's settings (wiring/).
+
+| Part | Used by | Closed by |
+|---|---|---|
+| launcher, ledger, telemetry, signals (open before) | all others | the session |
+| hub | every part that sends | the session, after the farewell |
+| coordinator | server, worker admin, monitor | - |
+| supervisor | server, process starter, worker admin, trainer restart | the launcher ends its processes |
+| process starter | worker admin, session | - |
+| worker admin, trainer restart | server | - |
+| tracer | server | the session's exit stack |
+
+No part starts a task or a process when it is made. The server's loops run what the parts do (server.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from areal_like.trace import Tracer
+from areal_like.transport.channel import Hub
+from areal_like.transport.credentials import issue_credentials
+from controller.config.launchers import launcher_of
+from controller.config.run_config import RunConfig
+from controller.config.stall_limit import stall_limit_s
+from controller.coordinator.coordinator import Coordinator
+from controller.data.forced_lengths import forced_lengths
+from controller.run_folder.run_folder import RunFolder
+from controller.runtime.components import RunComponents
+from controller.runtime.control_requests import Requests
+from controller.runtime.inbound import ACCEPTED
+from controller.runtime.open_session import OpenSession
+from controller.runtime.outbound import TaskSettings
+from controller.runtime.server import ServerSettings
+from controller.runtime.starting_point import StartingPoint
+from controller.runtime.supervisor import Supervisor
+from controller.runtime.trainer_restart import TrainerRestart
+from controller.runtime.worker_admin import WorkerAdmin
+from controller.wiring.coordinator_settings import coordinator_settings
+from controller.wiring.process_specs import (
+    Addresses,
+    Role,
+    new_worker_name,
+    process_spec,
+    reward_names,
+    trace_settings,
+    trainer_names,
+    worker_names,
+)
+
+
+@dataclass(frozen=True)
+class ProcessStarter:
+    """Puts processes of the run under supervision, which starts them."""
+
+    config: RunConfig
+    folder: RunFolder
+    supervisor: Supervisor
+    addresses: Addresses
+    run_id: str
+    model_dir: Path
+    lineage: str
+
+    def add(self, role: Role, name: str, *, resume_from: Path | None = None) -> str:
+        """Put one process under supervision; returns its name."""
+        restarts: dict[Role, int] = {
+            "reward": self.config.reward.max_restarts,
+            "rollout": self.config.rollout.max_restarts,
+            "trainer": self.config.trainer.max_restarts,
+        }
+        issue_credentials(self.addresses.keys, role, name)
+        spec = process_spec(
+            self.config, self.folder, self.addresses,
+            run_id=self.run_id, role=role, name=name, model_dir=self.model_dir, lineage=self.lineage,
+            resume_from=resume_from,
+        )  # fmt: skip
+        self.supervisor.add(spec, self.folder.processes / f"{name}.json", restarts[role], time.monotonic())
+        return name
+
+    def add_worker(self) -> str:
+        """Put one more rollout worker under supervision; returns its name."""
+        return self.add("rollout", new_worker_name(self.supervisor.names))
+
+    def add_all(self, checkpoint: Path | None, *, has_trainer: bool) -> None:
+        """Put every process that the run begins with under supervision."""
+        for name in reward_names(self.config):
+            self.add("reward", name)
+        for name in trainer_names(self.config) if has_trainer else []:
+            self.add("trainer", name, resume_from=checkpoint)
+        for name in worker_names(self.config):
+            self.add("rollout", name)
+
+
+def make_hub(session: OpenSession) -> Hub:
+    """The controller's hub, not started. The keys of the run exist."""
+    launch = session.config.launch
+    return Hub(
+        run_id=session.run_id,
+        role="controller",
+        bind=f"tcp://{session.launcher.host}:{launch.port or '*'}",
+        curve_dir=session.folder.keys,
+        accept=ACCEPTED,
+    )
+
+
+def make_supervisor(session: OpenSession, hub: Hub) -> Supervisor:
+    """Supervises nothing yet."""
+    launch = session.config.launch
+    return Supervisor(
+        session.launcher, hub,
+        startup_timeout_s=launch.startup_timeout_s, silence_s=launch.silence_s,
+        node_wait_s=launcher_of(session.config).node_wait_s(launch),
+    )  # fmt: skip
+
+
+def compose(
+    session: OpenSession, start: StartingPoint, hub: Hub, processes: ProcessStarter, new_address: Callable[[], str]
+) -> RunComponents:
+    """The parts that the server works with. new_address: where the trainer's ranks meet after a restart."""
+    config, folder, telemetry, supervisor = session.config, session.folder, session.telemetry, processes.supervisor
+    settings = coordinator_settings(
+        config,
+        max_draws=session.rows.max_draws,
+        num_eval_rows=session.rows.num_final,
+        num_periodic_rows=session.rows.num_periodic,
+    )
+    coordinator = Coordinator.restore(settings, start.state)
+    tracer = Tracer.of(folder.root, "controller", trace_settings(config))
+    session.stack.callback(tracer.close)
+    return RunComponents(
+        coordinator=coordinator,
+        ledger=session.ledger,
+        hub=hub,
+        supervisor=supervisor,
+        worker_admin=WorkerAdmin(
+            coordinator, supervisor, hub, Requests(folder.requests), add_worker=processes.add_worker, say=session.note
+        ),
+        trainer_restart=TrainerRestart(
+            folder.root, session.ledger, supervisor, num_lineages=start.state.num_lineages + 1, new_address=new_address
+        ),
+        rows=session.rows,
+        telemetry=telemetry,
+        tracer=tracer,
+        end=session.end,
+    )
+
+
+def server_settings(config: RunConfig) -> ServerSettings:
+    """What the server needs to know of the configuration."""
+    return ServerSettings(
+        tasks=TaskSettings(
+            seed=config.seed,
+            train_sampling=config.train_sampling,
+            eval_sampling=config.eval_sampling,
+            segment_tokens=config.rollout.segment_tokens,
+            forced_lengths=forced_lengths(config),
+            load_deadline_s=config.trainer.weights.deadline_s,
+        ),
+        num_steps=config.num_steps,
+        stop_on_long_prompt=config.data.on_long_prompt == "stop",
+        stall_after_s=stall_limit_s(config),
+        stop_grace_s=config.launch.stop_grace_s,
+    )

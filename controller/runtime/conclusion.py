@@ -1,0 +1,109 @@
+"""What is left of a session when its processes have ended: counts, trace, audit, summary, report, exit status.
+
+Owns: `SessionResult`, which files and lines an end has. Refuses: how a run ends (server.py), the layout of the summary
+and the report (telemetry/, report/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+
+from areal_like.errors import LedgerError, OperationError, ProcessDied, UserError
+from areal_like.plain_text import printable
+from areal_like.trace import merge_traces
+from controller.coordinator.coordinator import Coordinator
+from controller.ledger.audit import audit
+from controller.report.at_end import draw_report
+from controller.run_folder.run_folder import RunFolder, Status
+from controller.runtime.open_session import OpenSession
+from controller.runtime.outcome import Outcome
+from controller.runtime.starting_point import StartingPoint
+from controller.telemetry.summary import fates, print_summary, write_summary
+
+EXIT_STATUS: Mapping[str, int] = {"completed": 0, "exhausted": 0, "stopped": 0, "failed": 1}
+RUN_STATUS: Mapping[str, Status] = {
+    "completed": "finished",
+    "exhausted": "finished",
+    "stopped": "stopped",
+    "failed": "failed",
+}
+
+
+@dataclass(frozen=True)
+class SessionResult:
+    """How a session ended, and what it counted if it got as far as the server."""
+
+    outcome: Outcome
+    counts: Mapping[str, Any] = field(default_factory=dict)
+    prepare_s: float = 0.0
+    """Time that the starting model took."""
+
+
+def count_run(session: OpenSession, coordinator: Coordinator, start: StartingPoint) -> dict[str, Any]:
+    """Groups and samples by fate, sessions and restarts, as the coordinator and the ledger know them."""
+    state, emulation = session.ledger.load(), session.config.emulation
+    version = max(coordinator.version, start.version)
+    counts = fates(coordinator.counts(), state.batches, group_size=session.config.group_size, version=version)
+    labels = {"emulated": emulation.words} if emulation else {}
+    return {**counts, "lives": state.num_lives, "trainer_restarts": state.num_trainer_restarts, **labels}
+
+
+def conclude(session: OpenSession, result: SessionResult, wall_s: float) -> int:
+    """Summary, trace, audit, words; then the exit status, or the error that ended the run.
+
+    Its processes have ended, and the ledger is closed.
+    """
+    folder, console = session.folder, Console(soft_wrap=True, highlight=False, markup=False)
+    outcome = result.outcome
+    if session.is_evaluation and outcome.status == "completed" and not session.telemetry.tally.accuracy:
+        outcome = Outcome("failed", f"no answer was scored; see {folder.logs}")
+        session.telemetry.status.end("failed")
+        folder.write_state("failed", reason=outcome.reason)
+    if session.config.metrics.trace:
+        merge_traces(folder.root)
+    if result.counts:
+        _summarize(session, result, outcome, wall_s, console)
+    _print_ending(folder, outcome, console)
+    return EXIT_STATUS[outcome.status]
+
+
+def _summarize(session: OpenSession, result: SessionResult, outcome: Outcome, wall_s: float, console: Console) -> None:
+    """Write and print the summary; draw the report."""
+    folder, tally, counts = session.folder, session.telemetry.tally, dict(result.counts)
+    if not session.is_evaluation:
+        counts["audit"] = _audit_words(folder)
+    if sinks := session.telemetry.sinks.counts():
+        counts["sinks"] = sinks
+    summary = tally.summary(counts, status=outcome.status, wall_s=wall_s, prepare_s=result.prepare_s)
+    write_summary(folder.summary, summary)
+    if outcome.status == "failed" and not tally.steps and not tally.accuracy:
+        return  # a page of zeros would hide the error
+    print_summary(summary, folder.root, console)
+    if session.config.metrics.report and not session.is_evaluation and not session.end.is_hurried:
+        console.print(draw_report(folder.root))
+
+
+def _print_ending(folder: RunFolder, outcome: Outcome, console: Console) -> None:
+    """Say how the run ended and how to continue it. Raises the error that ended it."""
+    error = outcome.error or (OperationError(outcome.reason) if outcome.status == "failed" else None)
+    if outcome.status == "stopped" and error is None:
+        console.print(f"stopped ({outcome.reason}); continue with: areal-like resume {folder.root}")
+    elif outcome.status != "completed" and outcome.reason != str(error):
+        console.print(outcome.reason)
+    if isinstance(error, ProcessDied):
+        console.print(f"--- end of {folder.logs / (error.name + '.log')}")
+        console.print(printable(error.tail))
+    if error is not None:
+        raise error
+
+
+def _audit_words(folder: RunFolder) -> str:
+    try:
+        report = audit(folder.root)
+    except (UserError, LedgerError) as error:
+        return f"not possible: {error}"
+    return "clean" if not report.findings else "; ".join(str(finding) for finding in report.findings[:5])

@@ -1,0 +1,179 @@
+"""Hands events to the coordinator and carries out the effects it answers with.
+
+Owns: one ledger transaction for a burst and then its sends, the order of the two. Refuses: which effects an event has
+(coordinator.py), what a message from outside means (message_intake.py), how one is made (outbound.py).
+
+An acknowledgement never precedes its commit (`exactly-once`). After a refused write the coordinator knows more than the
+ledger: from then on nothing is handled any more, or a resumed run would find facts whose causes are missing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from areal_like.wire import messages as m
+from controller.coordinator.effects import (
+    DropGroup,
+    Effect,
+    EndRun,
+    EndWorker,
+    EvalDone,
+    EvalDropped,
+    Note,
+    PurgePayloads,
+    RecordIncident,
+    SendAck,
+    SendBatch,
+    SendCancel,
+    SendLeases,
+    SendNoMoreBatches,
+    SendRecall,
+    SendRelease,
+    SendRewrite,
+    SendSwap,
+    SendVersion,
+)
+from controller.coordinator.notes import HANDLING
+from controller.ledger.ledger import LedgerEntry
+from controller.runtime.components import RunComponents
+from controller.runtime.inbound import InboundEvent, entry_of
+from controller.runtime.outbound import Outgoing
+from controller.runtime.outcome import Outcome
+from controller.runtime.trainer_progress import TrainerProgress
+from controller.telemetry.step_reporter import StepReporter
+
+log = logging.getLogger(__name__)
+
+
+class EffectDispatcher:
+    """`handle` every burst of events."""
+
+    def __init__(
+        self,
+        components: RunComponents,
+        outgoing: Outgoing,
+        *,
+        trainer: TrainerProgress,
+        steps: StepReporter,
+        clock: Callable[[], float],
+    ) -> None:
+        self._coordinator, self._ledger = components.coordinator, components.ledger
+        self._supervisor, self._end, self._tracer = components.supervisor, components.end, components.tracer
+        telemetry = components.telemetry
+        self._display, self._journal, self._tally = telemetry.display, telemetry.journal, telemetry.tally
+        self._out, self._trainer, self._steps, self._clock = outgoing, trainer, steps, clock
+        self._is_unsettled = False
+        """The coordinator has taken in what the ledger has not: between the two, and indefinitely once a write
+        failed.
+        """
+
+    def handle(self, burst: Sequence[InboundEvent]) -> None:
+        """Events of one burst: one transaction for what must be remembered, then everything else, in order."""
+        if self._is_unsettled:
+            return
+        self._is_unsettled = True
+        entries: list[LedgerEntry] = []
+        others: list[Effect] = []
+        steps: list[tuple[int, InboundEvent]] = []
+        for received in burst:
+            before = self._coordinator.version
+            for effect in self._coordinator.handle(received.event, self._clock()):
+                if effect.is_ledger:
+                    entries.append(entry_of(effect, received))
+                else:
+                    others.append(effect)
+                if isinstance(effect, Note) and HANDLING[effect.kind].is_recorded:
+                    entries.append(LedgerEntry(effect=RecordIncident(kind=effect.kind, text=effect.text)))
+            if received.metrics and self._coordinator.version != before:  # a repeated announcement is no second step
+                steps.append((self._coordinator.version, received))
+        if entries:
+            with self._tracer.span("ledger", entries=len(entries)):
+                self._ledger.apply(entries)
+        self._is_unsettled = False
+        for entry in entries:
+            self._tally.lengths.record(entry.effect)
+            if isinstance(effect := entry.effect, DropGroup):
+                self._journal.measure("dropped", group_id=effect.group_id, reason=effect.reason, detail=effect.detail)
+        for version, received in steps:
+            self._steps.published(version, received.metrics)
+        for effect in others:
+            self._carry_out(effect)
+        if lost := self._out.take_lost():
+            self.handle([InboundEvent(event) for event in lost])
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case SendLeases():
+                if self._out.leases(effect):
+                    self._steps.starts()
+            case SendAck():
+                self._out.send(effect.worker, m.SampleAck(lease_ids=effect.lease_ids))
+            case SendCancel():
+                self._out.send(effect.worker, m.CancelLeases(lease_ids=effect.lease_ids))
+            case SendRecall():
+                self._out.send(effect.worker, m.RecallLeases(lease_ids=effect.lease_ids))
+            case SendVersion():
+                self._out.version(effect)
+            case SendSwap():
+                self._out.send(effect.worker, m.SwapVersion(version=effect.version, lineage=effect.lineage))
+            case SendRelease():
+                self._out.send(effect.worker, m.ReleaseMemory(number=effect.number))
+            case EndWorker():
+                self._display.note(f"{effect.worker} is terminated: {effect.reason}", "warning")
+                self._supervisor.end(effect.worker, effect.reason)
+            case SendBatch():
+                self._send_batch(effect)
+            case SendRewrite():
+                self._out.send("trainer", m.RewriteVersion(version=effect.version, lineage=effect.lineage))
+            case SendNoMoreBatches():
+                self._trainer.last_step = effect.last_step
+                self._out.send("trainer", m.NoMoreBatches(last_step=effect.last_step, reason=effect.reason))
+            case EvalDone():
+                self._eval_done(effect)
+            case EvalDropped():
+                self._out.forget_ended_evals()
+                self._display.note(f"evaluation of version {effect.version} given up: {effect.reason}", "warning")
+            case PurgePayloads():
+                report = self._ledger.purge(effect.covered_step)
+                log.info("purged payloads up to step %d: %s", effect.covered_step, report)
+            case Note():
+                self._journal.measure("note", note=effect.kind, text=effect.text)
+                log.info("%s: %s", effect.kind, effect.text)
+                if HANDLING[effect.kind].is_traced:
+                    self._tracer.instant(effect.kind, text=effect.text)
+                if HANDLING[effect.kind].is_shown and self._end.outcome is None:  # leaving at the end is no news
+                    self._display.note(effect.text, "warning")
+            case EndRun():
+                # With no worker left the last one's own words say more than that none is left.
+                has_no_rollout_workers = effect.status == "failed" and not self._supervisor.watches_role("rollout")
+                death = self._end.death if has_no_rollout_workers else None
+                self._end.decide(Outcome(effect.status, effect.reason, death))
+            case _:
+                raise AssertionError(f"unhandled effect {type(effect).__name__}")
+
+    def _send_batch(self, effect: SendBatch) -> None:
+        batch = self._out.batch(effect, self._coordinator.counts())
+        self._steps.shipped(
+            effect.step,
+            staleness=list(batch.position.staleness),
+            num_samples=len(batch.samples),
+            num_tokens=sum(sample.trajectory.num_sampled for sample in batch.samples),
+            is_replay=effect.is_replay,
+        )
+        self._tracer.instant("batch_sent", step=effect.step, groups=len(effect.groups))
+
+    def _eval_done(self, effect: EvalDone) -> None:
+        self._out.forget_ended_evals()
+        num_rows = len(effect.values)
+        num_scored = self._tally.add_evaluation(effect.version, effect.values)
+        if num_scored < num_rows:
+            self._display.note(f"{num_rows - num_scored} of {num_rows} evaluated answers got no score", "warning")
+        if not num_scored:
+            return
+        accuracy = self._tally.accuracy[effect.version]
+        self._journal.measure(
+            "eval", version=effect.version, accuracy=accuracy, num_scored=num_scored, num_rows=num_rows,
+            eval=effect.kind,
+        )  # fmt: skip
+        self._display.accuracy(effect.version, accuracy, num_scored)

@@ -1,0 +1,60 @@
+"""Where a session starts: the ledger's memory of earlier sessions and the checkpoint that the trainer continues from.
+
+Owns: `StartingPoint`, the totals of steps that survive a resume. Refuses: which checkpoint is whole
+(trainer_restart.py), whether the files of a run agree (continuity.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from controller.coordinator.snapshot import LedgerState
+from controller.ledger.ledger import Ledger
+from controller.run_folder.run_folder import RunFolder
+from controller.runtime.continuity import Findings, refuse
+from controller.runtime.trainer_restart import find_checkpoint
+from controller.telemetry.display import Display
+from controller.telemetry.summary import Tally
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """The state that the coordinator is restored from, and what the trainer starts from."""
+
+    state: LedgerState
+    version: int = 0
+    checkpoint: Path | None = None
+    """None: the starting policy."""
+
+    @property
+    def lineage(self) -> str:
+        """Lineage of the versions that the trainer publishes in this session."""
+        return f"l{self.state.num_lineages}"
+
+
+def find_start(
+    folder: RunFolder, ledger: Ledger, state: LedgerState, display: Display, *, is_resume: bool, accept_loss: bool
+) -> StartingPoint:
+    """The newest whole checkpoint that the ledger knows. Raises UserError where damage left none."""
+    found = find_checkpoint(folder.root, num_batches=len(state.batches), ledger_seq=ledger.seq)
+    for words in found.left_out:
+        display.note(words, "warning")
+    if found.path is None and found.left_out and not accept_loss:
+        refuse(folder, Findings(lossy=[*found.left_out, "no checkpoint is left to continue from"]))
+    if found.path is not None:
+        display.note(f"continuing from {found.path} (version {found.version})")
+    elif is_resume:
+        display.note("no checkpoint: continuing from the starting policy, with the recorded samples", "warning")
+    return StartingPoint(state, found.version, found.path)
+
+
+def restore_tally(tally: Tally, ledger: Ledger, start: StartingPoint) -> None:
+    """After a resume: what the surviving steps of earlier sessions consumed and scored is part of the run."""
+    for batch in start.state.batches:
+        if batch.step <= start.version:
+            tally.add_history([batch.step - 1 - group.first_version for group in batch.groups])
+    tally.lengths.restore(ledger.length_facts(), start.state.live)
+    for version, values in ledger.evaluations().items():
+        if version <= start.version:
+            tally.add_evaluation(version, values)

@@ -1,0 +1,46 @@
+"""Files and environment variables that scorers' options name: the key of an endpoint, a judge's rubric.
+
+Owns: reading them, with errors that never show a key. Refuses: what else a scorer needs of this machine
+(scorer_needs.py), what an option may be (scorer_options.py).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from areal_like.errors import UserError
+from services.reward.scorer_options import EndpointOptions, fault_of_template
+
+
+def read_key(options: EndpointOptions, where: str) -> str | None:
+    """The key, or None where the server needs none. Raises UserError, which never shows it."""
+    if options.key_env is not None:
+        key, place = os.environ.get(options.key_env, ""), f"environment variable {options.key_env}"
+    elif options.key_file is not None:
+        place = f"file {options.key_file}"
+        try:
+            key = Path(options.key_file).expanduser().read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not text"
+            raise UserError(f"the key cannot be read from {place} ({reason})", where=where) from error
+    else:
+        return None
+    key = key.strip()
+    if not key:
+        raise UserError(f"{place} holds no key", where=where, remedy="set it where the job is started")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise UserError(f"{place} does not contain a valid key: white space or letters beyond ASCII", where=where)
+    return key
+
+
+def read_rubric(path: str, where: str) -> str:
+    """The rubric in a file. Raises UserError: not there, not text, no template that shows the answer."""
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text in UTF-8"
+        raise UserError(f"rubric_file {path} cannot be read ({reason})", where=where) from error
+    if fault := fault_of_template(text):
+        raise UserError(f"rubric_file {path} {fault}", where=where)
+    return text

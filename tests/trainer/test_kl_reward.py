@@ -1,0 +1,117 @@
+"""The divergence from the reference model is taken off the rewards, on whatever ranks the samples are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.backends.port import Setup
+from trainer.backends.torch_single import TorchBackend
+from trainer.config import AdvantageSettings, LossSettings, OptimizerSettings, TrainerSettings
+from trainer.data.batch import PreparedBatch, prepare_batch
+from trainer.kl_reward import advantages_with_kl
+from trainer.model.attention import AttentionChoice
+from trainer.objectives.advantage import advantages, by_sample
+from trainer.ranks import Ranks
+from trainer.step import TrainStep, ready_model
+
+GROUPS = (4, 2, 3, 1)
+COEF = 0.3
+
+
+def _settings(kind: str = "grpo_no_std", estimator: Any = "k1", **changes: Any) -> TrainerSettings:
+    loss = LossSettings(kl_coef=COEF, kl_in="reward", kl_estimator=estimator)
+    keys = {"loss": loss, "advantage": AdvantageSettings(kind=kind), "micro_batch_tokens": 24, "mini_batches": 2}
+    return TrainerSettings(**{**keys, **changes})
+
+
+class OneOfSeveral:
+    """A rank whose peers' penalties are known."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, others: torch.Tensor) -> None:
+        self._others = others
+        self.own = torch.zeros(0)
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        self.own = values
+        return values + self._others
+
+
+def _reference(prepared: PreparedBatch) -> dict[tuple[int, int], torch.Tensor]:
+    """Made-up log-probs that depend on the token alone."""
+    return {
+        (number, place): -0.1 * (micro_batch.packed.targets_N % 17).float() - 0.2
+        for number, mini_batch in enumerate(prepared.mini_batches)
+        for place, micro_batch in enumerate(mini_batch)
+    }
+
+
+def _oracle(samples: Any, settings: TrainerSettings) -> list[np.ndarray]:
+    """Advantages of every sample, computed sample by sample."""
+    penalties = []
+    for sample in samples:
+        mask = sample.trajectory.loss_mask_T
+        r = -0.1 * (sample.trajectory.tokens_T[mask] % 17) - 0.2
+        b = sample.trajectory.logprobs_T[mask].astype(np.float64)
+        k = {"k1": b - r, "k2": (b - r) ** 2 / 2, "k3": np.exp(r - b) - (r - b) - 1}
+        penalties.append(COEF * k[settings.loss.kl_estimator])
+    rewards = np.array([sample.reward - part.sum() for sample, part in zip(samples, penalties, strict=True)])
+    groups = np.array([sample.group_id for sample in samples])
+    if settings.advantage.kind == "reinforce_pp":
+        returns = [
+            np.array([sample.reward - part[t:].sum() for t in range(len(part))])
+            for sample, part in zip(samples, penalties, strict=True)
+        ]
+        flat = np.concatenate(returns)
+        return [(part - flat.mean()) / (flat.std() + settings.advantage.std_eps) for part in returns]
+    lengths = [len(part) for part in penalties]
+    return by_sample(advantages(rewards, groups, lengths, settings.advantage), lengths)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("kind", ["grpo_no_std", "reinforce_pp"])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_advantages_are_those_of_penalised_rewards_on_every_rank(
+    num_ranks: int, kind: str, estimator: str, make_samples: Any
+) -> None:
+    samples, settings = make_samples(GROUPS), _settings(kind, estimator)
+    expected = _oracle(samples, settings)
+    made = [prepare_batch(samples, 3, settings, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
+    alone = [OneOfSeveral(torch.zeros(1)) for _ in made]
+    for prepared, ranks in zip(made, alone, strict=True):
+        advantages_with_kl(prepared, _reference(prepared), settings, ranks)  # type: ignore[arg-type]
+    seen = set()
+    for rank, prepared in enumerate(made):
+        others = sum((one.own for number, one in enumerate(alone) if number != rank), torch.zeros(1))
+        ranks = OneOfSeveral(others)
+        changed = advantages_with_kl(prepared, _reference(prepared), settings, ranks)  # type: ignore[arg-type]
+        for micro_batch in (one for mini_batch in changed.mini_batches for one in mini_batch if not one.is_dummy):
+            want = np.concatenate([expected[sample] for sample in micro_batch.samples_S])
+            np.testing.assert_allclose(micro_batch.inputs.advantage_N, want, rtol=1e-4, atol=1e-5)
+            assert not micro_batch.is_silent
+            seen |= set(micro_batch.samples_S)
+    assert seen == set(range(len(samples)))
+
+
+def test_step_takes_the_reference_into_the_reward_and_not_into_the_loss(
+    tiny_model: Callable[..., Any], make_samples: Any
+) -> None:
+    settings = _settings("reinforce_pp", optimizer=OptimizerSettings(lr=0.0))
+    samples = make_samples(GROUPS)
+    metrics = {}
+    for name, seed in (("same", 0), ("other", 1)):
+        model = tiny_model()
+        attention = AttentionChoice("sdpa", "test")
+        setup = Setup(settings, temperature=0.9, num_steps=10, attention=attention, ranks=Ranks.alone())
+        ready_model(model, setup)
+        step = TrainStep(TorchBackend(model, setup), setup, groups_per_step=8, reference=tiny_model(seed=seed))
+        metrics[name] = step.run(step.prepare(samples, version=3))
+    assert metrics["same"]["kl_reward"] != metrics["other"]["kl_reward"]
+    assert metrics["same"]["grad_norm"] > 0
+    assert "kl_reference" not in metrics["same"]

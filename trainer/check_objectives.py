@@ -1,0 +1,66 @@
+"""`python -m trainer.check_objectives IN OUT`: whether the user's loss and advantages can be imported and used.
+
+Owns: trying them in a short-lived process, so that a mistake is found before a run starts (areal_like/user_check.py
+says what IN and OUT hold; the options are the whole section trainer.loss or trainer.advantage).
+Refuses: loading them (trainer/objectives/own_code.py), calling a loss (trainer/objectives/trial.py).
+
+Options, needs and combinations are checked without torch. A loss is called where torch is installed; where it is not,
+as on a controller that trains elsewhere, the trainer calls it before its first step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from areal_like.errors import UserError
+from areal_like.user_check import answer
+from trainer.config import AdvantageSettings, LossSettings
+from trainer.objectives.advantage import advantages
+from trainer.objectives.own_code import ADVANTAGE_KEY, own_advantage
+from trainer.objectives.port import Fault
+from trainer.objectives.registry import advantage_faults, loss_faults
+
+
+def check_objective(name: str, section: dict[str, Any]) -> None:
+    """Check a loss or advantages with their section. Raises UserError for the first thing that is wrong."""
+    if section.pop("of") == "advantage":
+        check_advantage(AdvantageSettings.model_validate(section))
+    else:
+        check_loss(LossSettings.model_validate(section))
+
+
+def check_loss(settings: LossSettings) -> None:
+    """Import it, check its options and combinations, and call it on four tokens if torch is here. Raises UserError."""
+    _raise_first(loss_faults(settings, imports_own=True))
+    if find_spec("torch") is not None:
+        from trainer.objectives.trial import try_loss  # takes seconds, and the controller may have no torch
+
+        try_loss(settings)
+
+
+def check_advantage(settings: AdvantageSettings) -> None:
+    """Import it, check its options, and call it on two groups of two samples. Raises UserError."""
+    _raise_first(advantage_faults(settings, group_size=2, advantage=own_advantage(settings.kind)))
+    try:
+        advantages(np.array([0.0, 1.0, 1.0, 1.0]), np.array([0, 0, 1, 1]), [2, 1, 3, 2], settings)
+    except UserError:
+        raise
+    except Exception as error:  # the user's own code
+        what = f"{settings.kind} failed on four samples ({type(error).__name__}: {error})"
+        remedy = "it is called as advantage(samples, **options)"
+        raise UserError(what, where=ADVANTAGE_KEY, remedy=remedy) from error
+
+
+def _raise_first(faults: Iterator[Fault]) -> None:
+    for fault in faults:
+        raise UserError(f"{fault.key}: {fault.what}", where=fault.key, remedy=fault.remedy)
+
+
+if __name__ == "__main__":
+    answer(Path(sys.argv[1]), Path(sys.argv[2]), check_objective)

@@ -1,0 +1,28 @@
+"""REINFORCE++-baseline: r minus the mean of the group, normalised over all tokens (arXiv 2501.03262, section 3).
+
+The normalisation takes the mean over the tokens once more, so an answer of a group of equal rewards has a small
+advantage where long answers are better or worse than short ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainer.objectives.advantages import grpo_no_std
+from trainer.objectives.advantages.normalise import StdOptions, normalised
+from trainer.objectives.port import Advantage, NoOptions, RewardedSamples
+
+
+def compute(samples: RewardedSamples, options: StdOptions) -> np.ndarray:
+    """Compute one advantage per token."""
+    return normalised(np.repeat(grpo_no_std.compute(samples, NoOptions()), samples.lengths_B), options.std_eps)
+
+
+ADVANTAGE = Advantage(
+    name="reinforce_pp_baseline",
+    compute=compute,
+    options=StdOptions,
+    keys=("std_eps",),
+    is_within_group=False,
+    single_sample="a reward is its own mean",
+)

@@ -1,0 +1,43 @@
+"""Sequence mask by the product of its ratios (masked importance sampling by sequence; verl's `seq_sum_k1`).
+
+A sequence stays where low <= exp(sum(d)) <= high, with d the log-prob at the start of the step minus the behaviour
+log-prob. The sum grows with length: long sequences are rejected first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field, model_validator
+
+from areal_like.settings import Settings
+from trainer.objectives.port import LOG_RATIO_CLAMP, Correction, Needs, TokenInputs
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Options(Settings):
+    """Window of the sequence's ratio."""
+
+    low: float = Field(0.5, ge=0)
+    """Smallest product that stays."""
+    high: float = Field(2.0, gt=0)
+    """Largest product that stays."""
+
+    @model_validator(mode="after")
+    def _holds_one(self) -> Options:
+        if not self.low < 1.0 < self.high:
+            raise ValueError(f"the window [{self.low:g}, {self.high:g}] leaves out 1: on-policy tokens")
+        return self
+
+
+def factor(tokens: TokenInputs, options: Options) -> torch.Tensor:
+    """Keep sequences inside the window."""
+    assert tokens.drift_N is not None
+    assert tokens.sequences is not None
+    product_S = tokens.sequences.sum(tokens.drift_N).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
+    return tokens.sequences.spread((product_S >= options.low) & (product_S <= options.high))
+
+
+CORRECTION = Correction(name="sequence_rejection", factor=factor, options=Options, needs=Needs(sequences=True))

@@ -1,0 +1,31 @@
+"""Token weight by staleness: decay^s, with s the versions between the policy that sampled and the trained one.
+
+A bounded preference for fresh tokens that needs no log-prob; it is no importance weight and corrects no bias.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from areal_like.settings import Settings
+from trainer.objectives.port import Correction, TokenInputs
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Options(Settings):
+    """Decay."""
+
+    decay: float = Field(0.9, gt=0, lt=1)
+    """Factor for every version of staleness."""
+
+
+def factor(tokens: TokenInputs, options: Options) -> torch.Tensor:
+    """Weigh tokens by their age."""
+    return options.decay ** tokens.staleness_N.clamp(min=0)
+
+
+CORRECTION = Correction(name="staleness_weight", factor=factor, options=Options)

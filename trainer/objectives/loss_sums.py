@@ -1,0 +1,143 @@
+"""Sums that a step's metrics are made of: added over micro-batches and ranks before anything is divided.
+
+Owns: `LossSums`. Refuses: what a loss reports of its own (it names its metrics itself, port.TokenLoss).
+
+Shapes: N sampled tokens of one micro-batch, S sequences of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from trainer.config import WeightClip
+from trainer.objectives.port import TokenLoss
+from trainer.ranks import Ranks
+
+_OF_TOKENS, _OF_SEQUENCES = "token:", "sequence:"
+"""Prefixes of sums that a loss reports itself."""
+
+
+@dataclass(frozen=True)
+class LossSums:
+    """Sums, maxima and minima over tokens, which micro-batches add up before anything is divided."""
+
+    sums: dict[str, torch.Tensor]
+    maxima: dict[str, torch.Tensor]
+    minima: dict[str, torch.Tensor]
+
+    @staticmethod
+    def of(
+        *,
+        loss: torch.Tensor,
+        entropy_N: torch.Tensor,
+        ratio_N: torch.Tensor,
+        log_ratio_N: torch.Tensor,
+        log_weight_N: torch.Tensor,
+        weight_N: torch.Tensor,
+        kl_reference_N: torch.Tensor | None,
+        clip: WeightClip,
+        own: TokenLoss,
+    ) -> LossSums:
+        """Of one micro-batch. own: what its loss reports."""
+        log_weight_N = log_weight_N.clamp(-clip.log_clamp, clip.log_clamp)
+        plain_N = log_weight_N.exp()
+        sums = {
+            "loss": loss.detach().double(),
+            "tokens": torch.tensor(float(len(weight_N)), dtype=torch.float64, device=weight_N.device),
+            "entropy": _sum(entropy_N),
+            "ratio": _sum(ratio_N),
+            "weight": _sum(weight_N),
+            "weight_squared": _sum(weight_N.double().square()),
+            "masked": _sum((plain_N < clip.low) | (plain_N > clip.max)) if clip.mode == "mask" else _sum(weight_N * 0),
+            "truncated": _sum(plain_N > clip.max) if clip.mode == "truncate" else _sum(weight_N * 0),
+            "kl_behaviour_proximal": _sum(plain_N - log_weight_N - 1.0),
+            "kl_proximal_current": _sum(ratio_N - log_ratio_N - 1.0),
+        }
+        if kl_reference_N is not None:
+            sums["kl_reference"] = _sum(kl_reference_N)
+        sums |= _own_sums(own)
+        return LossSums(
+            sums, {"weight": weight_N.max(), "ratio": ratio_N.detach().max()}, {"ratio": ratio_N.detach().min()}
+        )
+
+    def plus(self, other: LossSums) -> LossSums:
+        """Both together."""
+        return LossSums(
+            {name: value + other.sums[name] for name, value in self.sums.items()},
+            {name: torch.maximum(value, other.maxima[name]) for name, value in self.maxima.items()},
+            {name: torch.minimum(value, other.minima[name]) for name, value in self.minima.items()},
+        )
+
+    def emptied(self) -> LossSums:
+        """What adding changes nothing: of a rank that computed nothing of its own."""
+        return LossSums(
+            {name: torch.zeros_like(value) for name, value in self.sums.items()},
+            {name: torch.full_like(value, -torch.inf) for name, value in self.maxima.items()},
+            {name: torch.full_like(value, torch.inf) for name, value in self.minima.items()},
+        )
+
+    def without_own(self) -> LossSums:
+        """Only what every loss has, not what this one reports itself."""
+        prefixes = (_OF_TOKENS, _OF_SEQUENCES)
+        kept = {name: value for name, value in self.sums.items() if not name.startswith(prefixes)}
+        return LossSums(kept, self.maxima, self.minima)
+
+    def over(self, ranks: Ranks) -> LossSums:
+        """Those of all ranks together, the same on each. Collective."""
+        if ranks.size == 1:
+            return self
+        reduced = []
+        for part, reduce in ((self.sums, ranks.sum), (self.maxima, ranks.max), (self.minima, ranks.min)):
+            values = reduce(torch.stack([part[name].double() for name in sorted(part)]))
+            reduced.append(dict(zip(sorted(part), values.unbind(), strict=True)))
+        return LossSums(*reduced)
+
+    def metrics(self, num_mini_batches: int) -> dict[str, float]:
+        """Means over all tokens of the step; `loss` is the mean over its updates.
+
+        ess: effective sample size of the weights as a share, (sum w)^2 / (N sum w^2); 0 when every weight is 0.
+        kl_*: k3 on the sampled tokens. kl_proximal_current is taken over tokens of the behaviour policy.
+        """
+        total = {name: float(value) for name, value in self.sums.items()}
+        num = total["tokens"]
+        squared = total["weight_squared"]
+        means = {name: total[name] / num for name in ("entropy", "kl_behaviour_proximal", "kl_proximal_current")}
+        if "kl_reference" in total:
+            means["kl_reference"] = total["kl_reference"] / num
+        return {
+            "loss": total["loss"] / num_mini_batches,
+            **means,
+            "ratio_mean": total["ratio"] / num,
+            "ratio_max": float(self.maxima["ratio"]),
+            "ratio_min": float(self.minima["ratio"]),
+            "weight_mean": total["weight"] / num,
+            "weight_max": float(self.maxima["weight"]),
+            "weight_masked_share": total["masked"] / num,
+            "weight_truncated_share": total["truncated"] / num,
+            "ess": total["weight"] ** 2 / (num * squared) if squared > 0 else 0.0,
+            **_own_means(total),
+        }
+
+
+def _own_sums(own: TokenLoss) -> dict[str, torch.Tensor]:
+    sums = {f"{_OF_TOKENS}{name}": _sum(values_N) for name, values_N in own.token_metrics.items()}
+    for name, values_S in own.sequence_metrics.items():
+        sums[f"{_OF_SEQUENCES}{name}"] = _sum(values_S)
+        sums["sequences"] = values_S.new_full((), len(values_S), dtype=torch.float64)
+    return sums
+
+
+def _own_means(total: Mapping[str, float]) -> dict[str, float]:
+    means: dict[str, float] = {}
+    for prefix, count in ((_OF_TOKENS, "tokens"), (_OF_SEQUENCES, "sequences")):
+        means |= {
+            name.removeprefix(prefix): value / total[count] for name, value in total.items() if name.startswith(prefix)
+        }
+    return means
+
+
+def _sum(values: torch.Tensor) -> torch.Tensor:
+    return values.detach().sum(dtype=torch.float64)

@@ -1,0 +1,237 @@
+"""What a loss, and a way to compute advantages, consist of, and what they are given. Imports no torch.
+
+Owns: `Objective`, `Correction`, `Advantage`, `Needs`, `TokenInputs`, `Sequences`, `TokenLoss`. Refuses: which ones
+exist (registry.py), loading a user's (own_code.py), combining a loss with weights, KL and averaging (loss.py).
+
+The configuration is checked where torch may be missing, so a descriptor and the file that holds it import torch for
+type checking only; a loss is written with methods of the tensors it is given.
+
+Shapes: N sampled tokens of one micro-batch, in packed order; S sequences of the micro-batch, which are always whole;
+B sequences of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from areal_like.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.config import LossSettings
+
+LOG_RATIO_CLAMP = 20.0
+"""Log-ratios are clamped to this before exp: beyond it a ratio would overflow, far outside any trust region."""
+
+
+class NoOptions(Settings):
+    """No options."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What must be computed for a loss besides log-probs under the current and the behaviour policy.
+
+    proximal: `any`: whatever `trainer.loss.proximal` says; `behaviour`: the ratio counts from the policy that sampled,
+    which takes `proximal: behaviour`; `recompute`: log-probs of the whole step under the policy it starts from.
+    sequences: `tokens.sequences`. reference: `tokens.reference_N`. values: `tokens.values_N`, of a critic.
+    entropy: `tokens.entropy_N`, over the whole vocabulary, with gradient.
+    every_sequence: the loss has a gradient where the advantage is 0, so that no sequence may be left out.
+    """
+
+    proximal: Literal["any", "behaviour", "recompute"] = "any"
+    sequences: bool = False
+    reference: bool = False
+    values: bool = False
+    entropy: bool = False
+    every_sequence: bool = False
+
+
+class Fault(NamedTuple):
+    """A setting that cannot be: its key, why, and what to do instead."""
+
+    key: str
+    what: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Which sequence each token belongs to, and sums over sequences. All results carry gradients.
+
+    ids_N: int64, from 0 to num - 1. Every sequence has a token.
+    """
+
+    ids_N: torch.Tensor
+    num: int
+
+    def sum(self, values_N: torch.Tensor) -> torch.Tensor:
+        """Sum over the tokens of each sequence, [S]."""
+        return values_N.new_zeros(self.num).index_add(0, self.ids_N, values_N)
+
+    @property
+    def lengths_S(self) -> torch.Tensor:
+        """Sampled tokens of each sequence, int64 [S]."""
+        return self.ids_N.new_zeros(self.num).index_add(0, self.ids_N, self.ids_N.new_ones(len(self.ids_N)))
+
+    def mean(self, values_N: torch.Tensor) -> torch.Tensor:
+        """Mean over the tokens of each sequence, [S]."""
+        return self.sum(values_N) / self.lengths_S
+
+    def max(self, values_N: torch.Tensor) -> torch.Tensor:
+        """Largest value of each sequence, [S]."""
+        return values_N.new_zeros(self.num).scatter_reduce(0, self.ids_N, values_N, "amax", include_self=False)
+
+    def spread(self, values_S: torch.Tensor) -> torch.Tensor:
+        """Each sequence's value at each of its tokens, [N]."""
+        return values_S[self.ids_N]
+
+
+@dataclass(frozen=True)
+class TokenInputs:
+    """What one micro-batch's loss needs alongside the current policy; float32 [N] on the model's device.
+
+    coefficient_N: weight of each token in its update's loss (`token_coefficients`). proximal_N: for `recompute`
+    alone; None means p = sg(c), which is what a recomputation would give before the first update of a step; a loss
+    always gets the log-probs of the configured mode. is_cut_N: bool, the answer ended at the token limit. The others
+    are None unless needed (`Needs`).
+
+    For corrections only: current_N, the current log-probs, and drift_N, those at the start of the step minus
+    behaviour_N. Where the step did not compute them, the current ones take their place.
+
+    step: what `statistics` of a loss or correction returned for the whole step, by its name.
+    """
+
+    behaviour_N: torch.Tensor
+    advantage_N: torch.Tensor
+    staleness_N: torch.Tensor
+    coefficient_N: torch.Tensor
+    proximal_N: torch.Tensor | None = None
+    reference_N: torch.Tensor | None = None
+    values_N: torch.Tensor | None = None
+    entropy_N: torch.Tensor | None = None
+    sequences: Sequences | None = None
+    is_cut_N: torch.Tensor | None = None
+    current_N: torch.Tensor | None = None
+    drift_N: torch.Tensor | None = None
+    step: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """What a loss returns: numbers to be minimised, and what it reports.
+
+    policy_N: multiplied by the correction weight. unweighted_N: added after that, such as a penalty that must hold
+    where the weight is 0. token_metrics: [N] each, reported as means over the tokens of the step; sequence_metrics: [S]
+    each, as means over its sequences. Names are the same in every micro-batch; sums over micro-batches and ranks are
+    made by the caller.
+    """
+
+    policy_N: torch.Tensor
+    unweighted_N: torch.Tensor | None = None
+    token_metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    sequence_metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+LossFunction = Callable[["torch.Tensor", TokenInputs, Any], TokenLoss]
+"""Called as `loss(current_N, tokens, options)`: current_N is the log-prob under the current policy, with gradient."""
+
+
+SumOverRanks = Callable[[Sequence[float]], list[float]]
+"""Adds numbers over all ranks; every rank must call it equally often."""
+Statistics = Callable[[Sequence[TokenInputs], SumOverRanks, Any], Mapping[str, float]]
+"""Called as `statistics(parts, sum_over_ranks, options)` once a step, before its first update, by all ranks together:
+parts are this rank's micro-batches, possibly none, with drift_N. Returns numbers of the whole step, the same on each
+rank."""
+
+
+def no_conflicts(settings: LossSettings, options: Any) -> Iterator[Fault]:
+    """Object to nothing."""
+    yield from ()
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One loss: `trainer.loss.kind`.
+
+    keys: fields of `options` that are keys of `trainer.loss` itself. needs: a constant, or a function of the options.
+    statistics: numbers of the whole step that it needs, which costs a forward pass over the step.
+    conflicts: settings of `trainer.loss` that make no sense with these options.
+    """
+
+    name: str
+    loss: LossFunction
+    options: type[Settings] = NoOptions
+    keys: tuple[str, ...] = ()
+    needs: Needs | Callable[[Any], Needs] = Needs()
+    statistics: Statistics | None = None
+    conflicts: Callable[[LossSettings, Any], Iterator[Fault]] = no_conflicts
+
+    def needs_with(self, options: Any) -> Needs:
+        """What it needs with these options."""
+        return self.needs if isinstance(self.needs, Needs) else self.needs(options)
+
+
+@dataclass(frozen=True)
+class Correction:
+    """One entry of `trainer.loss.corrections`: a mask or weight on the loss of each token.
+
+    factor: called as `factor(tokens, options)`, without gradient; returns which tokens stay (bool [N]) or a weight [N].
+    is_weight: it corrects for the policy that sampled, as `trainer.loss.weight` does, and takes its place.
+    """
+
+    name: str
+    factor: Callable[[TokenInputs, Any], torch.Tensor]
+    options: type[Settings] = NoOptions
+    needs: Needs = Needs()
+    statistics: Statistics | None = None
+    is_weight: bool = False
+    conflicts: Callable[[LossSettings, Any], Iterator[Fault]] = no_conflicts
+
+
+# ---------------------------------------------------------------- advantages
+
+
+@dataclass(frozen=True)
+class RewardedSamples:
+    """A whole batch as advantages see it, the same on every rank.
+
+    rewards_B: float64, after scale, bias and clip, minus the KL penalties of all tokens where there are any.
+    group_ids_B, lengths_B: int64; lengths in sampled tokens. penalties_N: the KL penalty of each sampled token in the
+    order of the samples (`kl_in: reward`); values_N: of a critic, likewise. None unless configured.
+    """
+
+    rewards_B: np.ndarray
+    group_ids_B: np.ndarray
+    lengths_B: np.ndarray
+    penalties_N: np.ndarray | None = None
+    values_N: np.ndarray | None = None
+
+    def groups(self) -> Iterator[np.ndarray]:
+        """Indices of the samples of each group, which may be anywhere in the batch."""
+        for group_id in np.unique(self.group_ids_B):
+            yield np.flatnonzero(self.group_ids_B == group_id)
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """One way to compute advantages: `trainer.advantage.kind`.
+
+    compute: called as `compute(samples, options)`; returns one advantage per sample [B] or per sampled token [N].
+    keys: fields of `options` that are keys of `trainer.advantage` itself. needs_values: a critic's values.
+    is_within_group: a sample is compared with its own group only, so that a group of equal rewards has no advantage.
+    single_sample: why a sample alone in its group has the advantage 0; empty where it has another.
+    """
+
+    name: str
+    compute: Callable[[RewardedSamples, Any], np.ndarray]
+    options: type[Settings] = NoOptions
+    keys: tuple[str, ...] = ()
+    needs_values: bool = False
+    is_within_group: bool = True
+    single_sample: str = ""

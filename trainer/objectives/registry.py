@@ -1,0 +1,252 @@
+"""Every loss and every way to compute advantages, by name, and what of the configuration fits together.
+
+Owns: the tables (one line for each entry), `loss_of`, `advantage_of`, `loss_faults`, `advantage_faults`.
+Refuses: torch: the controller, which has none, asks this module what a configuration needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.config import AdvantageSettings, CorrectionSettings, LossSettings
+from trainer.objectives.advantages import (
+    global_norm,
+    grpo,
+    grpo_no_std,
+    lite_ppo,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    rloo,
+)
+from trainer.objectives.corrections import (
+    geometric_mask,
+    icepop,
+    kl_rejection,
+    kpop,
+    m2po,
+    no_eos_mask,
+    opsm,
+    sequence_rejection,
+    sequence_weight,
+    staleness_mask,
+    staleness_weight,
+    veto,
+)
+from trainer.objectives.losses import bapo, cispo, decoupled_ppo, dppo, gspo, sapo, vespo
+from trainer.objectives.options import option_faults, options_of
+from trainer.objectives.own_code import is_own, own_advantage, own_correction, own_objective
+from trainer.objectives.port import Advantage, Correction, Fault, Needs, Objective
+
+OBJECTIVES: Mapping[str, Objective] = {
+    one.name: one
+    for one in (
+        decoupled_ppo.OBJECTIVE,
+        gspo.OBJECTIVE,
+        cispo.OBJECTIVE,
+        sapo.OBJECTIVE,
+        dppo.OBJECTIVE,
+        vespo.OBJECTIVE,
+        bapo.OBJECTIVE,
+    )
+}
+"""Built-in losses: `trainer.loss.kind`."""
+
+CORRECTIONS: Mapping[str, Correction] = {
+    one.name: one
+    for one in (
+        icepop.CORRECTION,
+        kpop.CORRECTION,
+        veto.CORRECTION,
+        geometric_mask.CORRECTION,
+        sequence_rejection.CORRECTION,
+        kl_rejection.CORRECTION,
+        opsm.CORRECTION,
+        m2po.CORRECTION,
+        no_eos_mask.CORRECTION,
+        staleness_mask.CORRECTION,
+        staleness_weight.CORRECTION,
+        sequence_weight.CORRECTION,
+    )
+}
+"""Built-in masks and weights: `trainer.loss.corrections`."""
+
+ADVANTAGES: Mapping[str, Advantage] = {
+    one.name: one
+    for one in (
+        grpo.ADVANTAGE,
+        grpo_no_std.ADVANTAGE,
+        rloo.ADVANTAGE,
+        global_norm.ADVANTAGE,
+        lite_ppo.ADVANTAGE,
+        reinforce_pp.ADVANTAGE,
+        reinforce_pp_baseline.ADVANTAGE,
+    )
+}
+"""Built-in advantages: `trainer.advantage.kind`."""
+
+LOSS_SECTION = "trainer.loss"
+ADVANTAGE_SECTION = "trainer.advantage"
+_KEYS_OF_SOME = ("eps_low", "eps_high", "dual_clip")
+"""Keys of trainer.loss that only some losses read."""
+
+
+@dataclass(frozen=True)
+class ChosenLoss:
+    """The configured loss and corrections with their options, and all that the step must compute for them."""
+
+    objective: Objective
+    options: Any
+    corrections: tuple[tuple[Correction, Any], ...]
+    needs: Needs
+
+
+def loss_of(settings: LossSettings) -> ChosenLoss:
+    """Find loss and corrections and make their options; imports a user's modules. Raises UserError."""
+    objective = own_objective(settings.kind) if is_own(settings.kind) else OBJECTIVES[settings.kind]
+    options = options_of(objective.options, settings, LOSS_SECTION, objective.keys)
+    corrections = tuple(_correction_of(one, number) for number, one in enumerate(settings.corrections))
+    all_needs = [objective.needs_with(options), *(one.needs for one, _ in corrections)]
+    needs = Needs(
+        proximal=all_needs[0].proximal,
+        sequences=any(one.sequences for one in all_needs),
+        reference=(settings.kl_coef > 0 and settings.kl_in == "loss") or any(one.reference for one in all_needs),
+        values=any(one.values for one in all_needs),
+        entropy=settings.entropy_coef > 0 or any(one.entropy for one in all_needs),
+        every_sequence=settings.kl_coef > 0 or settings.entropy_coef > 0 or all_needs[0].every_sequence,
+    )
+    return ChosenLoss(objective, options, corrections, needs)
+
+
+def _correction_of(settings: CorrectionSettings, number: int) -> tuple[Correction, Any]:
+    one = own_correction(settings.kind) if is_own(settings.kind) else CORRECTIONS[settings.kind]
+    return one, options_of(one.options, settings, f"{LOSS_SECTION}.corrections.{number}")
+
+
+def needs_reference(settings: LossSettings) -> bool:
+    """True where log-probs under the reference model enter the loss or the reward. Imports a user's module."""
+    return settings.kl_coef > 0 or loss_of(settings).needs.reference
+
+
+def loss_faults(settings: LossSettings, *, imports_own: bool = False) -> Iterator[Fault]:
+    """Find what of trainer.loss does not fit together.
+
+    imports_own: import a user's modules and check them as well (raises UserError); without it they are left out.
+    """
+    if not is_own(settings.kind) or imports_own:
+        yield from _objective_faults(settings)
+    found: list[Correction | None] = []
+    for number, one in enumerate(settings.corrections):
+        key = f"{LOSS_SECTION}.corrections.{number}"
+        if is_own(one.kind):
+            correction = own_correction(one.kind) if imports_own else None
+        elif (correction := CORRECTIONS.get(one.kind)) is None:
+            yield Fault(f"{key}.kind", f"no correction `{one.kind}`", f"{', '.join(CORRECTIONS)}, or module:function")
+        if one.kind in [other.kind for other in settings.corrections[:number]]:
+            yield Fault(f"{key}.kind", f"`{one.kind}` is there twice", "once is enough")
+        if correction is not None:
+            faults = option_faults(correction.options, one, key)
+            yield from faults or correction.conflicts(settings, options_of(correction.options, one, key))
+        found.append(correction)
+    yield from _weight_faults(settings, found)
+    yield from _kl_faults(settings)
+
+
+def _kl_faults(settings: LossSettings) -> Iterator[Fault]:
+    if settings.kl_coef > 0 and settings.kl_in == "loss" and settings.kl_estimator == "k1":
+        what = "`k1` in the loss has the gradient of the log-prob alone, whose mean is 0: nothing holds the policy"
+        yield Fault(f"{LOSS_SECTION}.kl_estimator", what, "k2 or k3, or kl_in: reward")
+    if settings.kl_coef == 0:
+        for key in ("kl_estimator", "kl_in"):
+            if getattr(settings, key) != LossSettings.model_fields[key].default:
+                yield Fault(f"{LOSS_SECTION}.{key}", "has no effect with kl_coef: 0", "set kl_coef, or remove it")
+
+
+def _weight_faults(settings: LossSettings, corrections: Iterable[Correction | None]) -> Iterator[Fault]:
+    """The importance weight exp(p - b): once, and not at all where p = b."""
+    mode, key = settings.weight.mode, f"{LOSS_SECTION}.weight.mode"
+    weights = [one.name for one in corrections if one is not None and one.is_weight]
+    has_unknown = any(one is None for one in corrections)
+    if settings.proximal == "behaviour" and mode != "off":
+        what = f"with proximal: behaviour the weight exp(p - b) is 1, and `{mode}` does nothing"
+        remedy = "weight.mode: off for ordinary PPO, or proximal: recompute for decoupled PPO"
+        yield Fault(key, what, remedy)
+    if settings.proximal == "behaviour" and weights:
+        what = f"`{weights[0]}` weighs by the policy that sampled, which proximal: behaviour has in its ratio already"
+        yield Fault(f"{LOSS_SECTION}.proximal", what, "proximal: recompute, or without that correction")
+    elif weights and (mode != "off" or len(weights) > 1):
+        others = f"`{weights[1]}`" if len(weights) > 1 else f"weight.mode: {mode}"
+        yield Fault(key, f"`{weights[0]}` and {others} both weigh by exp(p - b)", "weight.mode: off, and one of them")
+    if settings.proximal != "behaviour" and mode == "off" and not weights and not has_unknown:
+        what = f"with proximal: {settings.proximal} and no weight the loss is decoupled in name only, and biased"
+        remedy = "weight.mode: exact, truncate or mask, or proximal: behaviour for ordinary PPO"
+        yield Fault(key, what, remedy)
+
+
+def _objective_faults(settings: LossSettings) -> Iterator[Fault]:
+    chosen = own_objective(settings.kind) if is_own(settings.kind) else OBJECTIVES.get(settings.kind)
+    if chosen is None:
+        yield Fault(
+            f"{LOSS_SECTION}.kind", f"no loss `{settings.kind}`", f"{', '.join(OBJECTIVES)}, or module:function"
+        )
+        return
+    yield from _idle_keys(settings, chosen)
+    faults = option_faults(chosen.options, settings, LOSS_SECTION, chosen.keys)
+    yield from faults
+    if faults:
+        return
+    options = options_of(chosen.options, settings, LOSS_SECTION, chosen.keys)
+    needs = chosen.needs_with(options)
+    if needs.proximal not in ("any", settings.proximal):
+        keys = "proximal: behaviour with weight.mode: off" if needs.proximal == "behaviour" else "proximal: recompute"
+        anchor = "the policy that sampled the tokens" if needs.proximal == "behaviour" else "recomputed log-probs"
+        what = f"`{settings.kind}` needs {anchor} as its proximal policy, not `{settings.proximal}`"
+        yield Fault(f"{LOSS_SECTION}.proximal", what, keys)
+    if needs.values:
+        yield Fault(f"{LOSS_SECTION}.kind", f"`{settings.kind}` needs the values of a critic, and there is none")
+    yield from chosen.conflicts(settings, options)
+
+
+def _idle_keys(settings: LossSettings, chosen: Objective) -> Iterator[Fault]:
+    """Keys that were set although the loss does not read them."""
+    for key in _KEYS_OF_SOME:
+        value = getattr(settings, key)
+        if key not in chosen.keys and value != LossSettings.model_fields[key].default:
+            readers = [name for name, one in OBJECTIVES.items() if key in one.keys]
+            remedy = f"remove it: {', '.join(readers)} reads it"
+            if key in chosen.options.model_fields:
+                remedy = f"{LOSS_SECTION}.options.{key}: {value:g}"
+            yield Fault(f"{LOSS_SECTION}.{key}", f"has no effect with kind: {settings.kind}", remedy)
+
+
+def advantage_of(settings: AdvantageSettings) -> tuple[Advantage, Any]:
+    """Find the advantage and make its options; imports a user's module. Raises UserError."""
+    advantage = own_advantage(settings.kind) if is_own(settings.kind) else ADVANTAGES[settings.kind]
+    return advantage, options_of(advantage.options, settings, ADVANTAGE_SECTION, advantage.keys)
+
+
+def advantage_faults(
+    settings: AdvantageSettings, group_size: int, advantage: Advantage | None = None
+) -> Iterator[Fault]:
+    """Find what of trainer.advantage does not fit, as `loss_faults`."""
+    if advantage is None and is_own(settings.kind):
+        return
+    chosen = advantage or ADVANTAGES.get(settings.kind)
+    kind = f"{ADVANTAGE_SECTION}.kind"
+    if chosen is None:
+        yield Fault(kind, f"no advantage `{settings.kind}`", f"{', '.join(ADVANTAGES)}, or module:function")
+        return
+    if chosen.needs_values:
+        yield Fault(kind, f"`{settings.kind}` needs the values of a critic, and there is none")
+    if group_size == 1 and chosen.single_sample:
+        others = [name for name, one in ADVANTAGES.items() if not one.single_sample]
+        yield Fault(
+            "group_size",
+            f"with one sample a group, `{settings.kind}` gives every sample the advantage 0 ({chosen.single_sample})",
+            f"group_size of 2 or more, or trainer.advantage.kind: {' or '.join(others)}",
+        )
+    default = AdvantageSettings.model_fields["std_eps"].default
+    if "std_eps" not in chosen.keys and settings.std_eps != default:
+        yield Fault(f"{ADVANTAGE_SECTION}.std_eps", f"has no effect with kind: {settings.kind}", "remove it")
+    yield from option_faults(chosen.options, settings, ADVANTAGE_SECTION, chosen.keys)
