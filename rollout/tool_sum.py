@@ -31,10 +31,10 @@ class ToolSum:
         self._max_turns, self._episode_tokens = max_turns, episode_tokens
 
     async def run(self, task: SampleTask, tools: SampleTools) -> Sample:
-        transcript = Transcript(tools.tokens.prompt(task.row), encode=tools.tokens.encode)
-        num_prompt = len(transcript)
-        call_end = tools.tokens.encode(CALL_END)
-        said: list[str] = []
+        prompt_P, before = tools.tokens.prompt(task.row), tools.resumed
+        transcript = before.transcript if before else Transcript(prompt_P, encode=tools.tokens.encode)
+        said: list[str] = before.state if before else []
+        num_prompt, call_end = len(prompt_P), tools.tokens.encode(CALL_END)
         has_ended = False
         while len(said) <= self._max_turns and (room := self._episode_tokens + num_prompt - len(transcript)) > 0:
             answer = await tools.generate(transcript, max_new_tokens=room, stop_token_ids=call_end)
@@ -44,6 +44,7 @@ class ToolSum:
             if answer.ended_by != "stop_token":
                 break
             transcript.given(tool_output(said[-1]))
+            tools.checkpoint(transcript, said)  # a lost worker or a drain costs the turn under way, not the episode
         # What the model said last decides, not the whole text, in which the tool's output could be imitated.
         correct = float(has_ended and is_correct(task.row, said[-1]))
         num_calls, in_head = len(said) - 1, sum(text.count(":") for text in said)

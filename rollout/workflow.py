@@ -35,6 +35,13 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     response_text: str
 
 
+class Resumed(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an episode goes on: its transcript up to the last checkpoint, and the workflow's state there."""
+
+    transcript: Transcript
+    state: Any
+
+
 class SampleCut(Exception):
     """The answer is handed back unfinished and goes on in another lease: no error. A workflow lets it pass; one that
     swallows it changes nothing."""
@@ -77,6 +84,29 @@ class SampleTools(Protocol):
         """
         ...
 
+    @property
+    def resumed(self) -> Resumed | None:
+        """Where an earlier lease of this sample left off, by its last `checkpoint`; None: the sample begins here."""
+        ...
+
+    def checkpoint(self, transcript: Transcript, state: Any = None) -> None:
+        """Make the episode durable up to here: if its worker is lost or leaves, another one goes on from this point.
+
+        Call it after a turn, when the environment's answer is in the transcript. The next report to the controller, at
+        most `rollout.progress_s` later, takes the newest checkpoint with it. A workflow that uses it must begin with
+        `resumed`.
+
+        Args:
+            transcript: everything so far.
+            state: what else the workflow needs to go on, such as the environment's state: a JSON-like value of at most
+                1 MiB.
+
+        Raises:
+            UserError: the state cannot be encoded or is too large, the workflow is resumable already, or the transcript
+                does not begin with the tokens that were checkpointed before.
+        """
+        ...
+
     async def score(self, response: str, answer: Answer | Trajectory) -> Verdict:
         """Ask the reward service.
 
@@ -115,7 +145,7 @@ class Workflow(Protocol):
 
     is_resumable: True promises that a sample is one `generate` call whose prompt depends on the row alone, so that its
     partial answer can be reported and continued elsewhere. With False (several turns, tools) a lost sample starts
-    again.
+    again, or goes on from its last checkpoint (`SampleTools.checkpoint`).
     """
 
     is_resumable: bool

@@ -14,8 +14,8 @@ from areal_like.errors import UserError
 from areal_like.trajectory import Segment
 from areal_like.verdict import Verdict
 from rollout.tool_sum import ToolSum
-from rollout.transcript import Answer
-from rollout.workflow import load_workflow
+from rollout.transcript import Answer, Transcript
+from rollout.workflow import Resumed, load_workflow
 
 EOS = 2
 
@@ -29,6 +29,7 @@ class Tools:
 
     def __init__(self, *lines: str) -> None:
         self.lines, self.prompts, self.limits = list(lines), [], []
+        self.resumed, self.checkpoints = None, []
         self.tokens = SimpleNamespace(
             prompt=lambda row: ids(row["prompt"]),
             encode=ids,
@@ -46,6 +47,9 @@ class Tools:
         count = len(tokens)
         segment = Segment(tokens.astype(np.int32), np.full(count, -1.0, np.float32), np.zeros(count, np.int32))
         return Answer(segment=segment, finish_reason="length" if ended_by == "length" else "stop", ended_by=ended_by)
+
+    def checkpoint(self, transcript: Any, state: Any) -> None:
+        self.checkpoints.append((self.tokens.decode(transcript.tokens_T), list(state)))
 
     def verdict(self, value: float, *, components: dict[str, float]) -> Verdict:
         return Verdict(kind="scored", value=value, components=components)
@@ -65,6 +69,24 @@ def test_the_tools_output_follows_a_call_and_is_not_trained_on() -> None:
     assert tools.tokens.decode(trained) == "(3+8)(1+5)#6"
     assert sample.trajectory.finish_reason == "stop"
     assert (sample.verdict.value, sample.verdict.components) == (1.0, {"correct": 1.0, "calls": 2, "tool_share": 1.0})
+
+
+def test_an_episode_goes_on_from_its_last_call() -> None:
+    whole = Tools("(3+8)", "(1+5)", "#6$")
+    expected = episode(whole)
+    assert whole.checkpoints == [
+        ("3+8+5=(3+8)1;", ["(3+8)"]), ("3+8+5=(3+8)1;(1+5)6;", ["(3+8)", "(1+5)"])
+    ]  # fmt: skip
+    first = Transcript(ids("3+8+5="), encode=ids)
+    first.sampled(asyncio.run(Tools("(3+8)").generate(first, max_new_tokens=9, stop_token_ids=ids(")"))))
+    first.given("1;")
+    rest = Tools("(1+5)", "#6$")
+    rest.resumed = Resumed(transcript=first, state=["(3+8)"])  # type: ignore[assignment]
+    sample = episode(rest)
+    assert rest.prompts == whole.prompts[1:]
+    assert sample.response_text == expected.response_text
+    assert sample.verdict == expected.verdict
+    assert sample.trajectory.loss_mask_T.tolist() == expected.trajectory.loss_mask_T.tolist()
 
 
 @pytest.mark.parametrize(
