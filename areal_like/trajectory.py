@@ -104,6 +104,10 @@ class Segment(msgspec.Struct, frozen=True):
             np.concatenate([self.versions_R, more.versions_R]),
         )
 
+    def head(self, length: int) -> Segment:
+        """The first `length` tokens."""
+        return Segment(self.tokens_R[:length], self.logprobs_R[:length], self.versions_R[:length])
+
     def tail(self, start: int) -> Segment:
         """The tokens from index `start` on."""
         return Segment(self.tokens_R[start:], self.logprobs_R[start:], self.versions_R[start:])

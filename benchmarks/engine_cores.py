@@ -55,14 +55,16 @@ def job_and_model(path: str | None, context: int) -> tuple[RunConfig, PreTrained
     return job, AutoConfig.for_model(init.pop("model_type"), **init)
 
 
-def core_with(waiting: Sequence[Answer], config: PreTrainedConfig, slots: int, context: int) -> GenerationCore:
+def core_with(
+    waiting: Sequence[Answer], config: PreTrainedConfig, slots: int, context: int, *, session_bytes: int = 0
+) -> GenerationCore:
     """An engine's core into which these answers go as soon as it has weights."""
     device = torch.device("cpu")
 
     def decoder() -> LeanDecoder:
         return LeanDecoder(config, slots, context, torch.float32, device)
 
-    core = GenerationCore(decoder, config.vocab_size, slots, context, device)
+    core = GenerationCore(decoder, config.vocab_size, slots, context, device, session_bytes=session_bytes)
     for answer in waiting:
         core.submit(answer)
     return core

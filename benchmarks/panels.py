@@ -186,6 +186,13 @@ def _prompt_sharing(result: Result) -> list[Panel]:
     return [Panel("time to rebuild caches, each prompt alone over once a group", places, series, mark=1)]
 
 
+def _sessions(result: Result) -> list[Panel]:
+    rows = result["rows"]
+    places = [f"{row['task']}, {row['slots']} slots" for row in rows]
+    series = [_from_spreads("", [row["ratio"] for row in rows])]
+    return [Panel("tokens/s of episodes of several turns, kept over not kept", places, series, mark=1)]
+
+
 def _row_order(result: Result) -> list[Panel]:
     rows = result["rows"]
     places = [f"{row['slots']} slots, {row['lengths']}" for row in rows]
@@ -282,6 +289,7 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "packing": _packing,
     "peer_trl": _peer_trl,
     "prompt_sharing": _prompt_sharing,
+    "sessions": _sessions,
     "row_order": _row_order,
     "quickstart": _quickstart,
     "reward": _reward,

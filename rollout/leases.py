@@ -63,7 +63,9 @@ class LeaseBook:
         for lease_id, run in self.running.items():
             fresh = run.all_new(live).tail(run.reported)
             if len(fresh):
-                items.append(SampleProgress(lease_id=lease_id, start=run.base + run.reported, segment=fresh))
+                start = run.base + run.reported
+                checkpoint = run.turns.checkpoint
+                items.append(SampleProgress(lease_id=lease_id, start=start, segment=fresh, checkpoint=checkpoint))
         return tuple(items)
 
     def mark(self, items: Iterable[SampleProgress]) -> None:
@@ -79,8 +81,9 @@ class LeaseBook:
         """The message that hands a lease back, with the tokens not reported yet."""
         rest = run.all_new(live).tail(run.reported)
         return SampleReturned(
-            lease_id=run.task.lease_id, start=run.base + run.reported, segment=rest, reason=reason, detail=detail
-        )
+            lease_id=run.task.lease_id, start=run.base + run.reported, segment=rest, reason=reason, detail=detail,
+            checkpoint=run.turns.checkpoint if len(rest) else None,
+        )  # fmt: skip
 
     def movable(self, lease_ids: Iterable[int]) -> list[SampleRun]:
         """Those of the leases that may be handed back without losing tokens: not while only their verdict is due."""

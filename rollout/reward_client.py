@@ -243,7 +243,7 @@ class RewardClient:
     async def score(self, task: SampleTask, response: str, finish_reason: str, num_tokens: int) -> Verdict:
         """The verdict on one answer: the service's, or `invalid` / `crashed` saying why there is none."""
         if not self._links:
-            return Verdict(kind="invalid", reason="no reward service")
+            return Verdict(kind="invalid", reason="no reward service: reward.scorers is empty")
         if len(response) > MAX_RESPONSE_CHARS:
             self.count("verdict_invalid")
             reason = f"the answer has {len(response)} characters, more than {MAX_RESPONSE_CHARS}"

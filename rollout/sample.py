@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -28,8 +28,9 @@ from rollout.activity import Phase, WorkerActivity
 from rollout.engine.port import Engine, GenerationOutcome, GenerationRequest
 from rollout.tokens import PromptTokens
 from rollout.transcript import Answer, EndedBy, Transcript
+from rollout.turns import Turns
 from rollout.weights.versions import VersionGate
-from rollout.workflow import SampleCut
+from rollout.workflow import Resumed, SampleCut
 
 STOPS: tuple[EndedBy, ...] = ("end_of_sequence", "stop_token")
 SHORTEST_S = 2e-6
@@ -90,7 +91,8 @@ class SampleRun:
         self._bench = bench
         self._phase: Phase = "end"
         self.phase = "start"
-        self.base = len(task.prefix) if is_resumable else 0
+        self.turns = Turns(task, is_resumable=is_resumable)
+        self.base = len(task.prefix) if is_resumable else self.turns.num_before
         self.reported = 0
         """New tokens the controller already has."""
         self.new_tokens = Segment.empty()
@@ -105,8 +107,8 @@ class SampleRun:
         self.engine_error: EngineError | None = None
         self.request_id = 0
         self.timings = {"queue_s": 0.0, "generate_s": 0.0, "paused_s": 0.0, "score_s": 0.0, "version_wait_s": 0.0}
-        self._num_turns = 0
-        self._last_version = -1
+        self._num_turns = self.turns.checkpoint.num_turns if self.turns.checkpoint is not None else 0
+        self._last_version = self.turns.last_version
         """Of all turns so far: versions never decrease along a trajectory, whatever its turns (`stamped-versions`)."""
         self._generation: asyncio.Task[GenerationOutcome] | None = None
         self._is_parked = False
@@ -148,7 +150,7 @@ class SampleRun:
         prompt: np.ndarray | Transcript,
         *,
         max_new_tokens: int | None = None,
-        stop_token_ids: Sequence[int] | None = None,
+        stop_token_ids: Sequence[int] | np.ndarray | None = None,
         temperature: float | None = None,
     ) -> Answer:
         """See `SampleTools.generate`. Raises EngineError when the engine broke: the worker ends then."""
@@ -183,6 +185,15 @@ class SampleRun:
             break
         return self._ended(answer, ended_by, sampling, experts)
 
+    @property
+    def resumed(self) -> Resumed | None:
+        """See `SampleTools.resumed`."""
+        return self.turns.resumed(self._bench.tokens.encode)
+
+    def checkpoint(self, transcript: Transcript, state: Any = None) -> None:
+        """See `SampleTools.checkpoint`."""
+        self.turns.take(transcript, state, self._num_turns)
+
     async def score(self, response: str, answer: Answer | Trajectory) -> Verdict:
         """See `SampleTools.score`. Text that is not valid Unicode travels with replacement characters."""
         response = printable(response)
@@ -212,9 +223,10 @@ class SampleRun:
     # ------------------------------------------------------------ for the worker
 
     def all_new(self, running: Mapping[int, Segment]) -> Segment:
-        """All new tokens so far; `running` is `engine.progress()`. Empty when the workflow is not resumable."""
+        """All new tokens so far that can be continued; `running` is `engine.progress()`. Up to the last checkpoint when
+        the workflow is not resumable."""
         if not self.is_resumable:
-            return Segment.empty()
+            return self.turns.new_tokens
         generation = self._generation
         if generation is None or self._is_parked:
             return self.new_tokens
@@ -245,7 +257,7 @@ class SampleRun:
     # ------------------------------------------------------------ inside
 
     def _sampling(
-        self, max_new_tokens: int | None, stop_token_ids: Sequence[int] | None, temperature: float | None
+        self, max_new_tokens: int | None, stop_token_ids: Sequence[int] | np.ndarray | None, temperature: float | None
     ) -> Sampling:
         """The task's sampling, with what this call asks for and the model's end-of-sequence ids among the stop ids;
         there are none where they do not count."""

@@ -9,12 +9,14 @@ Shape legend: P tokens of the prompt, T tokens of the whole transcript, R tokens
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Literal
 
 import msgspec
 import numpy as np
 
 from areal_like.trajectory import NO_VERSION, FinishReason, Segment, Trajectory, as_experts
+from areal_like.turn_checkpoint import TurnCheckpoint
 
 EndedBy = Literal["end_of_sequence", "stop_token", "length", "context"]
 """What ended a generation: an end-of-sequence id of the model, a stop token of the run or of the call, the limit of
@@ -135,6 +137,44 @@ class Transcript:
         if len(ids):
             self._parts.append(ids)
             self._last = None
+
+    def checkpoint(self, num_turns: int, state: bytes) -> TurnCheckpoint:
+        """What makes this transcript again, together with its sampled tokens (`sampled_tokens`)."""
+        places, tokens, num_sampled = [], [], 0
+        for part in self._parts:
+            if isinstance(part, Segment):
+                num_sampled += len(part)
+            else:
+                places.append(np.full(len(part), num_sampled, np.int32))
+                tokens.append(part)
+        empty = [np.zeros(0, np.int32)]
+        return TurnCheckpoint(
+            given_places_G=np.concatenate(places or empty), given_tokens_G=np.concatenate(tokens or empty),
+            num_turns=num_turns, state=state,
+        )  # fmt: skip
+
+    @staticmethod
+    def restored(sampled: Segment, checkpoint: TurnCheckpoint, *, encode: Encode | None = None) -> Transcript:
+        """The transcript whose sampled tokens and checkpoint these are.
+
+        Raises ValueError where a given token stands behind all sampled ones of a longer episode.
+        """
+        places, tokens = checkpoint.given_places_G, checkpoint.given_tokens_G
+        if len(places) and int(places[-1]) > len(sampled):
+            raise ValueError(f"a given token at {int(places[-1])} of {len(sampled)} sampled ones")
+        made, done = Transcript(tokens[:0], encode=encode), 0
+        for place in np.unique(places).tolist():
+            made.sampled(sampled.tail(done).head(place - done))
+            made.given(tokens[places == place])
+            done = place
+        made.sampled(sampled.tail(done))
+        made.num_turns = checkpoint.num_turns
+        return made
+
+    @property
+    def sampled_tokens(self) -> Segment:
+        """All sampled tokens, joined."""
+        return reduce(Segment.joined, self.segments(), Segment.empty())
 
     def close(self, reason: FinishReason | None = None) -> Trajectory:
         """Make the trajectory that is trained on.

@@ -23,6 +23,8 @@ from rollout.tokens import PromptTokens
 from rollout.transcript import Answer, Transcript
 
 OPTIONS_KEY = "rollout.workflow_options"
+_BUILT_IN = {"single_turn": "rollout.workflow:SingleTurn", "tool_sum": "rollout.tool_sum:ToolSum"}
+"""Those of `areal_like.config.BUILT_IN_WORKFLOWS`, imported where they are used."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +33,13 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     trajectory: Trajectory
     verdict: Verdict
     response_text: str
+
+
+class Resumed(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an episode goes on: its transcript up to the last checkpoint, and the workflow's state there."""
+
+    transcript: Transcript
+    state: Any
 
 
 class SampleCut(Exception):
@@ -51,7 +60,7 @@ class SampleTools(Protocol):
         prompt: np.ndarray | Transcript,
         *,
         max_new_tokens: int | None = None,
-        stop_token_ids: Sequence[int] | None = None,
+        stop_token_ids: Sequence[int] | np.ndarray | None = None,
         temperature: float | None = None,
     ) -> Answer:
         """Generate one answer.
@@ -72,6 +81,29 @@ class SampleTools(Protocol):
         Raises:
             UserError: the first prompt does not fit the context, or a setting is out of range.
             SampleCut: the sample is handed back unfinished; let it pass.
+        """
+        ...
+
+    @property
+    def resumed(self) -> Resumed | None:
+        """Where an earlier lease of this sample left off, by its last `checkpoint`; None: the sample begins here."""
+        ...
+
+    def checkpoint(self, transcript: Transcript, state: Any = None) -> None:
+        """Make the episode durable up to here: if its worker is lost or leaves, another one goes on from this point.
+
+        Call it after a turn, when the environment's answer is in the transcript. The next report to the controller, at
+        most `rollout.progress_s` later, takes the newest checkpoint with it. A workflow that uses it must begin with
+        `resumed`.
+
+        Args:
+            transcript: everything so far.
+            state: what else the workflow needs to go on, such as the environment's state: a JSON-like value of at most
+                1 MiB.
+
+        Raises:
+            UserError: the state cannot be encoded or is too large, the workflow is resumable already, or the transcript
+                does not begin with the tokens that were checkpointed before.
         """
         ...
 
@@ -113,7 +145,7 @@ class Workflow(Protocol):
 
     is_resumable: True promises that a sample is one `generate` call whose prompt depends on the row alone, so that its
     partial answer can be reported and continued elsewhere. With False (several turns, tools) a lost sample starts
-    again.
+    again, or goes on from its last checkpoint (`SampleTools.checkpoint`).
     """
 
     is_resumable: bool
@@ -149,7 +181,7 @@ def load_workflow(name: str, options: Mapping[str, Any] | None = None) -> Workfl
     """Create the workflow that the configuration names.
 
     Args:
-        name: `single_turn`, or the user's `module:Class`.
+        name: a built-in workflow, or the user's `module:Class`.
         options: keyword arguments of its constructor.
 
     Returns:
@@ -164,12 +196,10 @@ def load_workflow(name: str, options: Mapping[str, Any] | None = None) -> Workfl
     """
     where = "rollout.workflow"
     options = dict(options or {})
-    if name == "single_turn":
-        _check_options(name, SingleTurn, options)
-        return SingleTurn()
-    module_name, colon, class_name = name.partition(":")
+    module_name, colon, class_name = _BUILT_IN.get(name, name).partition(":")
     if not (colon and module_name and class_name):
-        raise UserError(f"{name!r} is not a workflow", where=where, remedy="write single_turn, or module:Class")
+        known = f"write {', '.join(_BUILT_IN)}, or module:Class"
+        raise UserError(f"{name!r} is not a workflow", where=where, remedy=known)
     check_own_module(module_name, where)
     try:
         module = importlib.import_module(module_name)

@@ -21,9 +21,10 @@ from typing import Any, Literal
 import msgspec
 
 from areal_like.trajectory import Segment, Trajectory
+from areal_like.turn_checkpoint import TurnCheckpoint
 from areal_like.verdict import Verdict
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Number of the wire protocol; peers of another number are refused."""
 
 SHARED_RUN = "shared"
@@ -136,6 +137,8 @@ class SampleTask(msgspec.Struct, frozen=True, kw_only=True):
     """Key of the random stream: token at answer position p is drawn with (seed, p), wherever it is sampled."""
     prefix: Segment
     """Answer tokens already sampled by earlier leases (possibly empty)."""
+    checkpoint: TurnCheckpoint | None = None
+    """With a prefix, of an episode of several turns: where the prefix ends."""
     moved_from: str = ""
     """Worker that handed the sample back gracefully for this one to go on with; for the timeline."""
     segment_tokens: int = 0
@@ -149,11 +152,15 @@ class Lease(Message, frozen=True, kw_only=True):
 
 
 class SampleProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of one lease since its last report; `start` is the answer position of the first of them."""
+    """Tokens of one lease since its last report; `start` is the answer position of the first of them.
+
+    checkpoint: of an episode of several turns, where they end.
+    """
 
     lease_id: int
     start: int
     segment: Segment
+    checkpoint: TurnCheckpoint | None = None
 
 
 class Progress(Message, frozen=True, kw_only=True):
@@ -176,7 +183,8 @@ class SampleFinished(Message, frozen=True, kw_only=True):
 
 
 class SampleReturned(Message, frozen=True, kw_only=True):
-    """A lease given back unfinished. `segment` holds the answer tokens from position `start` not reported yet."""
+    """A lease given back unfinished. `segment` holds the answer tokens from position `start` not reported yet, and
+    `checkpoint` is as in SampleProgress."""
 
     lease_id: int
     start: int
@@ -184,6 +192,7 @@ class SampleReturned(Message, frozen=True, kw_only=True):
     reason: ReturnReason
     detail: str = ""
     """Why it can never run, where reason is "rejected"."""
+    checkpoint: TurnCheckpoint | None = None
 
 
 class SampleAck(Message, frozen=True, kw_only=True):

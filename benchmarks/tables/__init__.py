@@ -33,6 +33,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.logprob_memory,
         parts.prompt_sharing,
         parts.row_order,
+        parts.sessions,
         parts.reward,
         parts.reward_rates,
         parts.reward_service,

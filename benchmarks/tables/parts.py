@@ -209,6 +209,17 @@ def prompt_sharing(result: Result) -> str:
     return table(("answers", "computed, each alone", "once a group", "ms, each alone", "once a group", "ratio"), rows)
 
 
+def sessions(result: Result) -> str:
+    """Episodes of several turns, with and without keys and values kept between turns."""
+    rows = [
+        (f"{row['task']}, {row['slots']} slots", f"{row['prefilled_without']:.2f}", f"{row['prefilled_kept']:.2f}",
+         *(ranged(row[f"{name}_per_s"], 0) for name in ("without", "kept", "one_turn")), ranged(row["ratio"], 2))
+        for row in result["rows"]
+    ]  # fmt: skip
+    head = ("episodes", "prefilled per sampled token", "kept", "tokens/s", "kept", "in one turn", "ratio")
+    return table(head, rows)
+
+
 def row_order(result: Result) -> str:
     """Tokens decoded with one block of rows and with several."""
     rows = [

@@ -304,6 +304,14 @@ def _read_generator(source: DataSource, key: str, split: str, seed: int) -> RawR
         else:
             made = running_sum.rows(seed, split, limit=limit, options=source.options)  # type: ignore[arg-type]
         return RawRows.of(list(made), lambda index: f"running_sum row {index}")
+    if name == "tool_sum":
+        from areal_like.tasks import tool_sum
+
+        if key == "warm_start.data":
+            made = tool_sum.demonstrations(seed, source.options, limit)
+        else:
+            made = tool_sum.rows(seed, split, limit=limit, options=source.options)  # type: ignore[arg-type]
+        return RawRows.of(list(made), lambda index: f"tool_sum row {index}")
     if name == "reasoning_gym":
         from areal_like.tasks import reasoning_gym
 

@@ -24,6 +24,7 @@ import msgspec
 
 from areal_like.errors import LedgerError, UserError
 from areal_like.trajectory import Segment, Trajectory
+from areal_like.turn_checkpoint import TurnCheckpoint
 from areal_like.wire.messages import BatchSample
 from controller.coordinator.effects import (
     DropGroup,
@@ -38,7 +39,13 @@ from controller.ledger.migrations import SCHEMA_VERSION, bring_up_to_date, newer
 from controller.ledger.run_lock import lock_folder
 from controller.ledger.sample_lengths import LengthFact
 from controller.ledger.schema import read_batches, read_length_facts, read_state
-from controller.ledger.segment_store import Location, SegmentStore, unpack_segment, unpack_trajectory
+from controller.ledger.segment_store import (
+    Location,
+    SegmentStore,
+    unpack_checkpoint,
+    unpack_segment,
+    unpack_trajectory,
+)
 from controller.ledger.trajectory_cache import TrajectoryCache
 from controller.ledger.transaction import Burst, LedgerEntry
 
@@ -273,6 +280,21 @@ class Ledger:
         except ValueError as error:
             raise LedgerError(f"{self._path}: tokens of group {group_id} are damaged ({error}); {REMEDY}") from error
         return whole
+
+    def turn_checkpoint(self, group_id: int, sample_index: int) -> TurnCheckpoint | None:
+        """Where the stored tokens of an unfinished episode of several turns end; None for other samples.
+
+        Raises LedgerError (damaged).
+        """
+        row = self._db.execute(
+            "SELECT file, offset, size FROM partials WHERE group_id = ? AND sample_index = ? "
+            "ORDER BY start DESC LIMIT 1",
+            (group_id, sample_index),
+        ).fetchone()
+        try:
+            return unpack_checkpoint(self._segments.read(Location(*row))) if row is not None else None
+        except ValueError as error:
+            raise LedgerError(f"{self._path}: turns of group {group_id} are damaged ({error}); {REMEDY}") from error
 
     def trajectory(self, group_id: int, sample_index: int) -> Trajectory:
         """Read the tokens, log-probs and versions of a finished sample.

@@ -22,6 +22,7 @@ import numpy as np
 
 from areal_like.errors import LedgerError
 from areal_like.trajectory import EXPERT_TYPES, FinishReason, Segment, Trajectory
+from areal_like.turn_checkpoint import TurnCheckpoint
 
 HEADER = struct.Struct("<4sII")
 MAGIC = b"ALS1"
@@ -49,17 +50,33 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     experts: bytes = b""
     experts_type: str = ""
     experts_shape: tuple[int, int, int] = (0, 0, 0)
+    given: tuple[bytes, bytes] = (b"", b"")
+    """Of a partial segment with a checkpoint: places and ids of given tokens."""
+    num_turns: int = -1
+    """-1: there is no checkpoint."""
+    state: bytes = b""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_Packed)
 
 
-def pack_segment(segment: Segment) -> bytes:
+def pack_segment(segment: Segment, checkpoint: TurnCheckpoint | None = None) -> bytes:
     """Bytes of a partial answer."""
-    return _ENCODER.encode(
-        _Packed(segment.tokens_R.tobytes(), segment.logprobs_R.tobytes(), segment.versions_R.tobytes())
-    )
+    packed = _Packed(segment.tokens_R.tobytes(), segment.logprobs_R.tobytes(), segment.versions_R.tobytes())
+    if checkpoint is not None:
+        given = (checkpoint.given_places_G.tobytes(), checkpoint.given_tokens_G.tobytes())
+        packed = msgspec.structs.replace(packed, given=given, num_turns=checkpoint.num_turns, state=checkpoint.state)
+    return _ENCODER.encode(packed)
+
+
+def unpack_checkpoint(payload: bytes) -> TurnCheckpoint | None:
+    """What a partial answer has besides its tokens. Raises ValueError where the bytes are no checkpoint."""
+    packed = _DECODER.decode(payload)
+    if packed.num_turns < 0:
+        return None
+    places, tokens = (np.frombuffer(part, np.int32) for part in packed.given)
+    return TurnCheckpoint(given_places_G=places, given_tokens_G=tokens, num_turns=packed.num_turns, state=packed.state)
 
 
 def unpack_segment(payload: bytes) -> Segment:

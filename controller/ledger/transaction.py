@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from areal_like.trajectory import Segment, Trajectory
+from areal_like.turn_checkpoint import TurnCheckpoint
 from areal_like.verdict import Verdict
 from controller.coordinator.effects import (
     DropGroup,
@@ -32,12 +33,13 @@ from controller.ledger.segment_store import SegmentStore, pack_segment, pack_tra
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One ledger effect with the payload it refers to.
 
-    StorePartial needs `segment` (as reported: the ledger applies `skip`); StoreFinished of purpose "train" needs
-    `trajectory`, and takes verdict, response_text, timings and worker for later browsing.
+    StorePartial needs `segment` (as reported: the ledger applies `skip`) and may have `checkpoint`; StoreFinished of
+    purpose "train" needs `trajectory`, and takes verdict, response_text, timings and worker for later browsing.
     """
 
     effect: Effect
     segment: Segment | None = None
+    checkpoint: TurnCheckpoint | None = None
     trajectory: Trajectory | None = None
     verdict: Verdict | None = None
     response_text: str = ""
@@ -98,7 +100,7 @@ class Burst:
         assert entry.segment is not None, "StorePartial needs its segment"
         segment = entry.segment.tail(effect.skip) if effect.skip else entry.segment
         assert len(segment) == effect.num_tokens
-        place = self._segments.append(pack_segment(segment))
+        place = self._segments.append(pack_segment(segment, entry.checkpoint))
         first, last = segment.first_version, segment.last_version
         self._put("partial", effect.group_id, effect.sample_index, effect.start, effect.num_tokens, first, last, *place)
 

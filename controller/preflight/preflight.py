@@ -248,7 +248,8 @@ def _own_scorers(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
 
 def _own_workflow(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
     name = config.rollout.workflow
-    return {"rollout.workflow": (name, config.rollout.workflow_options)} if ":" in name else {}
+    has_options = bool(config.rollout.workflow_options)
+    return {"rollout.workflow": (name, config.rollout.workflow_options)} if ":" in name or has_options else {}
 
 
 def _own_engine(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -6,10 +6,11 @@ judging whether a message comes at the right moment (coordinator.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from areal_like.trajectory import Segment
+from areal_like.turn_checkpoint import TurnCheckpoint
 from areal_like.wire import messages as m
 from controller.coordinator.effects import Effect, StoreFinished, StorePartial
 from controller.coordinator.events import (
@@ -58,6 +59,8 @@ class InboundEvent:
     event: Event
     segments: Mapping[int, Segment] = field(default_factory=dict)
     """Partial tokens by lease."""
+    checkpoints: Mapping[int, TurnCheckpoint] = field(default_factory=dict)
+    """Of those that are episodes of several turns."""
     finished: m.SampleFinished | None = None
     worker: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -72,15 +75,14 @@ def translate(peer: str, message: m.Message, *, is_eval: Callable[[int], bool]) 
     match message:
         case m.Progress():
             items = tuple(_report(item.lease_id, item.start, item.segment) for item in message.items)
-            segments = {item.lease_id: item.segment for item in message.items}
-            return InboundEvent(ProgressReported(worker=peer, items=items), segments=segments, worker=peer)
+            return _with_parts(ProgressReported(worker=peer, items=items), message.items, peer)
         case m.SampleFinished():
             outcome = SampleOutcome.from_message(message, is_eval=is_eval(message.lease_id))
             return InboundEvent(SampleReported(worker=peer, outcome=outcome), finished=message, worker=peer)
         case m.SampleReturned():
             part = _report(message.lease_id, message.start, message.segment)
             returned = LeaseReturned(worker=peer, part=part, reason=message.reason, detail=message.detail)
-            return InboundEvent(returned, segments={message.lease_id: message.segment}, worker=peer)
+            return _with_parts(returned, (message,), peer)
         case m.VersionStaged():
             return InboundEvent(WorkerVersionStaged(worker=peer, version=message.version, lineage=message.lineage))
         case m.VersionLoaded():
@@ -111,6 +113,13 @@ def translate(peer: str, message: m.Message, *, is_eval: Callable[[int], bool]) 
     return None
 
 
+def _with_parts(event: Event, parts: Sequence[m.SampleProgress | m.SampleReturned], peer: str) -> InboundEvent:
+    """The event with the partial tokens that it speaks of."""
+    checkpoints = {part.lease_id: part.checkpoint for part in parts if part.checkpoint is not None}
+    segments = {part.lease_id: part.segment for part in parts}
+    return InboundEvent(event, segments=segments, checkpoints=checkpoints, worker=peer)
+
+
 def _report(lease_id: int, start: int, segment: Segment) -> PartialReport:
     return PartialReport(
         lease_id=lease_id,
@@ -125,7 +134,9 @@ def entry_of(effect: Effect, inbound: InboundEvent) -> LedgerEntry:
     """The ledger entry of an effect of `inbound`'s event."""
     match effect:
         case StorePartial():
-            return LedgerEntry(effect=effect, segment=inbound.segments[effect.lease_id])
+            lease_id = effect.lease_id
+            checkpoint = inbound.checkpoints.get(lease_id)
+            return LedgerEntry(effect=effect, segment=inbound.segments[lease_id], checkpoint=checkpoint)
         case StoreFinished():
             finished = inbound.finished
             assert finished is not None, "StoreFinished without its finished sample"

@@ -150,10 +150,11 @@ class Outgoing:
         if is_eval:
             self._eval_leases.add(order.lease_id)
         row = self._rows.eval(order.group_id) if is_eval else self._rows.train(order.group_id)
-        prefix = Segment.empty()
+        prefix, checkpoint = Segment.empty(), None
         if order.prefix_tokens:
             prefix = self._ledger.prefix(order.group_id, order.sample_index)
             assert len(prefix) == order.prefix_tokens, "ledger and coordinator disagree on a prefix"
+            checkpoint = self._ledger.turn_checkpoint(order.group_id, order.sample_index)
         return m.SampleTask(
             lease_id=order.lease_id,
             group_id=order.group_id,
@@ -164,6 +165,7 @@ class Outgoing:
             sampling=settings.eval_sampling if is_eval else self._train_sampling(order),
             seed=stream_seed(settings.seed, order.purpose, order.group_id, order.sample_index),
             prefix=prefix,
+            checkpoint=checkpoint,
             moved_from=order.moved_from,
             segment_tokens=0 if is_eval else settings.segment_tokens,
         )

@@ -67,8 +67,8 @@ def worker_names(config: RunConfig) -> list[str]:
 
 
 def reward_names(config: RunConfig) -> list[str]:
-    """Names of the reward services that the run starts: none where it uses shared ones."""
-    if config.reward.addresses:
+    """Names of the reward services that the run starts: none where it uses shared ones, or scores nothing."""
+    if config.reward.addresses or not config.reward.scorers:
         return []
     count = config.reward.num_services
     return ["reward"] if count == 1 else [f"reward-{index}" for index in range(count)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -159,9 +160,7 @@ class GenerationCore:
                 answer.admitted_s, answer.paused_before_s = now_s, self.paused_s
                 self.slots.place(answer, row, self.version)
         self._plan = None
-        starts = [self._go_on(answer) for answer in answers]
-        self._fill([answer for answer, start in zip(answers, starts, strict=True) if not start])
-        self._prefill([a for a, start in zip(answers, starts, strict=True) if start], [s for s in starts if s])
+        self._fill(answers, {answer: start for answer in answers if (start := self._go_on(answer))})
 
     def _go_on(self, answer: Answer) -> int:
         """How many tokens its row holds now, because the turn before was kept."""
@@ -184,18 +183,20 @@ class GenerationCore:
         if len(tokens) and self.sessions.make_room(key, num_bytes):
             self.sessions.keep(key, KeptRow(tokens, decoder.save_row(answer.row, len(tokens)), num_bytes))
 
-    def _fill(self, answers: list[Answer]) -> None:
-        """Bring rows up to all tokens but the newest; a prompt that a row holds under these weights is copied."""
+    def _fill(self, answers: list[Answer], kept: Mapping[Answer, int] = MappingProxyType({})) -> None:
+        """Bring rows up to all tokens but the newest; a prompt that a row holds under these weights is copied. `kept`:
+        how many tokens rows hold already."""
         alone: list[Answer] = []
         shared: list[tuple[Answer, Answer]] = []
         for answer in sorted(answers, key=self.slots.length, reverse=True):  # the longest lend: they gain least
-            lender = self.scheduler.lender(answer) if self.decoder.can_share and self._pays(answer) else None
+            may_borrow = self.decoder.can_share and answer not in kept and self._pays(answer)
+            lender = self.scheduler.lender(answer) if may_borrow else None
             if lender is None:
                 alone.append(answer)
                 self.scheduler.lend(answer)
             else:
                 shared.append((lender, answer))
-        self._prefill(alone, [0] * len(alone))
+        self._prefill(alone, [kept.get(answer, 0) for answer in alone])
         if not shared:
             return
         lenders, borrowers = zip(*shared, strict=True)

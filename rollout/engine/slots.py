@@ -146,8 +146,11 @@ class Slots:
     def segment(self, answer: Answer) -> Segment:
         """All new tokens of a running answer so far."""
         stop = int(self._position[answer.row]) + 1
-        starts = [start for start, _ in answer.spans] + [stop]
-        versions = np.repeat([version for _, version in answer.spans], np.diff(starts)).astype(np.int32)
+        if len(answer.spans) == 1:  # nearly always, and every end of a turn asks
+            versions = np.full(stop - answer.start, answer.spans[0][1], np.int32)
+        else:
+            starts = [start for start, _ in answer.spans] + [stop]
+            versions = np.repeat([version for _, version in answer.spans], np.diff(starts)).astype(np.int32)
         return Segment(
             self._tokens[answer.slot, answer.start : stop].copy(),
             self._logprobs[answer.slot, answer.start : stop].copy(),

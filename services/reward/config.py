@@ -167,8 +167,9 @@ OPTIONS: dict[str, type[Settings]] = {
 class RewardSettings(Settings):
     """The reward service: a pool of killable processes that turn answers into verdicts."""
 
-    scorers: tuple[ScorerSettings, ...] = Field((ScorerSettings(kind="math"),), min_length=1)
-    """Summed by weight; component `correct` (0 or 1), where a scorer gives it, is what evaluation averages."""
+    scorers: tuple[ScorerSettings, ...] = (ScorerSettings(kind="math"),)
+    """Summed by weight; component `correct` (0 or 1), where a scorer gives it, is what evaluation averages. []: no
+    service is started, for workflows that make their own verdicts."""
     clip: ClipSettings | None = None
     """Bounds of the weighted sum; a gate's `otherwise` and `on_failure` are not clipped."""
     num_workers: int = Field(1, gt=0, le=limits.THREADS)

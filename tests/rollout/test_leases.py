@@ -21,8 +21,9 @@ def segment(*tokens: int) -> Segment:
 def running(lease_id: int, new: Segment, *, base: int = 0, reported: int = 0, is_movable: bool = True) -> Any:
     task = SimpleNamespace(lease_id=lease_id)
     return SimpleNamespace(
-        task=task, base=base, reported=reported, is_movable=is_movable, all_new=lambda live: new.joined(live[lease_id])
-    )
+        task=task, base=base, reported=reported, is_movable=is_movable, all_new=lambda live: new.joined(live[lease_id]),
+        turns=SimpleNamespace(checkpoint=f"checkpoint of {lease_id}"),
+    )  # fmt: skip
 
 
 def finished(lease_id: int) -> Any:
@@ -57,6 +58,7 @@ def test_a_report_holds_only_the_tokens_after_the_last_one_at_their_position_in_
     live = {1: segment(7), 2: Segment.empty()}
     (item,) = book.progress(live)
     assert (item.lease_id, item.start, item.segment.tokens_R.tolist()) == (1, 11, [6, 7])
+    assert item.checkpoint == "checkpoint of 1"
     assert book.running[1].reported == 1, "nothing counts as reported before it was sent"
 
 
@@ -74,6 +76,9 @@ def test_a_returned_lease_carries_exactly_what_was_not_reported(book: LeaseBook)
     message = book.returned(run, {1: segment(7)}, "drain")
     assert (message.lease_id, message.start, message.reason) == (1, 11, "drain")
     assert message.segment.tokens_R.tolist() == [6, 7]
+    assert message.checkpoint == "checkpoint of 1"
+    nothing_new = running(1, segment(5, 6), reported=2)
+    assert book.returned(nothing_new, {1: Segment.empty()}, "drain").checkpoint is None
 
 
 def test_only_held_leases_that_can_be_moved_are_movable(book: LeaseBook) -> None:

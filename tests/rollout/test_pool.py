@@ -36,6 +36,7 @@ def segment(*tokens: int) -> Segment:
 def task(lease_id: int, *, prefix: Segment | None = None) -> Any:
     return SimpleNamespace(
         lease_id=lease_id, group_id=40 + lease_id, sample_index=lease_id % 3, prefix=prefix or Segment.empty(),
+        checkpoint=None,
         purpose="train", moved_from="", min_version=0, seed=0, sampling=Sampling(), segment_tokens=0, row={},
     )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """The tokenizer a prepared model is saved with: the model's own, another folder's, or one built in code.
 
-Owns: `build_tokenizer` and the two built-in vocabularies. Refuses: turning rows into prompts (a workflow's business).
-Both built-in tokenizers put `<bos>` before a prompt; an answer is encoded without special tokens and ends in `<eos>`.
+Owns: `build_tokenizer` and the built-in vocabularies. Refuses: turning rows into prompts (a workflow's business).
+Built-in tokenizers put `<bos>` before a prompt; an answer is encoded without special tokens and ends in `<eos>`.
 A character the vocabulary lacks is an error, never silently dropped.
 """
 
@@ -17,6 +17,7 @@ from areal_like.errors import UserError, first_line
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 RUNNING_SUM_CHARACTERS = "0123456789+=,;#"
+TOOL_SUM_CHARACTERS = "0123456789+=:;#()?"
 
 
 def build_tokenizer(name: str, model_folder: Path | None) -> PreTrainedTokenizerBase:
@@ -26,6 +27,8 @@ def build_tokenizer(name: str, model_folder: Path | None) -> PreTrainedTokenizer
     """
     if name == "characters:running_sum":
         return character_tokenizer(RUNNING_SUM_CHARACTERS)
+    if name == "characters:tool_sum":
+        return character_tokenizer(TOOL_SUM_CHARACTERS)
     if name == "bytes":
         return byte_tokenizer()
     if name == "from_model":

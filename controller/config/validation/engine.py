@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from areal_like.config import BUILT_IN_WORKFLOWS
 from areal_like.emulation.machines import gpu_named, model_named
 from areal_like.errors import UserError
 from areal_like.prompts import PLACEHOLDER
@@ -90,9 +91,14 @@ def device_problems(config: RunConfig) -> Iterator[Problem]:
 
 def rollout_problems(config: RunConfig) -> Iterator[Problem]:
     """The workflow's name and the prompt's template."""
-    if not re.fullmatch(r"single_turn|[A-Za-z_][\w.]*:[A-Za-z_]\w*", config.rollout.workflow):
-        yield Problem(("rollout.workflow",), f"no workflow `{config.rollout.workflow}`", "single_turn, or module:Class")
-    if config.rollout.workflow == "single_turn" and config.rollout.workflow_options:
+    workflow = config.rollout.workflow
+    if workflow not in BUILT_IN_WORKFLOWS and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", workflow):
+        known = f"{', '.join(BUILT_IN_WORKFLOWS)}, or module:Class"
+        yield Problem(("rollout.workflow",), f"no workflow `{workflow}`", known)
+    if workflow == "single_turn" and not config.reward.scorers and not config.reward.addresses:
+        what = "there is none, and the workflow single_turn makes no verdicts"
+        yield Problem(("reward.scorers",), what, "name a scorer, or a workflow that makes its own verdicts")
+    if workflow == "single_turn" and config.rollout.workflow_options:
         yield Problem(("rollout.workflow_options",), "single_turn takes no options", "remove them, or name a workflow")
     template = config.rollout.prompt_template
     if template is not None and PLACEHOLDER not in template:

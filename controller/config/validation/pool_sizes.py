@@ -72,7 +72,7 @@ def pool_sizes(config: RunConfig) -> list[PoolSize]:
         "trainer": config.trainer.threads if isinstance(config.trainer.threads, int) else 1,
     }
     trainer_gpus = 1 if config.trainer.device.startswith("cuda") else 0
-    num_services = 0 if config.reward.addresses else config.reward.num_services
+    num_services = 0 if config.reward.addresses or not config.reward.scorers else config.reward.num_services
     pools = (
         ("rollout", config.rollout.num_workers, gpus_of_worker(config), threads["rollout"]),
         ("trainer", config.trainer.ranks, trainer_gpus, threads["trainer"]),

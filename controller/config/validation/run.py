@@ -276,7 +276,7 @@ def _reward(config: RunConfig) -> Iterator[Problem]:
             keys = (f"reward.{where}.options.max_tokens", "sampling.max_new_tokens")
             what = f"its penalty begins at {zone_begins} tokens, and no answer has more than {longest}"
             yield Problem(keys, what, f"max_tokens: {longest}")
-    if all(scorer.weight == 0 for scorer in config.reward.scorers):
+    if config.reward.scorers and all(scorer.weight == 0 for scorer in config.reward.scorers):
         yield Problem(("reward.scorers",), "every scorer has weight 0: all rewards would be equal", "give one a weight")
 
 

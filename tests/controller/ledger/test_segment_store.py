@@ -10,7 +10,14 @@ import pytest
 from real_ledger import segment_of
 
 from areal_like.trajectory import FinishReason, Trajectory
-from controller.ledger.segment_store import pack_trajectory, unpack_trajectory
+from areal_like.turn_checkpoint import TurnCheckpoint
+from controller.ledger.segment_store import (
+    pack_segment,
+    pack_trajectory,
+    unpack_checkpoint,
+    unpack_segment,
+    unpack_trajectory,
+)
 from controller.ledger.trajectory_cache import _size
 
 PROMPT = np.arange(3, dtype=np.int32)
@@ -52,6 +59,21 @@ def test_experts_that_do_not_fit_their_record_are_refused(place: int, value: obj
 
 def test_experts_count_in_the_memory_of_kept_samples() -> None:
     assert _size(trajectory(np.zeros((5, 6, 4), np.int32))) - _size(trajectory()) == 5 * 6 * 4
+
+
+def test_turns_are_stored_with_partial_tokens_and_older_records_have_none() -> None:
+    given = np.array([5, 6, 7], np.int32)
+    stored = TurnCheckpoint(given_places_G=np.array([0, 0, 2], np.int32), given_tokens_G=given, num_turns=2, state=b"s")
+    payload = pack_segment(segment_of([1, 1]), stored)
+    assert unpack_segment(payload).tokens_R.tolist() == segment_of([1, 1]).tokens_R.tolist()
+    found = unpack_checkpoint(payload)
+    assert found is not None
+    assert found.given_tokens_G.tolist() == [5, 6, 7]
+    assert found.given_places_G.tolist() == [0, 0, 2]
+    assert (found.num_turns, found.state) == (2, b"s")
+    plain = pack_segment(segment_of([1]))
+    assert unpack_checkpoint(plain) is None
+    assert unpack_checkpoint(msgspec.msgpack.encode(msgspec.msgpack.decode(plain)[:9])) is None
 
 
 @pytest.mark.parametrize("reason", get_args(FinishReason))

@@ -15,6 +15,7 @@ from areal_like.transport.channel import Hub
 from areal_like.transport.credentials import make_service_credentials, service_keys_folder
 from areal_like.transport.ports import quiet_port
 from areal_like.wire import messages as m
+from controller.config.loading import load_config
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 from controller.preflight import reward_services
@@ -139,6 +140,7 @@ def test_a_run_names_its_own_services_and_none_where_it_shares(tmp_path: Path) -
     assert len(spec_of(two, "rollout", "rollout-0", tmp_path).reward_addresses) == 2
     shared = config_of(addresses=["tcp://gpu7:7000"], ask_for="math", curve_dir="/keys")
     assert reward_names(shared) == []
+    assert reward_names(load_config("tool_sum").config) == [], "its workflow makes the verdicts"
     spec = spec_of(shared, "rollout", "rollout-0", tmp_path)
     assert (spec.reward_addresses, spec.are_rewards_shared) == (("tcp://gpu7:7000",), True)
     assert (spec.reward_scorer, spec.reward_curve_dir) == ("math", "/keys")

@@ -6,8 +6,11 @@ import asyncio
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
+import pytest
 from small_run import Trainer, Worker, answer, assert_whole, bounded, concurrently, segment, small_run, until
 
+from areal_like.turn_checkpoint import TurnCheckpoint
 from areal_like.verdict import Verdict
 from areal_like.wire import messages as m
 from controller.coordinator.coordinator import Coordinator
@@ -141,10 +144,19 @@ def test_lost_acknowledgement_is_made_good_by_the_next_report(tmp_path):
     assert_whole(tmp_path, 3)
 
 
-def test_samples_of_a_vanished_worker_go_on_elsewhere_from_their_tokens(tmp_path):
+def turn_checkpoint(group_id):
+    given = np.array([group_id, 7], np.int32)
+    return TurnCheckpoint(given_places_G=np.array([0, 2], np.int32), given_tokens_G=given, num_turns=1, state=b"\x01")
+
+
+@pytest.mark.parametrize("has_turns", [False, True])
+def test_samples_of_a_vanished_worker_go_on_elsewhere_from_their_tokens(tmp_path, has_turns):
     class Vanishing(Worker):
         async def on_lease(self, task):
-            part = m.SampleProgress(lease_id=task.lease_id, start=0, segment=segment(2, self.version))
+            part = m.SampleProgress(
+                lease_id=task.lease_id, start=0, segment=segment(2, self.version),
+                checkpoint=turn_checkpoint(task.group_id) if has_turns else None,
+            )  # fmt: skip
             await self.peer.send(m.Progress(items=(part,)))
 
     async def test():
@@ -160,6 +172,13 @@ def test_samples_of_a_vanished_worker_go_on_elsewhere_from_their_tokens(tmp_path
             continued = [task for task in second.leased if len(task.prefix)]
             assert continued
             assert all(task.prefix.tokens_R.tolist() == [0, 1] for task in continued)
+            for task in continued:
+                if not has_turns:
+                    assert task.checkpoint is None
+                    continue
+                assert task.checkpoint.given_tokens_G.tolist() == [task.group_id, 7]
+                assert task.checkpoint.given_places_G.tolist() == [0, 2]
+                assert (task.checkpoint.num_turns, task.checkpoint.state) == (1, b"\x01")
             assert "rollout-0: killed; not restarted" in run.shown.getvalue()
 
     bounded(test())

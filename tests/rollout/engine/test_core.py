@@ -425,8 +425,9 @@ def test_the_next_turn_of_a_conversation_computes_only_what_came_after_the_last(
     asked = keeping.decoder.take_asked()
     assert asked[0] == ("load", 1, "row 0", 4)
     assert asked[1:] == [
-        ("prefill", [0], [[]], [0]), ("prefill", [1], [[1, 2, 3, 4, 5, 9]], [4]), ("save", 1, 7)
-    ]  # fmt: skip
+        ("prefill", [1, 0], [[1, 2, 3, 4, 5, 9], []], [4, 0]),
+        ("save", 1, 7),
+    ]
     assert keeping.core.counts["kept_prefill_tokens"] == 4
     assert keeping.core.counts["prefill_tokens"] == 2 + 2
 

@@ -8,6 +8,8 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from areal_like.errors import UserError
+from areal_like.tasks import running_sum, tool_sum
+from trainer.model import tokenizers
 from trainer.model.tokenizers import build_tokenizer
 
 
@@ -23,7 +25,13 @@ def test_running_sum_is_one_token_a_character_after_the_specials(tmp_path: Path)
     assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
 
 
-@pytest.mark.parametrize("name", ["characters:running_sum", "bytes"])
+def test_built_in_characters_are_those_of_their_tasks() -> None:
+    assert tokenizers.RUNNING_SUM_CHARACTERS == running_sum.CHARACTERS
+    assert tokenizers.TOOL_SUM_CHARACTERS == tool_sum.CHARACTERS
+    assert len(build_tokenizer("characters:tool_sum", None)) == 3 + len(tool_sum.CHARACTERS)
+
+
+@pytest.mark.parametrize("name", ["characters:running_sum", "characters:tool_sum", "bytes"])
 def test_prompt_starts_with_exactly_one_bos(name: str, tmp_path: Path) -> None:
     tokenizer = saved_and_loaded(name, tmp_path)
     ids = tokenizer("3+8=").input_ids

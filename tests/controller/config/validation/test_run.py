@@ -165,6 +165,7 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
         ({"trainer.device": "gpu"}, "trainer.device", "cuda:N"),
         ({"trainer.threads": 0}, "trainer.threads", "auto"),
         ({"rollout.workflow": "two turns"}, "rollout.workflow", "module:Class"),
+        ({"reward.scorers": []}, "reward.scorers", "makes its own verdicts"),
         ({"rollout.workflow_options": {"depth": 2}}, "rollout.workflow_options", "takes no options"),
         ({"rollout.prompt_template": "solve this"}, "rollout.prompt_template", "{prompt}"),
         ({"trainer.weights.shared_dir": "/nfs"}, "trainer.weights.shared_dir", "has no effect with kind shm"),

@@ -1,0 +1,125 @@
+"""The running sum worked out with a calculator: a task of several turns. Ships the generator, not files.
+
+    prompt  "3+8+5="      model "(3+8)"  tool "1;"  model "(1+5)"  tool "6;"  model "#6", end of sequence
+
+Owns: the deliberately misled demonstrations, the tool, the check of a last answer. Prompts, answers and their split are
+those of running_sum.py. Refuses: tokens, turns (rollout/tool_sum.py), torch.
+
+A step may also be worked out in the head, `3+8:1;`, without the tool. Demonstrations do that for a fixed share `bias`
+of the digit pairs most of the time, and for the others with probability `noise`, always with a random digit. So the
+warm start teaches the format and to distrust the tool for some pairs; RL has to find out that it is always right.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import pydantic
+from pydantic import Field
+
+from areal_like import limits
+from areal_like.errors import UserError
+from areal_like.settings import Settings
+from areal_like.tasks import running_sum
+from areal_like.tasks.running_sum import RunningSumOptions, Split
+
+CHARACTERS = "0123456789+=:;#()?"
+"""Every character that prompts, answers and the tool's output are made of."""
+CALL_END = ")"
+"""Ends a call of the tool."""
+REFUSAL = "?;"
+"""What the tool says to anything that is no call."""
+
+_TABLE_SEED = 99
+
+
+class ToolSumOptions(Settings):
+    """Options of the generator."""
+
+    pgeo: float = Field(0.25, gt=0, le=1)
+    """Chance that a prompt ends after each term from the second on."""
+    max_terms: int = Field(12, ge=2, le=limits.TOKENS)
+    """Most terms of a prompt."""
+    bias: float = Field(0.4, ge=0, le=1)
+    """Demonstrations: share of the 100 digit pairs that are mostly added in the head, wrongly."""
+    bias_tool: float = Field(0.42, ge=0, le=1)
+    """Demonstrations: chance that such a pair is nevertheless given to the tool."""
+    noise: float = Field(0.1, ge=0, le=1)
+    """Demonstrations: chance that any other pair is added in the head."""
+
+    @staticmethod
+    def parse(options: Mapping[str, Any] | None) -> ToolSumOptions:
+        """Check options as they come from YAML. Raises UserError."""
+        try:
+            return ToolSumOptions.model_validate(dict(options or {}))
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            known = ", ".join(ToolSumOptions.model_fields)
+            raise UserError(first["msg"], where=f"tool_sum options.{key}", remedy=f"options are {known}") from error
+
+    @property
+    def prompts(self) -> RunningSumOptions:
+        """Those of them that shape prompts."""
+        return RunningSumOptions(pgeo=self.pgeo, max_terms=self.max_terms)
+
+
+def rows(
+    seed: int, split: Split, *, limit: int | None = None, options: Mapping[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Rows of `prompt`, `answer` and `terms`, as of `running_sum.rows`. Raises UserError."""
+    return running_sum.rows(seed, split, limit=limit, options=ToolSumOptions.parse(options).prompts)
+
+
+def demonstrations(
+    seed: int, options: Mapping[str, Any] | None = None, limit: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """Rows of `prompt` and `spans` from the `sft` part, endless without a limit; the tool's output is not trained."""
+    checked = ToolSumOptions.parse(options)
+    rng = random.Random(f"tool_sum/demonstrations/{seed}")
+    return ({"prompt": row["prompt"], "spans": _work(row["terms"], checked, rng)}
+            for row in running_sum.rows(seed, "sft", limit=limit, options=checked.prompts))  # fmt: skip
+
+
+@lru_cache(maxsize=8)
+def distrusted_pairs(bias: float) -> frozenset[tuple[int, int]]:
+    """The digit pairs that demonstrations mostly keep from the tool; the same in every run."""
+    rng = random.Random(_TABLE_SEED)
+    return frozenset((left, right) for left in range(10) for right in range(10) if rng.random() < bias)
+
+
+def _work(terms: list[int], options: ToolSumOptions, rng: random.Random) -> list[list[Any]]:
+    total, spans, said = terms[0], [], ""
+    for term in terms[1:]:
+        is_distrusted = (total, term) in distrusted_pairs(options.bias)
+        if rng.random() < (options.bias_tool if is_distrusted else 1 - options.noise):
+            call = f"({total}+{term}{CALL_END}"
+            result = tool_output(call)
+            spans += [[said + call, True], [result, False]]
+            said, total = "", int(result.removesuffix(";"))
+        else:
+            wrong = rng.randrange(10)
+            said += f"{total}+{term}:{wrong};"
+            total = wrong
+    return [*spans, [f"{said}#{total}", True]]
+
+
+def tool_output(said: str) -> str:
+    """What the calculator answers to text that ends in a call: `...(3+8)` gives `1;`, the sum modulo 10.
+
+    Example:
+        >>> tool_output("2+2:5;(5+8)"), tool_output("(5+)")
+        ('3;', '?;')
+    """
+    left, plus, right = said.rpartition("(")[2].removesuffix(CALL_END).partition("+")
+    is_call = plus and all(len(digit) == 1 and digit in "0123456789" for digit in (left, right))
+    return f"{(int(left) + int(right)) % 10};" if is_call else REFUSAL
+
+
+def is_correct(row: Mapping[str, Any], last_answer: str) -> bool:
+    """True where the text after the last `#` of what the model said last is the row's answer."""
+    _, mark, answer = last_answer.rpartition("#")
+    return bool(mark) and answer == str(row["answer"])

@@ -1,0 +1,37 @@
+"""What an episode of several turns needs, besides its sampled tokens, to go on after its last complete turn.
+
+Owns: the type, its checks at birth. Refuses: building a transcript from it (rollout/transcript.py), storing it.
+
+Shape legend: G given tokens.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+MAX_STATE_BYTES = 1 << 20
+"""Longest state of a workflow, encoded."""
+
+
+class TurnCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Belongs to a report of sampled tokens: it holds for exactly the tokens up to the report's end.
+
+    given_places_G: int32, how many sampled tokens of the episode come before each given one; given_tokens_G: int32 ids.
+    num_turns: generations so far. state: the workflow's own value, msgpack.
+    """
+
+    given_places_G: np.ndarray
+    given_tokens_G: np.ndarray
+    num_turns: int
+    state: bytes
+
+    def __post_init__(self) -> None:
+        arrays = (self.given_places_G, self.given_tokens_G)
+        if not all(isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype == np.int32 for array in arrays):
+            raise ValueError("given tokens and their places must be int32 arrays of one dimension")
+        places = self.given_places_G
+        if len(places) != len(self.given_tokens_G) or (len(places) and (places[0] < 0 or (np.diff(places) < 0).any())):
+            raise ValueError("each given token needs a place, and places never decrease")
+        if self.num_turns < 0 or len(self.state) > MAX_STATE_BYTES:
+            raise ValueError(f"num_turns must not be negative, and the state at most {MAX_STATE_BYTES} bytes")

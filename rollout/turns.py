@@ -1,0 +1,74 @@
+"""The durable part of an episode of several turns: its last checkpoint, in this lease and in those before.
+
+Owns: `Turns`. Refuses: generating, reporting (leases.py), what a workflow's state means.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from areal_like.errors import UserError
+from areal_like.trajectory import Segment
+from areal_like.turn_checkpoint import MAX_STATE_BYTES
+from areal_like.wire.messages import SampleTask
+from rollout.transcript import Encode, Transcript
+from rollout.workflow import Resumed
+
+
+class Turns:
+    """Checkpoints of one sample."""
+
+    def __init__(self, task: SampleTask, *, is_resumable: bool) -> None:
+        self._is_resumable = is_resumable
+        self.checkpoint = task.checkpoint if not is_resumable else None
+        """The newest one."""
+        self._sampled = task.prefix if self.checkpoint is not None else Segment.empty()
+        """The tokens it holds for."""
+        self._began = (self._sampled, self.checkpoint)
+
+    @property
+    def num_before(self) -> int:
+        """Sampled tokens that came with the lease."""
+        return len(self._began[0])
+
+    @property
+    def last_version(self) -> int:
+        """Of the newest token of the checkpoint; -1 without one."""
+        return self._sampled.last_version
+
+    @property
+    def new_tokens(self) -> Segment:
+        """Sampled tokens of this lease, up to the newest checkpoint."""
+        return self._sampled.tail(self.num_before)
+
+    def resumed(self, encode: Encode) -> Resumed | None:
+        """Where the lease begins, if it does not begin with the sample. A transcript of its own at every look."""
+        sampled, checkpoint = self._began
+        if checkpoint is None:
+            return None
+        try:
+            transcript = Transcript.restored(sampled, checkpoint, encode=encode)
+            return Resumed(transcript=transcript, state=msgspec.msgpack.decode(checkpoint.state))
+        except (ValueError, msgspec.DecodeError) as error:
+            raise UserError(f"a checkpoint that cannot be read ({error})") from error
+
+    def take(self, transcript: Transcript, state: Any, num_turns: int) -> None:
+        """See `SampleTools.checkpoint`."""
+        if self._is_resumable:
+            raise UserError("a resumable workflow takes no checkpoints", remedy="set is_resumable = False on it")
+        sampled = transcript.sampled_tokens
+        known = self._sampled.tokens_R
+        if not np.array_equal(sampled.tokens_R[: len(known)], known):
+            raise UserError(
+                "a checkpoint must go on from the one before", remedy="begin with the transcript of tools.resumed"
+            )
+        try:
+            encoded = msgspec.msgpack.encode(state)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise UserError(f"the state of a checkpoint must be a JSON-like value ({error})") from error
+        if len(encoded) > MAX_STATE_BYTES:
+            raise UserError(f"the state of a checkpoint has {len(encoded)} bytes, at most {MAX_STATE_BYTES} are kept")
+        self._sampled, self.checkpoint = sampled, transcript.checkpoint(num_turns, encoded)

@@ -1,0 +1,82 @@
+"""The calculator task: prompts are the running sum's, demonstrations are misled as configured, the tool is right."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from areal_like.errors import UserError
+from areal_like.tasks import running_sum, tool_sum
+
+
+def test_rows_are_those_of_the_running_sum() -> None:
+    for split in ("train", "eval"):
+        ours = list(tool_sum.rows(3, split, limit=40, options={"pgeo": 0.5, "max_terms": 5}))
+        assert ours == list(running_sum.rows(3, split, limit=40, options={"pgeo": 0.5, "max_terms": 5}))
+    assert max(len(row["terms"]) for row in islice(tool_sum.rows(1, "train"), 500)) == 12
+
+
+@pytest.mark.parametrize(
+    ("said", "output"),
+    [
+        ("(3+8)", "1;"),
+        ("3+8:4;(4+5)", "9;"),
+        ("(3+8", "1;"),
+        ("3+8)", "1;"),
+        ("(3+)", "?;"),
+        ("(13+8)", "?;"),
+        ("(3-8)", "?;"),
+        ("", "?;"),
+        ("(²+1)", "?;"),
+    ],
+)
+def test_the_tool_adds_the_last_two_digits_it_is_given(said: str, output: str) -> None:
+    assert tool_sum.tool_output(said) == output
+
+
+def test_demonstrations_train_what_the_model_says_and_the_tool_answers_rightly() -> None:
+    num_calls = num_in_head = 0
+    for row in tool_sum.demonstrations(5, limit=300):
+        spans = row["spans"]
+        assert [is_trained for _, is_trained in spans] == [True, False] * (len(spans) // 2) + [True]
+        for (said, _), (output, _) in zip(spans[::2], spans[1::2], strict=False):
+            assert said.endswith(")")
+            assert tool_sum.tool_output(said) == output
+        assert set("".join(text for text, _ in spans) + row["prompt"]) <= set(tool_sum.CHARACTERS)
+        num_terms = row["prompt"].count("+") + 1
+        num_calls += len(spans) // 2
+        num_in_head += sum(text.count(":") for text, _ in spans)
+        assert len(spans) // 2 + sum(text.count(":") for text, _ in spans) == num_terms - 1
+        assert running_sum.part_of(row["prompt"]) == "sft"
+    share = num_calls / (num_calls + num_in_head)
+    assert 0.6 < share < 0.8, "0.6 of the pairs at 0.9, 0.4 of them at 0.42"
+
+
+def test_the_tool_is_kept_from_the_distrusted_pairs_alone() -> None:
+    options = {"bias_tool": 0.0, "noise": 0.0}
+    for row in tool_sum.demonstrations(1, options, 200):
+        for text, is_trained in row["spans"]:
+            for step in text.split(";") if is_trained else ():
+                pair = tuple(int(digit) for digit in step.strip("()").partition(":")[0].split("+") if "#" not in step)
+                if pair:
+                    assert (pair in tool_sum.distrusted_pairs(0.4)) == (":" in step)
+    assert len(tool_sum.distrusted_pairs(0.4)) in range(30, 50)
+
+
+def test_demonstrations_are_a_function_of_the_seed() -> None:
+    assert list(tool_sum.demonstrations(7, None, 20)) == list(tool_sum.demonstrations(7, None, 30))[:20]
+    assert list(tool_sum.demonstrations(7, None, 20)) != list(tool_sum.demonstrations(8, None, 20))
+
+
+@pytest.mark.parametrize(
+    ("last", "is_right"), [("#6", True), ("3+3:6;#6", True), ("#5", False), ("6", False), ("#6;", False), ("", False)]
+)
+def test_the_answer_follows_the_last_mark(last: str, is_right: bool) -> None:
+    assert tool_sum.is_correct({"answer": "6"}, last) == is_right
+
+
+def test_an_unknown_option_is_named_with_those_there_are() -> None:
+    with pytest.raises(UserError, match="bias_tool") as mistake:
+        next(tool_sum.rows(1, "train", options={"bais": 1}))
+    assert "options.bais" in str(mistake.value)

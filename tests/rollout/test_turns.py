@@ -1,0 +1,195 @@
+"""Checkpoints of an episode: what is reported after a turn, and that another worker goes on as if nothing happened."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from areal_like.errors import UserError
+from areal_like.trajectory import Segment
+from areal_like.turn_checkpoint import MAX_STATE_BYTES, TurnCheckpoint
+from areal_like.wire import messages as m
+from rollout.transcript import Transcript
+from rollout.turns import Turns
+from rollout.workflow import Sample, SingleTurn
+
+
+class FourTurns:
+    """Three tokens a turn, then the number of the turn as the environment's answer. `gates` hold a turn back."""
+
+    is_resumable = False
+
+    def __init__(self, *gated: int) -> None:
+        self.gates = {turn: asyncio.Event() for turn in gated}
+        self.began_at: list[int] = []
+
+    async def run(self, task: Any, tools: Any) -> Sample:
+        before = tools.resumed
+        transcript = (
+            before.transcript if before else Transcript(tools.tokens.prompt(task.row), encode=tools.tokens.encode)
+        )
+        turn = before.state["turn"] if before else 0
+        self.began_at.append(turn)
+        while turn < 4:
+            if turn in self.gates:
+                await self.gates[turn].wait()
+            transcript.sampled(await tools.generate(transcript, max_new_tokens=3))
+            transcript.given(str(turn))
+            turn += 1
+            tools.checkpoint(transcript, {"turn": turn})
+        return Sample(trajectory=transcript.close(), verdict=tools.verdict(1.0), response_text="")
+
+
+def same(one: Any, other: Any) -> bool:
+    names = ("tokens_T", "loss_mask_T", "logprobs_T", "versions_T")
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
+
+
+def test_an_episode_whose_worker_leaves_goes_on_elsewhere_from_its_last_turn(rig: Any, fake: Any) -> None:
+    held, rest, whole = FourTurns(2), FourTurns(), FourTurns()
+
+    async def until_it_leaves(r: Any) -> None:
+        await r.ready()
+        r.lease(fake.task(1, seed=7))
+        await r.until(lambda: len(r.reports.get(1, (0, ()))[1]) == 6, "two turns reported")
+        r.send(m.Shutdown(reason="scaled down", deadline_s=1.0))
+        await r.until(lambda: r.got(m.SampleReturned), "returned")
+        assert r.got(m.SampleReturned)[0].reason == "drain"
+        newest = [item.checkpoint for message in r.got(m.Progress) for item in message.items][-1]
+        assert newest.given_tokens_G.tolist() == [ord(one) for one in "ab01"]
+        assert newest.given_places_G.tolist() == [0, 0, 3, 6]
+        held.left = (r.reports[1][1], newest)  # type: ignore[attr-defined]
+
+    async def to_the_end(r: Any, task: Any) -> Any:
+        await r.ready()
+        r.lease(task)
+        await r.until(lambda: r.got(m.SampleFinished), "finished")
+        return r.got(m.SampleFinished)[0].trajectory
+
+    made: dict[str, Any] = {}
+
+    async def elsewhere(r: Any) -> None:
+        prefix, checkpoint = held.left  # type: ignore[attr-defined]
+        made["rest"] = await to_the_end(r, fake.task(2, seed=7, prefix=prefix, checkpoint=checkpoint))
+        assert len(r.engine.requests) == 2
+        assert r.reports.get(2, (6, ()))[0] == 6, "reports go on where the lease began"
+
+    async def at_once(r: Any) -> None:
+        made["whole"] = await to_the_end(r, fake.task(3, seed=7))
+
+    rig(until_it_leaves, workflow=held)
+    rig(elsewhere, workflow=rest)
+    rig(at_once, workflow=whole)
+    assert (held.began_at, rest.began_at, whole.began_at) == ([0], [2], [0])
+    assert same(made["rest"], made["whole"])
+
+
+def test_a_prefix_without_a_checkpoint_is_no_beginning(rig: Any, fake: Any) -> None:
+    workflow = FourTurns()
+
+    async def scenario(r: Any) -> None:
+        await r.ready()
+        r.lease(fake.task(1, prefix=segment(5, 6)))
+        await r.until(lambda: r.got(m.SampleFinished), "finished")
+        assert len(r.engine.requests) == 4
+
+    rig(scenario, workflow=workflow)
+    assert workflow.began_at == [0]
+
+
+# ------------------------------------------------------------ without a worker
+
+
+def segment(*tokens: int, version: int = 0) -> Segment:
+    count = len(tokens)
+    return Segment(np.array(tokens, np.int32), np.full(count, -0.5, np.float32), np.full(count, version, np.int32))
+
+
+def test_any_transcript_is_made_again_from_its_sampled_tokens_and_its_checkpoint() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(300):
+        transcript = Transcript(rng.integers(0, 50, rng.integers(1, 4)))
+        for version in range(rng.integers(0, 6)):
+            if rng.random() < 0.6:
+                transcript.sampled(segment(*rng.integers(0, 50, rng.integers(1, 4)).tolist(), version=version))
+            else:
+                transcript.given(rng.integers(0, 50, rng.integers(0, 4)))
+        again = Transcript.restored(transcript.sampled_tokens, transcript.checkpoint(4, b""))
+        assert again.tokens_T.tolist() == transcript.tokens_T.tolist()
+        assert (again.num_sampled, again.num_turns) == (transcript.num_sampled, 4)
+        assert again.last_version == transcript.last_version
+        if transcript.num_sampled:
+            assert same(again.close("stop"), transcript.close("stop"))
+
+
+def turns(**task: Any) -> Turns:
+    made: Any = SimpleNamespace(**{"prefix": Segment.empty(), "checkpoint": None, **task})
+    return Turns(made, is_resumable=False)
+
+
+def test_state_that_cannot_travel_is_refused() -> None:
+    transcript = Transcript([1])
+    for state, words in (({"x": object()}, "JSON-like"), ("x" * MAX_STATE_BYTES, "bytes, at most")):
+        with pytest.raises(UserError, match=words):
+            turns().take(transcript, state, 1)
+
+
+def test_a_checkpoint_that_does_not_go_on_from_the_last_is_refused() -> None:
+    made, transcript = turns(), Transcript([1])
+    transcript.sampled(segment(7, 8))
+    made.take(transcript, None, 1)
+    other = Transcript([1])
+    other.sampled(segment(7))
+    with pytest.raises(UserError, match="must go on from the one before"):
+        made.take(other, None, 2)
+    other.sampled(segment(8, 9))
+    made.take(other, None, 2)
+    assert made.new_tokens.tokens_R.tolist() == [7, 8, 9]
+
+
+def test_a_workflow_of_one_answer_takes_no_checkpoints(rig: Any, fake: Any) -> None:
+    class Checkpoints(SingleTurn):
+        async def run(self, task: Any, tools: Any) -> Sample:
+            tools.checkpoint(Transcript([1]))
+            return await super().run(task, tools)
+
+    async def scenario(r: Any) -> None:
+        await r.ready()
+        r.lease(fake.task(1))
+        await r.until(lambda: r.got(m.SampleReturned), "returned")
+        assert "takes no checkpoints" in r.got(m.SampleReturned)[0].detail
+
+    rig(scenario, workflow=Checkpoints())
+
+
+def test_damaged_checkpoints_are_named() -> None:
+    state = TurnCheckpoint(
+        given_places_G=np.array([9], np.int32), given_tokens_G=np.array([1], np.int32), num_turns=1, state=b"\xc0"
+    )
+    with pytest.raises(UserError, match="a given token at 9 of 2"):
+        turns(prefix=segment(1, 2), checkpoint=state).resumed(lambda text: np.zeros(0, np.int32))
+    good = msgspec.structs.replace(state, given_places_G=np.array([0], np.int32), state=b"\xc1")
+    with pytest.raises(UserError, match="cannot be read"):
+        turns(prefix=segment(1, 2), checkpoint=good).resumed(lambda text: np.zeros(0, np.int32))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"given_places_G": np.array([1, 0], np.int32), "given_tokens_G": np.zeros(2, np.int32)},
+        {"given_places_G": np.array([-1], np.int32), "given_tokens_G": np.zeros(1, np.int32)},
+        {"given_places_G": np.zeros(2, np.int32), "given_tokens_G": np.zeros(1, np.int32)},
+        {"given_places_G": np.zeros(1, np.int64), "given_tokens_G": np.zeros(1, np.int32)},
+        {"num_turns": -1},
+        {"state": b"x" * (MAX_STATE_BYTES + 1)},
+    ],
+)
+def test_a_checkpoint_is_checked_at_birth(fields: dict[str, Any]) -> None:
+    empty = np.zeros(0, np.int32)
+    with pytest.raises(ValueError, match=r"given tokens|given token|num_turns"):
+        TurnCheckpoint(**{"given_places_G": empty, "given_tokens_G": empty, "num_turns": 0, "state": b"", **fields})
