@@ -19,6 +19,7 @@ from controller.coordinator.events import (
 )
 from controller.coordinator.run_state import RunState
 from controller.coordinator.worker import Worker
+from controller.coordinator.worker_version import WorkerVersion
 
 
 def version_staged(state: RunState, event: WorkerVersionStaged) -> None:
@@ -116,19 +117,21 @@ def announce(state: RunState) -> None:
     if trainer.version == NO_VERSION or not colocation.is_engines_time(state):
         return
     for worker in state.workers.values():
+        weights = worker.weights
+        target, path, lineage = trainer.version, trainer.manifest_path, trainer.version_lineage
+        if weights.pin is not None:
+            target, path, lineage = weights.pin.version, weights.pin.manifest_path, weights.pin.lineage
+        if target <= weights.announced and not weights.must_announce_again and not weights.quarantine:
+            continue  # the case of nearly all: settled here, without a call for hundreds of workers
         if not worker.is_present or worker.is_draining or not colocation.may_announce(state, worker):
             continue
-        target, path, lineage = trainer.version, trainer.manifest_path, trainer.version_lineage
-        if (pin := worker.weights.pin) is not None:
-            target, path, lineage = pin.version, pin.manifest_path, pin.lineage
         if not path or rewriting.is_under_way(trainer, target):
             continue  # it comes when the trainer has caught up, or has written it again
-        if _is_announcement_due(state, worker, target):
+        if _is_announcement_due(state, weights, target):
             _announce(state, worker, target, path, lineage)
 
 
-def _is_announcement_due(state: RunState, worker: Worker, target: int) -> bool:
-    weights = worker.weights
+def _is_announcement_due(state: RunState, weights: WorkerVersion, target: int) -> bool:
     if target > weights.announced:
         return True
     if weights.must_announce_again and weights.version < target == weights.announced:

@@ -149,6 +149,9 @@ _S, _E, _A = VersionState, VersionEvent, VersionAction
 _STATES = (_S.IDLE, _S.LOADING, _S.STAGED, _S.SWAPPING)
 _QUARANTINED = (_S.QUARANTINED, _S.RETRYING, _S.RETRY_STAGED, _S.RETRY_SWAPPING)
 
+_STAGED = (_S.STAGED, _S.RETRY_STAGED)
+_SWAPPING = (_S.SWAPPING, _S.RETRY_SWAPPING)
+
 _Row = tuple[VersionState | None, ...]
 
 _ROWS: dict[VersionEvent, tuple[_Row, _Row, tuple[VersionAction, ...]]] = {
@@ -227,18 +230,11 @@ class WorkerVersion:
     """Newest version it failed to load for an evaluation."""
     pin: EvalJob | None = None
     """The evaluation whose version it keeps."""
-
-    # ------------------------------------------------------------ questions
-
-    @property
-    def is_staged(self) -> bool:
-        """It waits for its turn to swap."""
-        return self.state is VersionState.STAGED or self.state is VersionState.RETRY_STAGED
-
-    @property
-    def has_turn(self) -> bool:
-        """It was asked to swap in what it has staged."""
-        return self.state is VersionState.SWAPPING or self.state is VersionState.RETRY_SWAPPING
+    is_staged: bool = False
+    """It waits for its turn to swap. Follows from the state, as `has_turn` does; both are asked of every worker after
+    every event of a run with `swap: rolling`."""
+    has_turn: bool = False
+    """It was asked to swap in what it has staged."""
 
     # ------------------------------------------------------------ events
 
@@ -312,6 +308,7 @@ class WorkerVersion:
         job: EvalJob | None = None,
     ) -> None:
         self.state, actions = transition(TABLE, self.state, event)
+        self.is_staged, self.has_turn = self.state in _STAGED, self.state in _SWAPPING
         for action in actions:
             match action:
                 case VersionAction.SET_ANNOUNCED:

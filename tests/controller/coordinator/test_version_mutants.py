@@ -11,6 +11,7 @@ from version_schedules import run_versions
 
 from controller.coordinator import version_rollout
 from controller.coordinator.coordinator import Coordinator
+from controller.coordinator.effects import SendSwap
 from controller.coordinator.run_state import RunState
 from controller.coordinator.worker import Worker, Workers
 from controller.coordinator.worker_version import TABLE, VersionAction, VersionEvent, VersionState, WorkerVersion
@@ -54,7 +55,15 @@ def test_the_schedules_go_through_every_state(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_two_turns_at_once_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WorkerVersion, "has_turn", False)
+    def grant_to_all(state: RunState) -> None:
+        for worker in state.workers.values():
+            if worker.is_present and worker.weights.is_staged:
+                weights = worker.weights
+                weights.grant_turn(state.now_s + 1e6)
+                lineage = weights.announced_lineage
+                state.emit(SendSwap(worker=worker.name, version=weights.announced, lineage=lineage))
+
+    monkeypatch.setattr(version_rollout, "grant_turn", grant_to_all)
     assert "gets the turn while" in caught()
 
 

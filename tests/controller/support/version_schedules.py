@@ -40,6 +40,8 @@ def check_version(weights: WorkerVersion) -> None:
     """What must hold of a worker's version in every state."""
     assert (weights.load_due_s < float("inf")) == (weights.state in EXPECTED), f"deadline in {weights.state}"
     assert bool(weights.quarantine) == (weights.state in QUARANTINED), f"quarantine in {weights.state}"
+    assert weights.is_staged == (weights.state in (VersionState.STAGED, VersionState.RETRY_STAGED))
+    assert weights.has_turn == (weights.state in (VersionState.SWAPPING, VersionState.RETRY_SWAPPING))
     assert weights.version <= weights.announced, "a version that was never announced"
     if weights.is_staged or weights.has_turn:
         assert weights.announced >= 0, "staged without an announcement"
