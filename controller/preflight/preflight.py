@@ -249,7 +249,7 @@ def _own_objectives(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
     """The user's loss and advantages, with their whole sections."""
     loss, advantage = config.trainer.loss, config.trainer.advantage
     found = {}
-    if names := [one.kind for one in (loss, *loss.corrections) if ":" in one.kind]:
+    if names := [kind for kind in (loss.kind, *(one.kind for one in loss.corrections)) if ":" in kind]:
         key = "trainer.loss.kind" if names[0] == loss.kind else "trainer.loss.corrections"
         found[key] = (", ".join(names), {"of": "loss", **loss.model_dump(mode="json")})
     if ":" in advantage.kind:

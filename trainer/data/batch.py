@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ class MicroBatch:
         """The same on `device`."""
         if self.inputs.behaviour_N.device == device:
             return self
-        moved = {
+        moved: dict[str, Any] = {
             name: value.to(device, non_blocking=True)
             for name, value in vars(self.inputs).items()
             if isinstance(value, torch.Tensor)

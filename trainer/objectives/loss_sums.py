@@ -131,7 +131,7 @@ def _own_sums(own: TokenLoss) -> dict[str, torch.Tensor]:
 
 
 def _own_means(total: Mapping[str, float]) -> dict[str, float]:
-    means = {}
+    means: dict[str, float] = {}
     for prefix, count in ((_OF_TOKENS, "tokens"), (_OF_SEQUENCES, "sequences")):
         means |= {
             name.removeprefix(prefix): value / total[count] for name, value in total.items() if name.startswith(prefix)

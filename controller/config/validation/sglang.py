@@ -11,6 +11,7 @@ from typing import Any
 
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
+from controller.config.validation.objectives import is_corrected
 
 KEY = "rollout.engine.sglang"
 QUANTIZED_FAMILIES = ("qwen2", "qwen3")
@@ -105,7 +106,7 @@ def _rounded(config: RunConfig) -> Iterator[Problem]:
             f"SGLang quantises from bfloat16, and the engine's dtype is {dtype}",
             "rollout.engine.dtype: bfloat16",
         )
-    if sglang.is_rounded and (loss.weight.mode == "off" or loss.proximal == "behaviour"):
+    if sglang.is_rounded and not is_corrected(config):
         key = "trainer.loss.weight.mode" if loss.weight.mode == "off" else "trainer.loss.proximal"
         yield Problem(
             (key, f"{KEY}.{'quantization' if sglang.quantization != 'none' else 'kv_cache_dtype'}"),
