@@ -61,7 +61,8 @@ class LossSettings(Settings):
     """The loss of a token, with its weights, averaging, KL and entropy terms."""
 
     kind: str = "decoupled_ppo"
-    """`decoupled_ppo`, or `module:function`: a loss of your own (docs/extending.md)."""
+    """`decoupled_ppo`, `gspo`, `cispo`, `sapo`, `dppo`, `vespo`, `bapo` (docs/algorithms.md), or `module:function`: a
+    loss of your own (docs/extending.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the loss, for those that have some; keyword arguments of a loss of your own."""
     proximal: Literal["recompute", "interpolate", "behaviour"] = "recompute"

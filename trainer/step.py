@@ -86,7 +86,7 @@ class TrainStep:
         before_update: Callable[[], None] = lambda: None,
     ) -> None:
         settings = setup.settings
-        if any(is_own(kind) for kind in (settings.loss.kind, *(one.kind for one in settings.loss.corrections))):
+        if is_own(settings.loss.kind) or any(is_own(one.kind) for one in settings.loss.corrections):
             try_loss(settings.loss)
         self._loss = loss_of(settings.loss)
         if needs_reference(settings.loss) and reference is None:

@@ -73,7 +73,20 @@ _TABLE: Mapping[str, tuple[str, ...] | tuple[tuple[str, ...], str]] = {
     "trainer.loss.entropy_coef": ("entropy_coeff", "entropy_loss_coef"),
     "trainer.loss.aggregation": (
         ("loss_agg_mode", "loss_type", "token_level_loss"),
-        "token_mean, sequence_mean, group_mean or constant; dr_grpo is constant with constant_divisor",
+        "token_mean, sequence_mean, group_mean or constant; dr_grpo is constant with constant_divisor;"
+        " cispo, sapo and vespo are trainer.loss.kind",
+    ),
+    "trainer.loss.kind": (
+        ("loss_mode", "importance_sampling_level", "use_sapo_loss"),
+        "gspo, cispo, sapo and others: docs/algorithms.md",
+    ),
+    "trainer.loss.corrections": (
+        ("off_policy_mask_threshold", "mask_truncated_completions", "m2_threshold", "rollout_rs", "opsm_delta",
+         "use_opsm", "rollout_token_veto_threshold"), "a list of masks and weights: docs/algorithms.md",
+    ),
+    "trainer.loss.kl_in": ("use_kl_in_reward",),
+    "trainer.loss.kl_estimator": (
+        ("kl_loss_type", "kl_penalty", "kl_estimator"), "k1, k2 or k3, which is low_var_kl elsewhere",
     ),
     "trainer.loss.proximal": ("use_decoupled_loss", "prox_logp_method", "bypass_mode"),
     "trainer.loss.weight.mode": ("rollout_is", "use_tis", "vllm_importance_sampling_mode", "rejection_sampling",
@@ -82,7 +95,7 @@ _TABLE: Mapping[str, tuple[str, ...] | tuple[tuple[str, ...], str]] = {
                                 "vllm_is_truncated_threshold", "behav_imp_weight_cap"),
     "trainer.advantage.kind": (
         ("adv_estimator", "advantage_estimator", "norm_adv_by_std_in_grpo", "no_advantage_std_norm", "scale_rewards",
-         "reward_norm", "adv_norm"), "grpo, grpo_no_std, rloo or global_norm",
+         "reward_norm", "adv_norm"), "grpo, grpo_no_std, rloo, lite_ppo and others: docs/algorithms.md",
     ),
     "trainer.advantage.reward_scale": ("reward_scaling",),
     "trainer.advantage.reward_clip": ("reward_clip_range",),

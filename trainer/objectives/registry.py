@@ -129,6 +129,20 @@ def needs_reference(settings: LossSettings) -> bool:
     return settings.kl_coef > 0 or loss_of(settings).needs.reference
 
 
+def corrects_for_sampling(settings: LossSettings) -> bool:
+    """True where an importance weight makes up for another policy, or another precision, that sampled the tokens.
+
+    A loss that counts its ratio from the policy that sampled does so itself. Of a user's only the settings are known.
+    """
+    objective = OBJECTIVES.get(settings.kind)
+    if objective is not None and not option_faults(objective.options, settings, LOSS_SECTION, objective.keys):
+        options = options_of(objective.options, settings, LOSS_SECTION, objective.keys)
+        if objective.needs_with(options).proximal == "behaviour":
+            return True
+    weighs = [one.kind for one in settings.corrections if one.kind in CORRECTIONS and CORRECTIONS[one.kind].is_weight]
+    return settings.proximal != "behaviour" and (settings.weight.mode != "off" or bool(weighs))
+
+
 def loss_faults(settings: LossSettings, *, imports_own: bool = False) -> Iterator[Fault]:
     """Find what of trainer.loss does not fit together.
 

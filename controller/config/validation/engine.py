@@ -15,6 +15,7 @@ from areal_like.prompts import PLACEHOLDER
 from controller.config.engines import REGISTERED, as_problems, configured_engine, engine_job, model_problems
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
+from controller.config.validation.objectives import is_corrected
 
 
 def engine_problems(config: RunConfig) -> Iterator[Problem]:
@@ -44,7 +45,7 @@ def engine_problems(config: RunConfig) -> Iterator[Problem]:
 def _rounding(config: RunConfig) -> Iterator[Problem]:
     """An engine that computes with fewer bits than the trainer is another policy than the one that is trained."""
     loss, key = config.trainer.loss, configured_engine(config).rounding_key(config.rollout.engine)
-    if key and (loss.weight.mode == "off" or loss.proximal == "behaviour"):
+    if key and not is_corrected(config):
         yield Problem(
             ("trainer.loss.weight.mode" if loss.weight.mode == "off" else "trainer.loss.proximal", key),
             "does not correct the difference between the engine's rounded numbers and the trainer's",

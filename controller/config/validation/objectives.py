@@ -1,6 +1,6 @@
 """Whether loss and advantages fit the rest of the configuration. Imports no torch and no module of the user's.
 
-Owns: `loss_problems`, `advantage_problems`: what the descriptors of trainer/objectives say, and the window of the
+Owns: `loss_problems`, `advantage_problems`, `is_corrected`: what the descriptors of trainer/objectives say, and the window of the
 correction weight. Refuses: a loss of the user's (trainer/check_objectives.py).
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 from trainer.objectives.port import Fault
-from trainer.objectives.registry import ADVANTAGES, advantage_faults, loss_faults
+from trainer.objectives.registry import ADVANTAGES, advantage_faults, corrects_for_sampling, loss_faults
 
 WITHIN_GROUP = frozenset(name for name, one in ADVANTAGES.items() if one.is_within_group)
 """Built-in advantages that compare a sample with its own group only."""
@@ -43,6 +43,11 @@ def loss_problems(config: RunConfig) -> Iterator[Problem]:
             )
     yield from _as_problems(loss_faults(loss))
     yield from _window_problems(config)
+
+
+def is_corrected(config: RunConfig) -> bool:
+    """True where the loss corrects for the difference between engine and trainer."""
+    return corrects_for_sampling(config.trainer.loss)
 
 
 def advantage_problems(config: RunConfig) -> Iterator[Problem]:

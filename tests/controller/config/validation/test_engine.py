@@ -12,6 +12,7 @@ from controller.config.loading import build
 from controller.config.run_config import RunConfig
 from controller.config.validation.run import cross_check
 from controller.preflight import preflight
+from trainer.config import CorrectionSettings
 
 
 def make(engine: dict[str, Any], **rollout: Any) -> RunConfig:
@@ -160,6 +161,11 @@ def test_a_rounded_engine_needs_bfloat16_a_known_model_and_the_correction_weight
     assert carries in said(changed(config, weight=off))
     assert carries in said(changed(make({**CUDA, "sglang": {"kv_cache_dtype": "fp8_e5m2"}}), weight=off))
     assert carries not in said(changed(make(CUDA), weight=off))
+    own_ratio = {"kind": "dppo", "proximal": "behaviour", "weight": off}
+    assert carries not in said(changed(config, **own_ratio)), "its ratio counts from the policy that sampled"
+    of_sequences = (CorrectionSettings(kind="sequence_weight"),)
+    assert carries not in said(changed(config, weight=off, corrections=of_sequences))
+    assert carries in said(changed(config, weight=off, corrections=(CorrectionSettings(kind="icepop"),)))
 
 
 @pytest.mark.parametrize(
