@@ -8,8 +8,11 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from areal_like import limits
-from areal_like.config import Threads
+from areal_like.config import DEFAULT_TRANSFER, Threads
 from areal_like.settings import Settings
+from areal_like.weights.registry import TRANSFERS
+from areal_like.weights.transfer import TransferDescriptor
+from areal_like.weights.weight_store import StoreKind
 
 
 class OptimizerSettings(Settings):
@@ -140,10 +143,13 @@ class GroupSettings(Settings):
 class WeightStoreSettings(Settings):
     """How a version reaches the engines."""
 
-    kind: Literal["shm", "disk", "stream", "distributed"] = "shm"
+    kind: str = DEFAULT_TRANSFER
     """`shm`: flat file in shared memory; `disk`: safetensors in the run folder or in shared_dir; `stream`: through
     sockets, in chunks, for hosts without a shared file system; `distributed`: by a process group of torch (nccl or
-    gloo) to all workers at once, while they stand still; who misses it takes the stream."""
+    gloo) to all workers at once, while they stand still; who misses it takes the stream. Or `module:DESCRIPTOR`: a
+    transfer of your own (docs/extending.md)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of a transfer of your own."""
     keep: int = Field(3, ge=2, le=limits.STEPS)
     """Versions kept; older ones are deleted."""
     shared_dir: str | None = None
@@ -163,14 +169,19 @@ class WeightStoreSettings(Settings):
     """`distributed`: its process group."""
 
     @property
-    def layout(self) -> Literal["shm", "disk"]:
-        """Format of the payload: flat for `shm`; safetensors for `disk` and wherever deltas or sockets are used."""
-        return "shm" if self.kind == "shm" and self.delta is None else "disk"
+    def transfer(self) -> TransferDescriptor:
+        """What `kind` names. Raises UserError where there is no such transfer."""
+        return TRANSFERS.find(self.kind)
 
     @property
-    def place(self) -> Literal["shm", "disk"]:
-        """Where the trainer's files lie: on disk for `disk`, else in shared memory."""
-        return "disk" if self.kind == "disk" else "shm"
+    def layout(self) -> StoreKind:
+        """Format of the payload: the transfer's own, and safetensors wherever deltas are used."""
+        return self.transfer.layout if self.delta is None else "disk"
+
+    @property
+    def place(self) -> StoreKind:
+        """Where the trainer's files are stored: on disk, or in shared memory."""
+        return self.transfer.place
 
 
 OURS_TO_DECIDE = (

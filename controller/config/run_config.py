@@ -17,6 +17,7 @@ from areal_like.config import ModelSettings, SamplingSettings, StalenessSettings
 from areal_like.emulation.settings import EmulationSettings
 from areal_like.settings import Settings
 from areal_like.staleness import MODE_STALENESS, Mode
+from areal_like.weights.registry import BETWEEN_HOSTS
 from areal_like.wire.messages import Sampling
 from controller.config.cluster_settings import RaySettings
 from rollout.config import RolloutSettings
@@ -270,7 +271,7 @@ class RunConfig(Settings):
         if _is_on_ray(data.get("launch")):
             trainer = data.get("trainer")
             weights = trainer.weights if isinstance(trainer, TrainerSettings) else _get(trainer, "weights")
-            filled["trainer"] = _replaced(trainer, "weights", _filled(weights, "kind", "stream"))
+            filled["trainer"] = _replaced(trainer, "weights", _filled(weights, "kind", BETWEEN_HOSTS))
         return filled
 
     @model_validator(mode="before")

@@ -29,7 +29,7 @@ from areal_like.wire.messages import (
 )
 from rollout.activity import WorkerActivity
 from rollout.engine.port import Engine, Interruption, LoadReport
-from rollout.weights.receiver import JoinAs, Receiver
+from rollout.weights.port import JoinAs, Receiver
 
 log = logging.getLogger(__name__)
 

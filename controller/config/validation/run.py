@@ -27,7 +27,7 @@ from controller.config.validation.cluster import cluster_problems
 from controller.config.validation.engine import device_problems, emulation_problems, engine_problems, rollout_problems
 from controller.config.validation.pool_sizes import placement_problems, pool_problems
 from controller.config.validation.trainer_ranks import rank_problems
-from controller.config.validation.weight_transfer import group_problems
+from controller.config.validation.weight_transfer import transfer_problems
 from controller.run_folder.run_folder import NAME_REMEDY, is_run_name
 from controller.run_folder.units import size_text
 
@@ -52,8 +52,8 @@ def cross_check(config: RunConfig) -> list[Problem]:
         emulation_problems,
         _launch,
         cluster_problems,
-        _weights,
-        group_problems,
+        _swap,
+        transfer_problems,
         pool_problems,
         placement_problems,
         _metrics,
@@ -334,29 +334,8 @@ def _launch(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("name",), f"{show(name)} cannot be the name of a folder", NAME_REMEDY)
 
 
-def _weights(config: RunConfig) -> Iterator[Problem]:
-    weights, is_spread = config.trainer.weights, config.launch.kind != "local"
-    if is_spread and weights.kind == "shm":
-        yield Problem(
-            ("trainer.weights.kind", "launch.kind"),
-            "workers on other hosts cannot see this host's shared memory",
-            "kind: stream, or kind: disk with a shared_dir",
-        )
-    if is_spread and weights.kind == "disk" and weights.shared_dir is None:
-        yield Problem(
-            ("trainer.weights.shared_dir", "launch.kind"),
-            "workers on other hosts need a folder that they can access",
-            "name one, or trainer.weights.kind: stream",
-        )
-    if weights.shared_dir is not None and weights.kind != "disk":
-        yield Problem(
-            ("trainer.weights.shared_dir", "trainer.weights.kind"),
-            f"has no effect with kind {weights.kind}",
-            "remove it, or kind: disk",
-        )
-    elif weights.shared_dir == "":
-        yield Problem(("trainer.weights.shared_dir",), "is empty", "a folder, or null")
-    if weights.swap == "rolling" and config.rollout.interruption == "drain":
+def _swap(config: RunConfig) -> Iterator[Problem]:
+    if config.trainer.weights.swap == "rolling" and config.rollout.interruption == "drain":
         yield Problem(
             ("trainer.weights.swap", "rollout.interruption"),
             "with drain each worker finishes its answers first: one after another, the last would wait for all of them",

@@ -11,6 +11,7 @@ from typing import Any
 
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
+from controller.config.validation.weight_transfer import transfer_of
 
 KEY = "rollout.engine.sglang"
 QUANTIZED_FAMILIES = ("qwen2", "qwen3")
@@ -48,7 +49,8 @@ def model_problems(config: RunConfig, model: dict[str, Any]) -> Iterator[Problem
             f"SGLang cannot load new versions into a quantised {family}",
             f"quantization: none (or a model of type {' or '.join(QUANTIZED_FAMILIES)})",
         )
-    if config.trainer.weights.kind == "distributed" and family not in PROVEN_FAMILIES:
+    transfer = transfer_of(config)
+    if transfer is not None and transfer.needs_process_group and family not in PROVEN_FAMILIES:
         yield Problem(
             ("trainer.weights.kind", "rollout.engine.kind", "model"),
             f"the weights of a {family} in an SGLang server cannot be verified after a transfer",

@@ -1,58 +1,89 @@
-"""What cannot go together with weights that travel by a process group. Pure, as run.py is.
+"""What does not go together with the way weights are transferred. Pure but for importing a transfer of the user's.
 
-Owns: the cross-checks of `trainer.weights.kind: distributed`. Refuses: the other kinds (run.py), the machine.
+Owns: asking the transfer's descriptor (areal_like/weights/transfer.py) for what the configuration combines it with.
+Refuses: knowing any transfer; the machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from areal_like.errors import UserError
+from areal_like.weights.registry import TRANSFERS
+from areal_like.weights.transfer import Limit, TransferDescriptor, TransferUse
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 
+KIND = "trainer.weights.kind"
 STREAM = "kind: stream"
-OTHERWISE = "another trainer.weights.kind"
 
 
-def group_problems(config: RunConfig) -> Iterator[Problem]:
-    """Of trainer.weights where its kind is `distributed`, and of its section where it is not."""
+def transfer_of(config: RunConfig) -> TransferDescriptor | None:
+    """The transfer that the configuration names; None where there is none, which `transfer_problems` reports."""
+    try:
+        return config.trainer.weights.transfer
+    except UserError:
+        return None
+
+
+def transfer_problems(config: RunConfig) -> Iterator[Problem]:
+    """Of trainer.weights: its transfer, and what that does not combine with."""
     weights = config.trainer.weights
-    kind = "trainer.weights.kind"
-    if weights.kind != "distributed":
-        if weights.group != type(weights.group)():  # a resolved config names every key, at its default
-            yield Problem(
-                ("trainer.weights.group", kind),
-                f"configures weight transfer by process group, but the kind is {weights.kind}",
-                "kind: distributed",
-            )
+    try:
+        transfer = weights.transfer
+    except UserError as error:
+        yield Problem((KIND,), error.what, error.remedy)
         return
-    if weights.delta is not None:
+    if weights.options and weights.kind in TRANSFERS:
+        yield Problem(("trainer.weights.options", KIND), f"{weights.kind} has no options", "remove them")
+    is_across_hosts = config.launch.kind != "local"
+    if is_across_hosts and transfer.needs_shared_dir and weights.shared_dir is None:
         yield Problem(
-            ("trainer.weights.delta", kind),
-            "a process group always transfers whole versions",
-            "remove it, or kind: stream",
+            ("trainer.weights.shared_dir", "launch.kind"),
+            "workers on other hosts need a folder that they can access",
+            "name one, or trainer.weights.kind: stream",
         )
-    if weights.swap == "rolling":
-        yield Problem(
-            ("trainer.weights.swap", kind),
-            "one message reaches all workers at once, so they cannot swap one after another",
-            f"swap: together, or {OTHERWISE}",
-        )
-    if config.rollout.interruption == "drain":
-        yield Problem(
-            ("rollout.interruption", kind),
-            "with drain each worker first finishes its answers, and all that are done would wait for it",
-            f"interruption: recompute or keep_kv (not mode: one_step_off), or {OTHERWISE}",
-        )
-    if config.rollout.engine.kind == "sglang":
-        yield from _servers(config, kind)
-    devices = {*config.rollout_devices, *config.trainer_devices}
-    if weights.group.backend == "nccl" and "cpu" in devices:
-        yield Problem(
-            ("trainer.weights.group.backend", "trainer.device", "rollout.engine.device"),
-            "nccl connects GPUs only, but one side is on the CPU",
-            "backend: auto",
-        )
+    if weights.shared_dir == "":
+        yield Problem(("trainer.weights.shared_dir",), "is empty", "a folder, or null")
+    else:
+        yield from _keys_of_others(config, transfer)
+    for keys, is_asked, limit in _limits(config, transfer, is_across_hosts):
+        if is_asked and limit is not None:
+            yield Problem(keys, limit.reason, limit.remedy)
+    devices = frozenset((*config.rollout_devices, *config.trainer_devices))
+    for found in transfer.problems(TransferUse(weights, devices, is_across_hosts)):
+        yield Problem(*found)
+    if transfer.needs_process_group and config.rollout.engine.kind == "sglang":
+        yield from _servers(config, KIND)
+
+
+def _limits(
+    config: RunConfig, transfer: TransferDescriptor, is_across_hosts: bool
+) -> tuple[tuple[tuple[str, str], bool, Limit | None], ...]:
+    """Keys, whether the configuration asks for it, and why the transfer cannot."""
+    weights = config.trainer.weights
+    is_draining, is_rolling = config.rollout.interruption == "drain", weights.swap == "rolling"
+    return (
+        ((KIND, "launch.kind"), is_across_hosts, transfer.cannot_cross_hosts),
+        (("trainer.weights.delta", KIND), weights.delta is not None, transfer.cannot_send_deltas),
+        (("trainer.weights.swap", KIND), is_rolling, transfer.cannot_swap_rolling),
+        (("rollout.interruption", KIND), is_draining, transfer.cannot_drain),
+        ((KIND, "placement"), config.is_colocated, transfer.cannot_share_devices),
+    )
+
+
+def _keys_of_others(config: RunConfig, transfer: TransferDescriptor) -> Iterator[Problem]:
+    """Keys that are set although only another transfer reads them."""
+    weights = config.trainer.weights
+    for other in TRANSFERS:
+        for key in other.own_keys:
+            is_set = getattr(weights, key) != type(weights).model_fields[key].default  # a resolved config names all
+            if is_set and key not in transfer.own_keys:
+                yield Problem(
+                    (f"trainer.weights.{key}", KIND),
+                    f"has no effect with kind {weights.kind}",
+                    f"remove it, or kind: {other.name}",
+                )
 
 
 def _servers(config: RunConfig, kind: str) -> Iterator[Problem]:
