@@ -1,8 +1,6 @@
-"""Base of every settings class, and what a descriptor finds wrong with settings."""
+"""Base of every settings class."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import pydantic
 from pydantic import ConfigDict
@@ -14,11 +12,3 @@ class Settings(pydantic.BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
-
-
-class SettingProblem(NamedTuple):
-    """Settings that an implementation cannot work with. `keys`: dotted paths, the first one is named in the message."""
-
-    keys: tuple[str, ...]
-    what: str
-    remedy: str = ""

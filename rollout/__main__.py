@@ -25,6 +25,8 @@ from areal_like.transport.credentials import Audience
 from areal_like.wire.messages import SHARED_RUN, Heartbeat, Hello
 from rollout import reward_client, worker
 from rollout.config import RolloutSettings
+from rollout.engine import registry
+from rollout.engine.descriptor import EngineContext
 from rollout.engine.port import Engine
 from rollout.incidents import Incidents
 from rollout.reward_client import RewardClient
@@ -84,51 +86,26 @@ def make_engine(
     spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tracer: Tracer, incidents: Incidents
 ) -> Engine:
     """The engine the settings name; what it fixes inside goes into `incidents`. Raises UserError."""
-    if spec.emulation is not None:
-        from rollout.engine.emulated import EmulatedEngine
-
-        max_new_tokens = spec.sampling.max_new_tokens
-        return EmulatedEngine(spec.emulation, settings.engine, max_new_tokens=max_new_tokens, seed=spec.seed)
-    dtype = settings.engine.dtype or spec.model.dtype
-    if settings.engine.kind == "sglang":
-        return make_sglang(spec, settings, model_dir, tracer, incidents)
-    from rollout.engine.embedded import EmbeddedEngine  # imports torch
-
-    return EmbeddedEngine(
-        model_dir, settings.engine, dtype=dtype, num_threads=spec.num_threads, tracer=tracer,
-        starts_empty=spec.is_colocated,
-    )  # fmt: skip
-
-
-def make_sglang(
-    spec: ProcessSpec, settings: RolloutSettings, model_dir: Path, tracer: Tracer, incidents: Incidents
-) -> Engine:
-    """The engine over this worker's own SGLang server, launched or attached to."""
-    from rollout.engine.sglang.engine import SGLangEngine, Whereabouts  # imports torch
-
     digits = spec.name.rpartition("-")[2]
-    index = int(digits) if digits.isdigit() else 0
-    attach = settings.engine.sglang.attach
-    if attach and index >= len(attach):
-        raise UserError(f"{spec.name} has no server to attach to", where="rollout.engine.sglang.attach")
-    return SGLangEngine(
-        model_dir,
-        settings.engine,
-        dtype=spec.model.dtype,
+    descriptor = registry.find_engine(settings.engine.kind, is_emulated=spec.emulation is not None)
+    context = EngineContext(
+        worker=spec.name,
+        index=int(digits) if digits.isdigit() else 0,
+        model_dir=model_dir,
+        settings=settings.engine,
+        dtype=settings.engine.dtype or spec.model.dtype,
         num_threads=spec.num_threads,
+        seed=spec.seed,
         interruption=worker.interruption_of(spec, settings),
-        whereabouts=Whereabouts(
-            spec.name,
-            Path(spec.run_dir) / "logs" / f"{spec.name}-sglang.log",
-            spec.seed + index,
-            port=settings.engine.sglang.port_of(index),
-            start_timeout_s=spec.startup_timeout_s,
-        ),
-        attach=attach[index] if attach else None,
+        max_new_tokens=spec.sampling.max_new_tokens,
+        starts_empty=spec.is_colocated,
+        startup_timeout_s=spec.startup_timeout_s,
+        log_dir=Path(spec.run_dir) / "logs",
+        emulation=spec.emulation,
         tracer=tracer,
         report=incidents.add,
-        starts_empty=spec.is_colocated,
     )
+    return registry.make_engine(descriptor, context)
 
 
 class Connections:

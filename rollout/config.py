@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -81,9 +81,11 @@ class SGLangSettings(Settings):
 class EngineSettings(Settings):
     """Which engine generates, and with how much room."""
 
-    kind: Literal["embedded", "sglang"] = "embedded"
+    kind: str = "embedded"
     """`embedded`: our own continuous-batching decoder for Hugging Face causal LMs; `sglang`: an SGLang server per
-    worker, in an environment of its own."""
+    worker, in an environment of its own; or `module:ATTRIBUTE`, the descriptor of an engine of your own."""
+    options: dict[str, Any] = Field({})
+    """Settings of an engine of your own, which its descriptor checks."""
     num_slots: int = Field(64, gt=0, le=limits.PROCESSES)
     """Answers generated at once (embedded: rows of the preallocated KV cache)."""
     max_context: int = Field(2048, gt=1, le=limits.TOKENS)
@@ -92,9 +94,10 @@ class EngineSettings(Settings):
     """`cpu`, `cuda` or `cuda:N`."""
     dtype: DType | None = None
     """Compute dtype; None: the model's."""
-    python: str = ".venv-sglang/bin/python"
-    """Interpreter of the environment SGLang is installed in; a relative path is looked for in the current folder, then
-    in the checkout. `make sglang-cpu` builds one for CPUs."""
+    python: str | None = None
+    """Interpreter of the environment that the engine is installed in, where it has one of its own; a relative path is
+    looked for in the current folder, then in the checkout. None: the engine's default (sglang:
+    `.venv-sglang/bin/python`, which `make sglang-cpu` builds for CPUs)."""
     sglang: SGLangSettings = SGLangSettings()
     """SGLang's own settings."""
 

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from areal_like import limits
 from areal_like.config import DEFAULT_TRANSFER, Threads
 from areal_like.settings import Settings
-from areal_like.weights.registry import TRANSFERS
+from areal_like.weights.registry import find_transfer
 from areal_like.weights.transfer import TransferDescriptor
 from areal_like.weights.weight_store import StoreKind
 
@@ -171,7 +171,7 @@ class WeightStoreSettings(Settings):
     @property
     def transfer(self) -> TransferDescriptor:
         """What `kind` names. Raises UserError where there is no such transfer."""
-        return TRANSFERS.find(self.kind)
+        return find_transfer(self.kind)
 
     @property
     def layout(self) -> StoreKind:

@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from areal_like.settings import SettingProblem
+from areal_like.setting_problem import SettingProblem
 from areal_like.weights.weight_store import StoreKind
+
+KIND_KEY = "trainer.weights.kind"
 
 
 class Limit(NamedTuple):
@@ -66,7 +68,7 @@ class TransferDescriptor:
     needs_process_group: bool = False
     """Engines take part in a process group of torch, each with a rank for every device."""
     own_keys: tuple[str, ...] = ()
-    """Keys of `trainer.weights` that no other transfer reads."""
+    """Keys of `trainer.weights` that it reads and not every transfer does: with others they have no effect."""
     cannot_cross_hosts: Limit | None = None
     """Trainer and workers have to be on one host."""
     cannot_send_deltas: Limit | None = None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from controller.config.engines import engine_job, engine_of
 from controller.config.run_config import RunConfig
 from controller.config.stall_limit import longest_recovery, stall_limit_s
 from controller.config.trainer_memory import parameters_of, trainer_state
@@ -166,11 +167,7 @@ def advise(config: RunConfig, num_rows: int | None = None) -> list[str]:
             f" groups_per_step asks for {config.num_groups}: the run ends after about"
             f" {draws // config.groups_per_step} steps"
         )
-    if config.is_colocated and config.rollout.engine.kind == "sglang" and config.rollout.engine.device == "cpu":
-        advice.append(
-            "placement: SGLang frees no memory on a CPU: its servers keep it while the trainer works, and all"
-            " else works as on GPUs"
-        )
+    advice += engine_of(config).advice(engine_job(config))
     if config.data.eval is None:
         advice.append("data.eval: not set, so the summary has no accuracy")
     return advice

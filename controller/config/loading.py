@@ -23,10 +23,13 @@ from areal_like.errors import UserError
 from areal_like.regular_file import check_regular
 from areal_like.settings import Settings
 from areal_like.staleness import MODE_STALENESS
+from controller.config.engines import engine_kind_problems
+from controller.config.launchers import launcher_kind_problems
 from controller.config.problems import ConfigError, Problem, booleans_for_numbers, nearest, translate
 from controller.config.run_config import RunConfig
 from controller.config.schema import allows_null, is_list, section_of
 from controller.config.validation.run import cross_check
+from controller.config.validation.weight_transfer import transfer_kind_problems
 from controller.config.yaml_document import Document, parse_document, parse_value
 
 SHIPPED = Path(__file__).resolve().parents[2] / "configs"
@@ -95,8 +98,14 @@ def build(data: Mapping[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
     except pydantic.ValidationError as error:
         problems = translate(error, RunConfig) + booleans_for_numbers(RunConfig, data)
         return None, problems + _checks_despite(data, problems)
-    problems = booleans_for_numbers(RunConfig, data) or cross_check(config)
+    problems = booleans_for_numbers(RunConfig, data) or _unknown_kinds(config, data) or cross_check(config)
     return (None if problems else config), problems
+
+
+def _unknown_kinds(config: RunConfig, data: Mapping[str, Any]) -> list[Problem]:
+    """Implementations that there are not, with the other problems as far as they can be determined without them."""
+    unknown = [*engine_kind_problems(config), *launcher_kind_problems(config), *transfer_kind_problems(config)]
+    return unknown + _checks_despite(data, unknown) if unknown else []
 
 
 def _checks_despite(data: Mapping[str, Any], problems: Sequence[Problem]) -> list[Problem]:

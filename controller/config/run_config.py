@@ -19,7 +19,9 @@ from areal_like.settings import Settings
 from areal_like.staleness import MODE_STALENESS, Mode
 from areal_like.weights.registry import BETWEEN_HOSTS
 from areal_like.wire.messages import Sampling
-from controller.config.cluster_settings import RaySettings
+from controller.config.engines import engine_of, written_devices_per_worker
+from controller.config.launch_settings import LaunchSettings
+from controller.config.launchers import launcher_of, written_launcher
 from rollout.config import RolloutSettings
 from services.reward.config import BUILT_IN_SCORERS as BUILT_IN_SCORERS
 from services.reward.config import RewardSettings
@@ -108,34 +110,6 @@ class EvalSettings(Settings):
     """Keep the k most likely tokens; 0: off."""
     max_new_tokens: int | None = Field(None, gt=0, le=limits.TOKENS)
     """Longest answer, in tokens; null: sampling.max_new_tokens."""
-
-
-class LaunchSettings(Settings):
-    """How the run's processes are started and watched."""
-
-    kind: Literal["local", "ray"] = "local"
-    """`local`: processes on this machine; `ray`: the same processes on a running Ray cluster."""
-    ray: RaySettings = RaySettings()
-    """For `kind: ray`."""
-    start_method: Literal["auto", "forkserver", "spawn"] = "auto"
-    """`local`: `forkserver` imports torch and transformers once and forks trainer and rollout workers from that:
-    they start, and restart, in a fraction of a second and share that memory; `spawn`: each imports for itself; `auto`:
-    `forkserver` on Linux where all devices are CPUs."""
-    host: str = "127.0.0.1"
-    """`local`: address the controller binds and advertises."""
-    port: int = Field(0, ge=0, le=65535)
-    """Port of the controller; 0: any free one."""
-    heartbeat_s: float = Field(0.5, gt=0, le=limits.SECONDS)
-    """Seconds between heartbeats of a process."""
-    silence_s: float = Field(15.0, gt=0, le=limits.SECONDS)
-    """A process that sends no heartbeat for this long counts as lost."""
-    startup_timeout_s: float = Field(180.0, gt=0, le=limits.SECONDS)
-    """A process that has not reported within this time ends the run."""
-    stall_after_s: float | None = Field(None, gt=0, le=limits.SECONDS)
-    """No progress for this long, with work left: the run ends and says who waits for whom. None: a minute more than
-    the longest automatic recovery (`areal-like validate` shows it); a value below that is rejected."""
-    stop_grace_s: float = Field(60.0, gt=0, le=limits.SECONDS)
-    """After Ctrl-C or SIGTERM: time for the running step and the checkpoint, before processes are killed."""
 
 
 class LedgerSettings(Settings):
@@ -268,7 +242,7 @@ class RunConfig(Settings):
             filled["staleness"] = _filled(data.get("staleness"), "max_staleness", MODE_STALENESS[mode])
         if mode == "one_step_off":
             filled["rollout"] = _filled(data.get("rollout"), "interruption", "drain")
-        if _is_on_ray(data.get("launch")):
+        if not written_launcher(data.get("launch"))[0].is_one_machine:
             trainer = data.get("trainer")
             weights = trainer.weights if isinstance(trainer, TrainerSettings) else _get(trainer, "weights")
             filled["trainer"] = _replaced(trainer, "weights", _filled(weights, "kind", BETWEEN_HOSTS))
@@ -281,12 +255,10 @@ class RunConfig(Settings):
         rollout = data.get("rollout") if isinstance(data, Mapping) else None
         if not isinstance(rollout, Mapping):
             return data
-        engine = _section(rollout, "engine")
-        sglang = _section(engine, "sglang") if engine.get("kind") == "sglang" else {}
-        aside = _section(_section(data["launch"], "ray"), "rollout") if _is_on_ray(data.get("launch")) else {}
-        gpus, cpus = aside.get("gpus"), aside.get("cpus")
+        _, reserved = written_launcher(data.get("launch"))
+        gpus, cpus = (reserved.gpus, reserved.cpus) if reserved else (None, None)
         for key, each in (
-            ("pool_gpus", sglang.get("tp_size", 1) if gpus is None else gpus),
+            ("pool_gpus", written_devices_per_worker(rollout.get("engine", {})) if gpus is None else gpus),
             ("pool_cpus", rollout.get("threads", 1) if cpus is None else cpus),
         ):
             size, each = rollout.get(key), 1 if each == "auto" else each
@@ -354,12 +326,12 @@ class RunConfig(Settings):
 
     @property
     def rollout_devices(self) -> tuple[str, ...]:
-        """Device of each rollout worker: plain `cuda` and several workers mean one GPU each (sglang: `tp_size` in a
-        row, named by the first), the trainer's left out unless they are shared."""
+        """Device of each rollout worker: plain `cuda` and several workers mean one GPU each (or as many
+        in a row as its engine takes, named by the first), the trainer's left out unless they are shared."""
         engine, count = self.rollout.engine, self.rollout.num_workers
-        if self.launch.kind == "ray":  # Ray shows each process its own GPUs only
+        if launcher_of(self).chooses_gpus:
             return (engine.device,) * count
-        width = engine.sglang.tp_size if engine.kind == "sglang" else 1
+        width = engine_of(self).devices_per_worker(engine)
         if engine.device != "cuda" or count * width == 1:
             return (engine.device,) * count
         firsts: list[str] = []
@@ -375,7 +347,7 @@ class RunConfig(Settings):
     def trainer_devices(self) -> tuple[str, ...]:
         """Device of each rank of the trainer: one GPU each, from trainer.device upwards."""
         match = re.fullmatch(r"cuda(?::(\d+))?", self.trainer.device)
-        if match is None or self.launch.kind == "ray":
+        if match is None or launcher_of(self).chooses_gpus:
             return (self.trainer.device,) * self.trainer.ranks
         return tuple(f"cuda:{int(match.group(1) or 0) + rank}" for rank in range(self.trainer.ranks))
 
@@ -397,12 +369,6 @@ class RunConfig(Settings):
         )
 
 
-def _section(section: Any, key: str) -> Mapping[str, Any]:
-    """A section inside a section, as far as it is one."""
-    inner = _get(section, key)
-    return inner if isinstance(inner, Mapping) else {}
-
-
 def _filled(section: Any, key: str, value: object) -> Any:
     """The section with `key` set to `value` unless the user has set it."""
     if section is None:
@@ -417,10 +383,6 @@ def _replaced(section: Any, key: str, value: object) -> Any:
     if isinstance(section, Settings):
         return section.model_copy(update={key: value})
     return {**(section or {}), key: value} if section is None or isinstance(section, Mapping) else section
-
-
-def _is_on_ray(launch: Any) -> bool:
-    return (launch.kind if isinstance(launch, LaunchSettings) else _get(launch, "kind")) == "ray"
 
 
 def _get(section: Any, key: str) -> Any:

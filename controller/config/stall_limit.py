@@ -7,8 +7,9 @@ watching (watchdog.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from areal_like.setting_problem import Recovery
+from controller.config.engines import engine_job, engine_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 
@@ -17,17 +18,6 @@ MARGIN_S = 60.0
 REWRITE_PATIENCE = 2.0
 """The coordinator waits so many load deadlines for a damaged version to be written again (coordinator/rewriting.py)."""
 KEY = "launch.stall_after_s"
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """Something that recovers by itself. `keys`: the settings that bound it; `longest_s`: without a sign of
-    progress.
-    """
-
-    what: str
-    keys: tuple[str, ...]
-    longest_s: float
 
 
 def recoveries(config: RunConfig) -> list[Recovery]:
@@ -63,21 +53,7 @@ def recoveries(config: RunConfig) -> list[Recovery]:
         found.append(
             Recovery("a lost trainer rank is noticed", ("trainer.rank_timeout_s",), config.trainer.rank_timeout_s)
         )
-    if rollout.engine.kind == "sglang":
-        sglang = rollout.engine.sglang
-        start_s = sglang.control_timeout_s if sglang.attach else launch.startup_timeout_s
-        found += [
-            Recovery(
-                "an SGLang server that hangs in generation is replaced",
-                ("rollout.engine.sglang.stall_timeout_s", "launch.startup_timeout_s"),
-                sglang.stall_timeout_s + start_s,
-            ),
-            Recovery(
-                "an SGLang server that hangs while it loads is replaced, and its successor loads",
-                ("rollout.engine.sglang.load_timeout_s", "launch.startup_timeout_s"),
-                2 * sglang.load_timeout_s + start_s,
-            ),
-        ]
+    found += engine_of(config).recoveries(engine_job(config))
     return found
 
 

@@ -9,6 +9,7 @@ from controller.doctor.finding import Check
 from controller.doctor.topics import (
     clock,
     disk,
+    engines,
     limits,
     memory,
     network,
@@ -19,7 +20,10 @@ from controller.doctor.topics import (
     torch_build,
 )
 
-ALL: tuple[Check, ...] = (
-    *python.CHECKS, *torch_build.CHECKS, *processor.CHECKS, *memory.CHECKS, *limits.CHECKS, *network.CHECKS,
-    *disk.CHECKS, *clock.CHECKS, *sandbox.CHECKS, *packages.CHECKS,
-)  # fmt: skip
+
+def all_checks() -> tuple[Check, ...]:
+    """In order. Imports the configuration, which lists the engines."""
+    return (
+        *python.CHECKS, *torch_build.CHECKS, *processor.CHECKS, *memory.CHECKS, *limits.CHECKS, *network.CHECKS,
+        *disk.CHECKS, *clock.CHECKS, *sandbox.CHECKS, *engines.checks(), *packages.CHECKS,
+    )  # fmt: skip

@@ -1,7 +1,7 @@
 """Spawns the processes of a run on this machine.
 
-Owns: how a process is spawned here, its environment, its end. Refuses: everything that holds wherever processes are
-(launcher.py).
+Owns: how a process is spawned here, whether workers are forked, its environment, its end. Refuses: everything that
+holds wherever processes are (launcher.py).
 Children get a session of their own, so that Ctrl-C in the terminal reaches the controller alone, and they die with it:
 each asks the kernel for that at start (areal_like.process.die_with_parent).
 """
@@ -11,14 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from areal_like.import_check import USER_PATH
 from areal_like.transport.ports import quiet_port
+from controller.config.run_config import RunConfig
 from controller.launch.forked import Forker, ForkServerGone
 from controller.launch.launcher import Launcher, Say, Spawned
 from controller.launch.pids import LocalPid, start_python
+from controller.run_folder.run_folder import RunFolder
+from controller.wiring.process_specs import FORKED, PRELOAD
 
 log = logging.getLogger(__name__)
 
@@ -107,3 +111,16 @@ class LocalLauncher(Launcher):
             except ForkServerGone as error:
                 log.warning("%s imports its own modules: %s", name, error)
         return LocalProcess(await start_python(argv, environment, self.log_of(name)))
+
+
+def make(config: RunConfig, folder: RunFolder) -> LocalLauncher:
+    """The launcher of a run on this machine."""
+    forked = FORKED if is_forking(config) else ()
+    return LocalLauncher(folder.logs, config.launch.host, preload=PRELOAD, forked=forked)
+
+
+def is_forking(config: RunConfig) -> bool:
+    """Workers and trainer are forked from one process that has imported torch and transformers."""
+    if config.launch.start_method != "auto":
+        return config.launch.start_method == "forkserver"
+    return sys.platform == "linux" and {*config.rollout_devices, *config.trainer_devices} == {"cpu"}

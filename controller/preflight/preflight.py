@@ -25,21 +25,22 @@ import psutil
 
 from areal_like.context_limit import context_limit
 from areal_like.errors import UserError
+from areal_like.import_path import is_import_path
 from controller.config import model_folder
+from controller.config.engines import as_problems, engine_job, engine_of, group_problems, model_problems
+from controller.config.launchers import launcher_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig, missing, silent_endpoints
 from controller.config.trainer_memory import host_problem, memory_problem, parameters_of, trainer_state
 from controller.config.validation.pool_sizes import fit_problem
-from controller.config.validation.sglang import model_problems
 from controller.data.forced_lengths import KEY, forced_lengths
 from controller.data.job_rows import Tables
 from controller.data.table import Table, load_demonstrations, load_eval, load_train
-from controller.launch.cluster.survey import survey
+from controller.launch.choice import survey
 from controller.preflight import model_init, user_code
 from controller.preflight.reward_services import problems_of
 from controller.telemetry.sink_kinds import is_installed, sinks_of
-from controller.wiring.engines import engine_argument_problems
-from controller.wiring.process_specs import LOSS_CHECK, SCORER_CHECK, WORKFLOW_CHECK
+from controller.wiring.process_specs import ENGINE_CHECK, LOSS_CHECK, SCORER_CHECK, WORKFLOW_CHECK
 from controller.wiring.scoring import sandbox_problems
 
 MIN_WORKER_BYTES = 100_000_000
@@ -90,12 +91,17 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         found.problems.append(_as_problem(KEY, mistake))
     found.problems += _folders(config)
     found.problems += _packages(config)
-    is_here = config.launch.kind == "local" or purpose == "sft"
-    for error in engine_argument_problems(config) if purpose != "sft" and is_here else []:
-        is_absent = error.where == "rollout.engine.python"  # another machine may well have that environment
-        (found.absent if is_absent else found.problems).append(_as_problem(error.where, error))
+    is_here = launcher_of(config).is_one_machine or purpose == "sft"
+    engine, job = engine_of(config), engine_job(config)
+    for lack in engine.environment_problems(job) if purpose != "sft" and is_here else ():
+        (found.absent if lack.is_local else found.problems).extend(as_problems([lack]))
     if purpose != "sft" and not found.problems:  # a missing module is named already
-        own = {SCORER_CHECK: _own_scorers(config), WORKFLOW_CHECK: _own_workflow(config), LOSS_CHECK: _own_loss(config)}
+        own = {
+            SCORER_CHECK: _own_scorers(config),
+            WORKFLOW_CHECK: _own_workflow(config),
+            ENGINE_CHECK: _own_engine(config),
+            LOSS_CHECK: _own_loss(config),
+        }
         for checker, functions in own.items():
             found.problems += user_code.problems_of(checker, functions, config.launch.startup_timeout_s)
     if is_here:
@@ -163,6 +169,8 @@ def _look_at_model(config: RunConfig, found: Preflight) -> None:
         found.notes.append(f"model.path: {path} is not on this machine and will be downloaded from the hub")
     if found.model:
         found.problems += model_problems(config, found.model)
+        if config.trainer.weights.transfer.needs_process_group:
+            found.problems += group_problems(config, found.model)
     limit = context_limit(found.model or {})
     if limit is not None and (excess := limit.excess(config.rollout.engine.max_context)):
         found.problems.append(Problem(("rollout.engine.max_context",), excess, limit.remedy))
@@ -211,8 +219,10 @@ def _packages(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("trainer.backend",), "deepspeed is not installed", "pip install 'areal-like[deepspeed]', or backend: fsdp"
         )
-    if config.launch.kind == "ray" and find_spec("ray") is None:
-        yield Problem(("launch.kind",), "ray is not installed", "pip install 'areal-like[ray]', or kind: local")
+    package = launcher_of(config).package
+    if package and find_spec(package) is None:
+        remedy = f"pip install 'areal-like[{package}]', or kind: local"
+        yield Problem(("launch.kind",), f"{package} is not installed", remedy)
     for sink in sinks_of(config.metrics):
         if not is_installed(sink.package):
             yield Problem((sink.key,), f"{sink.package} is not installed", sink.remedy)
@@ -239,6 +249,11 @@ def _own_scorers(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
 def _own_workflow(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
     name = config.rollout.workflow
     return {"rollout.workflow": (name, {})} if ":" in name else {}
+
+
+def _own_engine(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
+    engine = config.rollout.engine
+    return {"rollout.engine.kind": (engine.kind, {})} if is_import_path(engine.kind) else {}
 
 
 def _own_loss(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -317,15 +332,14 @@ def _num_gpus() -> int:
 
 
 def _port(config: RunConfig) -> Iterator[Problem]:
-    host = config.launch.ray.host if config.launch.kind == "ray" else config.launch.host
-    host_key = "launch.ray.host" if config.launch.kind == "ray" else "launch.host"
-    wanted = [(host_key, "launch.port", host, config.launch.port)] if host else []
+    launcher = launcher_of(config)
+    host = launcher.host(config.launch)
+    wanted = [(launcher.host_key, "launch.port", host, config.launch.port)] if host else []
     if (endpoint := config.metrics.prometheus) is not None:
         wanted.append(("metrics.prometheus.host", "metrics.prometheus.port", endpoint.host, endpoint.port))
-    engine = config.rollout.engine
-    if engine.kind == "sglang" and engine.sglang.port and not engine.sglang.attach and config.launch.kind != "ray":
-        key, count = "rollout.engine.sglang.port", config.rollout.num_workers
-        wanted += [(key, key, "127.0.0.1", engine.sglang.port + index) for index in range(count)]
+    key, ports = engine_of(config).server_ports(engine_job(config))
+    if launcher.is_one_machine:
+        wanted += [(key, key, "127.0.0.1", port) for port in ports]
     for host_key, port_key, host, port in wanted:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -335,6 +349,6 @@ def _port(config: RunConfig) -> Iterator[Problem]:
         except (OSError, OverflowError, ValueError) as error:  # ValueError: a name that cannot be a host's
             reason = getattr(error, "strerror", None) or str(error)
             key = port_key if "in use" in reason else host_key
-            local = "null uses the node's own address" if host_key == "launch.ray.host" else "127.0.0.1"
-            remedy = f"{key}: 0 takes any free one" if key == port_key else f"{key}: {local}"
+            hint = launcher.host_hint if host_key == launcher.host_key else "127.0.0.1"
+            remedy = f"{key}: 0 takes any free one" if key == port_key else f"{key}: {hint}"
             yield Problem((key,), f"{host}:{port} cannot be bound ({reason})", remedy)

@@ -11,6 +11,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+from areal_like.errors import UserError
+from controller.config.launchers import LOCAL, find_launcher
 from controller.report.data import Row, RunData, number
 
 Between = tuple[int, float, dict[str, float]]
@@ -52,10 +54,18 @@ def used(pulses: Sequence[Row]) -> dict[str, float]:
 
 def available(data: RunData) -> float:
     """Cores of the machine all processes are on; NaN where it is not known, or they are on several machines."""
-    if data.setting("launch.kind", "local") != "local" or not data.pulses:
+    if not data.pulses or not _is_one_machine(str(data.setting("launch.kind", LOCAL.name))):
         return math.nan
     reported = data.pulses[-1].get("processor")
     return number(reported, "cores") if isinstance(reported, Mapping) else math.nan
+
+
+def _is_one_machine(kind: str) -> bool:
+    """Not known of a launcher that cannot be found here."""
+    try:
+        return find_launcher(kind).is_one_machine
+    except UserError:
+        return False
 
 
 def _life(pulse: Row, name: str) -> object:

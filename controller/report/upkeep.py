@@ -200,8 +200,7 @@ def _disk(data: RunData, shares: Shares) -> list[Rated]:
     kind = str(data.setting("trainer.weights.kind", DEFAULT_TRANSFER))
     if not is_inside or kind not in TRANSFERS:  # a report imports no module of the user's
         return []
-    transfer = TRANSFERS.find(kind)
-    if transfer.sender or transfer.place == "disk":
+    if TRANSFERS[kind].sender or TRANSFERS[kind].place == "disk":
         return []
     finding = Finding(
         "warning",

@@ -35,6 +35,7 @@ from areal_like.trace import Tracer, merge_traces
 from areal_like.transport.channel import Hub
 from areal_like.transport.credentials import issue_credentials, make_run_credentials
 from areal_like.weights.weight_store import WeightStore, default_root
+from controller.config.launchers import launcher_of
 from controller.config.model_folder import weight_bytes
 from controller.config.run_config import RunConfig
 from controller.config.stall_limit import stall_limit_s
@@ -171,10 +172,11 @@ class RunSession:
 
     def _ledger_home(self, stack: contextlib.ExitStack) -> LedgerHome | None:
         """Where the ledger is written when it is not in the run folder; it is mirrored there, at last when all ends."""
-        if self.config.launch.kind == "local":
+        mirroring = launcher_of(self.config).mirroring(self.config.launch)
+        if mirroring is None:
             return None
-        local_dir = self.config.launch.ray.local_dir
-        home = LedgerHome(self.folder.root, Path(local_dir).expanduser() if local_dir else None, self._run_id())
+        local_dir = Path(mirroring.local_dir).expanduser() if mirroring.local_dir else None
+        home = LedgerHome(self.folder.root, local_dir, self._run_id())
         home.open()
         stack.callback(home.close)
         return home
@@ -255,7 +257,7 @@ class RunSession:
             supervisor = Supervisor(
                 launcher, hub,
                 startup_timeout_s=config.launch.startup_timeout_s, silence_s=config.launch.silence_s,
-                node_wait_s=config.launch.ray.node_wait_s,
+                node_wait_s=launcher_of(config).node_wait_s(config.launch),
             )  # fmt: skip
             enlist = functools.partial(
                 self._enlist, supervisor, addresses, run_id=run_id, model_dir=prepared.model_dir, lineage=lineage
@@ -289,7 +291,8 @@ class RunSession:
         weights = self.config.trainer.weights
         need_bytes = max(MIN_STORE_BYTES, weight_bytes(model_dir) * (weights.keep + 1))
         run_dir = Path(weights.shared_dir) / self._run_id() if weights.shared_dir else self.folder.root
-        place = weights.place if self.config.launch.kind == "local" else "disk"  # a seat has its node's own memory
+        is_one_machine = launcher_of(self.config).is_one_machine
+        place = weights.place if is_one_machine else "disk"  # each node has its own memory
         folder = default_root(self._run_id(), place, run_dir, need_bytes)
         if place == "shm" and folder.is_relative_to(self.folder.root):
             display.note(f"no room in shared memory: weights are transferred through {folder}", "warning")
@@ -302,12 +305,11 @@ class RunSession:
     @contextlib.asynccontextmanager
     async def _mirrored(self, server: Server, display: Display) -> AsyncIterator[None]:
         """Keep the run folder's copy of the ledger up to date meanwhile, where it is one."""
-        home = self._home
-        if home is None:
+        home, mirroring = self._home, launcher_of(self.config).mirroring(self.config.launch)
+        if home is None or mirroring is None:
             yield
             return
-        every_s = self.config.launch.ray.mirror_every_s
-        keeping = asyncio.create_task(home.keep_up(lambda: server.saved_version, every_s, display.note))
+        keeping = asyncio.create_task(home.keep_up(lambda: server.saved_version, mirroring.every_s, display.note))
         try:
             yield
         finally:

@@ -18,6 +18,7 @@ from typing import Literal
 from areal_like.config import ModelSettings, ProcessSpec, TraceSettings
 from areal_like.trace import DETAIL_SHARE
 from areal_like.transport.credentials import process_folder
+from controller.config.launchers import launcher_of
 from controller.config.run_config import RunConfig
 from controller.run_folder.run_folder import RunFolder
 from trainer.prepare_spec import PrepareSpec
@@ -32,8 +33,9 @@ PRELOAD = ("torch", "transformers.models.llama.modeling_llama", "trainer.worker"
 """What they need, whatever the model: importing it starts no thread and touches no device."""
 SCORER_CHECK = "services.reward.check_functions"
 WORKFLOW_CHECK = "rollout.check_workflow"
+ENGINE_CHECK = "rollout.check_engine"
 LOSS_CHECK = "trainer.check_loss"
-"""`python -m` names of the processes that try to import the user's scorers, workflow and loss."""
+"""`python -m` names of the processes that try to import the user's scorers, workflow, engine and loss."""
 EVENTS_PER_SAMPLE = 4
 """On the timeline of a rollout worker: its slot, generation, score, and the start of its arrow."""
 SCORE_EVENTS_PER_SAMPLE = 2
@@ -143,7 +145,7 @@ def process_spec(
         weight_options=config.trainer.weights.options,
         lineage=lineage,
         resume_from=str(resume_from) if resume_from else None,
-        has_own_gpus=config.launch.kind == "ray",
+        has_own_gpus=launcher_of(config).chooses_gpus,
         rank=trainer_names(config).index(name) if role == "trainer" else 0,
         num_ranks=config.trainer.ranks if role == "trainer" else 1,
         ranks_address=addresses.ranks if role == "trainer" else "",

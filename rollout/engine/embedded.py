@@ -36,6 +36,7 @@ from areal_like.trajectory import Segment
 from areal_like.weights.process_group import GroupCall
 from rollout.config import EngineSettings
 from rollout.engine.core import Ended, GenerationCore
+from rollout.engine.descriptor import EngineContext
 from rollout.engine.device import during_generation, finish
 from rollout.engine.group_member import GroupMember
 from rollout.engine.loading import DTYPES, open_verified, tensors_of
@@ -407,3 +408,11 @@ class EmbeddedEngine:
         if self._core is None or self._is_closing:
             raise EngineError("the engine is closed" if self._is_closing else "the engine was not started")
         return self._core
+
+
+def make(context: EngineContext) -> EmbeddedEngine:
+    """The engine of one worker."""
+    return EmbeddedEngine(
+        context.model_dir, context.settings, dtype=context.dtype, num_threads=context.num_threads,
+        tracer=context.tracer, starts_empty=context.starts_empty,
+    )  # fmt: skip

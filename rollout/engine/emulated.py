@@ -28,6 +28,7 @@ from areal_like.trajectory import Segment
 from areal_like.weights.process_group import GroupCall
 from areal_like.weights.weight_store import open_payload, verify
 from rollout.config import EngineSettings
+from rollout.engine.descriptor import EngineContext
 from rollout.engine.emulated_answer import Answer, Planner, segment_of
 from rollout.engine.port import (
     EndReason,
@@ -355,3 +356,9 @@ def _checked(manifest_path: Path) -> int:
     manifest, payload = open_payload(manifest_path)
     verify(manifest, payload)
     return manifest.version
+
+
+def make(context: EngineContext) -> EmulatedEngine:
+    """The engine of one worker."""
+    assert context.emulation is not None, "chosen by that section"
+    return EmulatedEngine(context.emulation, context.settings, max_new_tokens=context.max_new_tokens, seed=context.seed)

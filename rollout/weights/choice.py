@@ -8,16 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from areal_like.config import ProcessSpec
-from areal_like.registry import load_object
 from areal_like.weights.process_group import GroupCall
-from areal_like.weights.registry import TRANSFERS
+from areal_like.weights.registry import find_transfer, load_half
 from rollout.weights.port import JoinAs, MakeReceiver, MakeWire, Receiver
 
 
 def receiver_of(spec: ProcessSpec, make_wire: MakeWire) -> Receiver:
     """The worker's half of `trainer.weights.kind`; it opens nothing before the first version. Raises UserError."""
-    transfer = TRANSFERS.find(spec.weight_transfer)
-    make: MakeReceiver = load_object(transfer.receiver, "trainer.weights.kind")
+    transfer = find_transfer(spec.weight_transfer)
+    make: MakeReceiver = load_half(transfer.receiver)
     receiver = make(spec, make_wire)
     return _BySchemeReceiver(receiver, transfer.scheme) if transfer.scheme else receiver
 

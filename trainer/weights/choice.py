@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from areal_like.config import ProcessSpec
-from areal_like.registry import load_object
+from areal_like.weights.registry import load_half
 from trainer.config import TrainerSettings
 from trainer.weights.port import MakeSender, Sender
 
@@ -13,5 +13,5 @@ def sender_of(spec: ProcessSpec, trainer: TrainerSettings) -> Sender | None:
     transfer = trainer.weights.transfer
     if not transfer.sender:
         return None
-    make: MakeSender = load_object(transfer.sender, "trainer.weights.kind")
+    make: MakeSender = load_half(transfer.sender)
     return make(spec, trainer)

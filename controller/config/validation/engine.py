@@ -11,33 +11,44 @@ from collections.abc import Iterator
 from areal_like.emulation.machines import gpu_named, model_named
 from areal_like.errors import UserError
 from areal_like.prompts import PLACEHOLDER
+from controller.config.engines import REGISTERED, as_problems, configured_engine, engine_job, model_problems
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
-from controller.config.validation.sglang import option_problems
 
 
 def engine_problems(config: RunConfig) -> Iterator[Problem]:
-    """Contradictions in `rollout.engine`."""
-    engine, count = config.rollout.engine, config.rollout.num_workers
-    if engine.kind != "sglang":
-        if engine.sglang != type(engine.sglang)():  # a resolved config names every key, at its default
+    """Contradictions in `rollout.engine`, and between the engine and the rest of the run."""
+    settings, engine, job = config.rollout.engine, configured_engine(config), engine_job(config)
+    for other in REGISTERED.values():
+        section = getattr(settings, other.section) if other.section and other.section != engine.section else None
+        if section is not None and section != type(section)():  # a resolved config names every key, at its default
             yield Problem(
-                ("rollout.engine.sglang", "rollout.engine.kind"),
-                f"configures SGLang, but the engine is {engine.kind}",
-                "rollout.engine.kind: sglang",
+                (f"rollout.engine.{other.section}", "rollout.engine.kind"),
+                f"configures {other.title}, but the engine is {settings.kind}",
+                f"rollout.engine.kind: {other.name}",
             )
-        return
-    yield from option_problems(config)
-    attach = engine.sglang.attach
-    if attach and len(attach) != count:
+    yield from as_problems(engine.option_problems(settings.options))
+    yield from as_problems(engine.setting_problems(job))
+    if config.model.init is not None:
+        yield from model_problems(config, config.model.init)
+    if job.interruption not in engine.interruptions:
         yield Problem(
-            ("rollout.engine.sglang.attach", "rollout.num_workers"),
-            f"names {len(attach)} server{'s' if len(attach) > 1 else ''} for {count} worker{'s' if count > 1 else ''}",
-            "one address per worker",
+            ("rollout.interruption", "rollout.engine.kind"),
+            f"{engine.title} cannot do `{job.interruption}`",
+            " or ".join(engine.interruptions),
         )
-    for index, url in enumerate(attach):
-        if not re.fullmatch(r"https?://[^/\s]+(:\d+)?/?", url):
-            yield Problem((f"rollout.engine.sglang.attach.{index}",), f"`{url}` is not an address", "http://HOST:PORT")
+    yield from _rounding(config)
+
+
+def _rounding(config: RunConfig) -> Iterator[Problem]:
+    """An engine that computes with fewer bits than the trainer is another policy than the one that is trained."""
+    loss, key = config.trainer.loss, configured_engine(config).rounding_key(config.rollout.engine)
+    if key and (loss.weight.mode == "off" or loss.proximal == "behaviour"):
+        yield Problem(
+            ("trainer.loss.weight.mode" if loss.weight.mode == "off" else "trainer.loss.proximal", key),
+            "does not correct the difference between the engine's rounded numbers and the trainer's",
+            "trainer.loss.proximal: recompute, and trainer.loss.weight.mode: truncate",
+        )
 
 
 def emulation_problems(config: RunConfig) -> Iterator[Problem]:
@@ -45,8 +56,10 @@ def emulation_problems(config: RunConfig) -> Iterator[Problem]:
     emulation = config.emulation
     if emulation is None:
         return
-    if config.rollout.engine.kind != "embedded":
-        yield Problem(("emulation", "rollout.engine.kind"), "replaces the engine", "rollout.engine.kind: embedded")
+    if not configured_engine(config).can_be_emulated:
+        names = [name for name, engine in REGISTERED.items() if engine.can_be_emulated]
+        remedy = f"rollout.engine.kind: {' or '.join(names)}"
+        yield Problem(("emulation", "rollout.engine.kind"), "replaces the engine", remedy)
     if config.trainer.ranks > 1:
         yield Problem(
             ("trainer.ranks", "emulation"), "one process emulates all of the trainer's GPUs", "emulation.trainer_gpus"

@@ -3,7 +3,7 @@
 Owns: the arithmetic, for `validate` and for any launcher. Refuses: where processes sit (the launchers'), looking at the
 machine (preflight.py).
 
-    workers of a pool = its GPUs / GPUs of one worker (SGLang: tp_size, else 1), or its CPUs / compute threads of one
+    workers of a pool = its GPUs / GPUs of one worker (as its engine says), or its CPUs / compute threads of one
     GPUs of a run     = rollout + trainer, or the larger of the two where they are colocated
 """
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from controller.config.engines import as_problems, configured_engine, engine_job, engine_of
+from controller.config.launchers import launcher_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 
@@ -53,12 +55,13 @@ def gpus_of_worker(config: RunConfig) -> int:
     engine = config.rollout.engine
     if not engine.device.startswith("cuda"):
         return 0
-    return engine.sglang.tp_size if engine.kind == "sglang" else 1
+    return configured_engine(config).devices_per_worker(engine)
 
 
 def _set_aside(config: RunConfig, pool: str, resource: str, default: float) -> float:
-    """What one process of a pool takes: on a cluster what `launch.ray` sets aside for it, if that is given."""
-    given = getattr(getattr(config.launch.ray, pool), resource) if config.launch.kind == "ray" else None
+    """What one process of a pool takes: what the launcher reserves for it, if that is given."""
+    reserved = launcher_of(config).pool(config.launch, pool)
+    given = getattr(reserved, resource) if reserved else None
     return default if given is None else float(given)
 
 
@@ -123,17 +126,18 @@ def pool_problems(config: RunConfig) -> Iterator[Problem]:
             "rollout.pool_cpus, or rollout.engine.device: cuda",
         )
     elif rollout.pool_gpus is not None and rollout.pool_gpus != each * rollout.num_workers:
-        yield _mismatch("rollout.pool_gpus", rollout.pool_gpus, "GPUs", each, rollout.num_workers)
+        yield _mismatch(config, "rollout.pool_gpus", rollout.pool_gpus, "GPUs", each)
     threads = rollout.threads if isinstance(rollout.threads, int) else 1
     cpus = _set_aside(config, "rollout", "cpus", threads)
     if rollout.pool_cpus is not None and rollout.pool_cpus != cpus * rollout.num_workers:
-        yield _mismatch("rollout.pool_cpus", rollout.pool_cpus, "CPUs", cpus, rollout.num_workers)
+        yield _mismatch(config, "rollout.pool_cpus", rollout.pool_cpus, "CPUs", cpus)
 
 
-def _mismatch(key: str, size: int, unit: str, each: float, num_workers: int) -> Problem:
+def _mismatch(config: RunConfig, key: str, size: int, unit: str, each: float) -> Problem:
+    num_workers = config.rollout.num_workers
     if each == 0 or each != int(each):
         return Problem(
-            (key, f"launch.ray.rollout.{unit.lower()}"),
+            (key, f"launch.{launcher_of(config).section}.rollout.{unit.lower()}"),
             f"{num_workers} workers of {each:g} {unit} are not {size} {unit}",
             "rollout.num_workers instead, or whole numbers",
         )
@@ -149,22 +153,6 @@ def _mismatch(key: str, size: int, unit: str, each: float, num_workers: int) -> 
     )
 
 
-def _servers_in_turns(config: RunConfig) -> Iterator[Problem]:
-    sglang = config.rollout.engine.sglang
-    if sglang.attach:
-        yield Problem(
-            ("rollout.engine.sglang.attach", "placement"),
-            "a server managed by someone else may restart, and take memory, while the trainer works",
-            "remove it, so that servers are launched, or set placement: disaggregated",
-        )
-    if sglang.release_idle_s is not None:
-        yield Problem(
-            ("rollout.engine.sglang.release_idle_s", "placement"),
-            "the device hand-over already decides when memory is released",
-            "leave it out",
-        )
-
-
 def placement_problems(config: RunConfig) -> Iterator[Problem]:
     """What cannot go together with engines and trainer on the same devices."""
     if not config.is_colocated:
@@ -176,12 +164,7 @@ def placement_problems(config: RunConfig) -> Iterator[Problem]:
             f"in mode {config.mode} engines and trainer work at the same time, and would need the same memory",
             "mode: sync, or placement: disaggregated",
         )
-    if config.emulation is not None:
-        yield Problem(
-            ("placement", "emulation"), "emulated devices have no memory to release", "placement: disaggregated"
-        )
-    if engine.kind == "sglang":
-        yield from _servers_in_turns(config)
+    yield from as_problems(engine_of(config).colocation_problems(engine_job(config)))
     if trainer.backend not in ("torch", "fsdp") or (trainer.backend == "fsdp" and not trainer.fsdp.cpu_offload):
         yield Problem(
             ("trainer.backend", "placement"),

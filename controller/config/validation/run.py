@@ -13,6 +13,8 @@ from areal_like import limits, templates
 from areal_like.config import BUILT_IN_TOKENIZERS
 from areal_like.context_limit import context_limit
 from areal_like.staleness import MODE_STALENESS
+from controller.config.engines import engine_kind_problems
+from controller.config.launchers import launcher_kind_problems
 from controller.config.problems import Problem, nearest, show
 from controller.config.run_config import (
     BUILT_IN_GENERATORS,
@@ -23,18 +25,22 @@ from controller.config.run_config import (
     soft_zones,
 )
 from controller.config.stall_limit import stall_problems
-from controller.config.validation.cluster import cluster_problems
 from controller.config.validation.engine import device_problems, emulation_problems, engine_problems, rollout_problems
+from controller.config.validation.launcher import launcher_problems
 from controller.config.validation.pool_sizes import placement_problems, pool_problems
 from controller.config.validation.trainer_ranks import rank_problems
-from controller.config.validation.weight_transfer import transfer_problems
+from controller.config.validation.weight_transfer import transfer_kind_problems, transfer_problems
 from controller.run_folder.run_folder import NAME_REMEDY, is_run_name
 from controller.run_folder.units import size_text
 
 
 def cross_check(config: RunConfig) -> list[Problem]:
-    """Every contradiction in a config, without looking at the machine."""
-    problems: list[Problem] = []
+    """Every contradiction in a config, without looking at the machine. Where it names an implementation that there is
+    not, that alone: the other checks ask it.
+    """
+    problems = [*engine_kind_problems(config), *launcher_kind_problems(config), *transfer_kind_problems(config)]
+    if problems:
+        return problems
     for check in (
         _model,
         _data,
@@ -51,7 +57,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         engine_problems,
         emulation_problems,
         _launch,
-        cluster_problems,
+        launcher_problems,
         _swap,
         transfer_problems,
         pool_problems,

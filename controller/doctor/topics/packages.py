@@ -1,11 +1,11 @@
-"""What is optional: another engine, another trainer, clusters, data, and places for metrics.
+"""What is optional: another trainer, clusters, data, and places for metrics.
 
-Owns: the checks, each from installed versions and files, without an import. Refuses: what is required (python.py).
+Owns: the checks, each from installed versions and files, without an import. Refuses: what is required (python.py),
+engines (engines.py).
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -16,57 +16,6 @@ from controller.doctor.finding import Check, Finding, absent, ok, warning
 from controller.doctor.machine import Machine
 
 TOPIC = "Optional"
-SGLANG_PYTHON = Path(".venv-sglang/bin/python")
-"""Where an environment of SGLang's own is looked for, relative to the current folder."""
-_VERSIONS_THERE = (
-    "import importlib.metadata as m, json, sys\n"
-    "found = {}\n"
-    "for name in ('sglang', 'torch', 'transformers'):\n"
-    "    try: found[name] = m.version(name)\n"
-    "    except m.PackageNotFoundError: pass\n"
-    "print(json.dumps(found))"
-)
-
-
-def sglang(machine: Machine) -> Finding:
-    """SGLang, in an environment of its own or in this one."""
-    entry = versions.required_of("sglang")
-    known = entry.text.partition("==")[2] or "unknown"
-    own_environment = f"python3 -m venv {SGLANG_PYTHON.parents[1]} && {SGLANG_PYTHON.parent}/pip install '{entry.text}'"
-    how = f"make sglang-cpu; for GPUs: {own_environment}"
-    own = Path(getattr(_engine_settings(), "python", "") or SGLANG_PYTHON).expanduser()
-    if own.is_file():
-        ran = machine.run([str(own.absolute()), "-I", "-c", _VERSIONS_THERE], deadline_s=20)
-        try:
-            there = json.loads(ran.out)
-        except ValueError:
-            return warning(f"{own} does not work: {ran.fault or 'no answer'}", f"rebuild that environment: {how}")
-        if "sglang" not in there:
-            return warning(f"{own} has no SGLang", f"{own.parent}/pip install '{entry.text}'")
-        if "torch" not in there:
-            return warning(f"{own} has SGLang without torch", f"rebuild that environment: {how}")
-        words, found = f"{there['sglang']} in {own.parents[1]} (torch {there['torch']})", there["sglang"]
-    else:
-        found = machine.version("sglang")
-        if not found:
-            return absent("not installed; the embedded engine needs none", f"optional: {how}")
-        words, there = (
-            f"{found} in this environment; in a separate environment its version pins cannot conflict with ours",
-            {},
-        )
-    data = {"version": found, "known": known, "environment": there}
-    if not entry.admits(found):
-        return warning(f"{words}; {known} is the tested version", f"pip install '{entry.text}' there", **data)
-    return ok(words, **data)
-
-
-def _engine_settings() -> object:
-    """The engine's default settings, where they can be read."""
-    try:
-        from controller.config.run_config import RolloutSettings
-    except ImportError:  # a required package is missing, and has its own line
-        return None
-    return RolloutSettings().engine
 
 
 def deepspeed(machine: Machine) -> Finding:
@@ -128,7 +77,6 @@ def plain(package: str, what_for: str) -> Callable[[Machine], Finding]:
 
 
 CHECKS = (
-    Check(TOPIC, "SGLang", sglang, deadline_s=30),
     Check(TOPIC, "Ray", plain("ray", "optional, for clusters")),
     Check(TOPIC, "DeepSpeed", deepspeed),
     Check(TOPIC, "datasets", plain("datasets", "optional, for data sets from the hub")),

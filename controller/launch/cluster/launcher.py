@@ -31,6 +31,7 @@ from controller.launch.cluster.seat import SPEC_PLACE, Order, Place, Seat, Seate
 from controller.launch.cluster.seat_process import SeatProcess
 from controller.launch.cluster.seating import Node, seat, seat_lines
 from controller.launch.launcher import Exit, Launcher, Say, Spawned
+from controller.run_folder.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -314,3 +315,8 @@ def _remove(group: Any) -> None:
         ray.util.remove_placement_group(group)
     except ray.exceptions.RayError as error:
         log.warning("a placement group could not be released: %s", error)
+
+
+def make(config: RunConfig, folder: RunFolder) -> RayLauncher:
+    """The launcher of a run on a cluster; ray itself is imported when it is opened."""
+    return RayLauncher(config, folder.logs, folder.root, str(folder.read_state()["run_id"]))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import first_line
+from controller.config.engines import engine_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 from controller.launch.cluster.connection import Cluster
@@ -37,6 +38,7 @@ class Expected:
     packages: Mapping[str, str]
     model: str | None
     run_dir: str
+    engine: str
     engine_python: str | None
     controller: str
     max_clock_skew_s: float
@@ -44,13 +46,14 @@ class Expected:
 
 def check_nodes(config: RunConfig, cluster: Cluster, nodes: Sequence[Node], run_dir: Path) -> list[Problem]:
     """Look at all nodes at once. run_dir: a folder that all of them must see and may write to."""
-    host = config.launch.ray.host or cluster.own_address
+    engine, host = engine_of(config), config.launch.ray.host or cluster.own_address
     expected = Expected(
         python=platform.python_version(),
         packages={name: _version(name) for name in PACKAGES},
         model=_local_model(config),
         run_dir=str(run_dir),
-        engine_python=_engine_python(config),
+        engine=engine.title,
+        engine_python=engine.interpreter(config.rollout.engine),
         controller=host,
         max_clock_skew_s=config.launch.ray.max_clock_skew_s,
     )
@@ -94,7 +97,7 @@ def node_problems(address: str, seen: Mapping[str, Any], expected: Expected, *, 
         what = f"{node} cannot use {expected.run_dir} ({seen['run_dir']})"
         yield Problem(("runs_dir",), what, "a folder that all nodes share and may write to")
     if seen["engine_python"]:
-        what = f"{node} has no SGLang interpreter {expected.engine_python} ({seen['engine_python']})"
+        what = f"{node} has no {expected.engine} interpreter {expected.engine_python} ({seen['engine_python']})"
         yield Problem(("rollout.engine.python",), what, "build it at the same absolute path on every node")
     if seen["controller"]:
         what = f"{node} cannot reach the controller at {expected.controller} ({seen['controller']})"
@@ -132,11 +135,6 @@ def _local_model(config: RunConfig) -> str | None:
     """model.path where it is a folder of this machine: then the others must have it too. A hub's name is left alone."""
     path = Path(config.model.path).expanduser() if config.model.path else None
     return str(path.resolve()) if path is not None and path.is_dir() else None
-
-
-def _engine_python(config: RunConfig) -> str | None:
-    engine = config.rollout.engine
-    return engine.python if engine.kind == "sglang" and not engine.sglang.attach else None
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from controller.config.cluster_settings import PoolSettings, Strategy
 from controller.config.run_config import RunConfig
+from controller.config.validation.pool_sizes import gpus_of_worker
 from controller.wiring.process_specs import reward_names, threads_for, trainer_names, worker_names
 
 PREPARE = "prepare"
@@ -40,8 +41,7 @@ def resource_words(resources: Mapping[str, float]) -> str:
 
 def pools_of(config: RunConfig) -> list[Pool]:
     """The pools of a run, those that are hardest to place first."""
-    ray, engine, trainer = config.launch.ray, config.rollout.engine, config.trainer
-    width = engine.sglang.tp_size if engine.kind == "sglang" else 1
+    ray, trainer = config.launch.ray, config.trainer
     sft = config.warm_start.sft.device if config.warm_start else "cpu"
     pools = [
         Pool(
@@ -53,7 +53,7 @@ def pools_of(config: RunConfig) -> list[Pool]:
         Pool(
             "rollout",
             tuple(worker_names(config)),
-            _each(ray.rollout, threads_for(config, "rollout"), width if _is_gpu(engine.device) else 0),
+            _each(ray.rollout, threads_for(config, "rollout"), gpus_of_worker(config)),
             ray.rollout.strategy,
         ),
         Pool(

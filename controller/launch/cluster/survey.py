@@ -6,26 +6,17 @@ Owns: the look without a run. Refuses: setting places aside (launcher.py).
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from areal_like.errors import UserError
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
+from controller.launch.choice import Survey
 from controller.launch.cluster.connection import Cluster
 from controller.launch.cluster.launcher import too_small
 from controller.launch.cluster.node_check import check_nodes
 from controller.launch.cluster.pools import pools_of
 from controller.launch.cluster.seating import seat, seat_lines
-
-
-@dataclass
-class Survey:
-    """`absent`: there is no cluster to look at from here."""
-
-    problems: list[Problem] = field(default_factory=list)
-    absent: list[Problem] = field(default_factory=list)
-    seats: list[str] = field(default_factory=list)
 
 
 def survey(config: RunConfig) -> Survey:

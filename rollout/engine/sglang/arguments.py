@@ -20,6 +20,7 @@ from rollout.config import EngineSettings
 from rollout.engine.port import Interruption
 from rollout.engine.sglang.environment import (
     CPU_VARIABLES,
+    PYTHON,
     Argument,
     argument_table,
     argument_words,
@@ -173,7 +174,7 @@ def plan_launch(
     in_turns: bool,
 ) -> Launch:
     """Check SGLang's environment, and the user's further arguments against that version's list. Raises UserError."""
-    python = find_python(settings.python)
+    python = find_python(settings.python or PYTHON)
     found = check_version(python)
     log.info("SGLang %s, torch %s in %s", found.get("sglang"), found.get("torch"), python.parents[1])
     extra = extra_words(settings, argument_table(python, is_cpu=settings.device == "cpu"), interruption)

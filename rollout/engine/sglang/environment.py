@@ -24,6 +24,8 @@ from areal_like.guarded_process import run_guarded
 
 KNOWN_VERSION = "0.5.23"
 """The version whose control endpoints and answers were measured; others are refused."""
+PYTHON = ".venv-sglang/bin/python"
+"""The interpreter where none is configured; `make sglang-cpu` builds it."""
 ASK_TIMEOUT_S = 120.0
 CPU_VARIABLES = {"SGLANG_USE_CPU_ENGINE": "1"}
 """Make SGLang run on a CPU."""

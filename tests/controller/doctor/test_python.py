@@ -10,8 +10,9 @@ from fake_machine import FakeMachine
 
 from areal_like.errors import UserError
 from controller.doctor import versions
+from controller.doctor.finding import Finding
 from controller.doctor.machine import Ran
-from controller.doctor.topics import packages, python
+from controller.doctor.topics import engines, packages, python
 
 ALL_THERE = {
     entry.package: next((version for operator, version in entry.bounds if operator in (">=", "==")), "1")
@@ -91,14 +92,24 @@ def test_optional_package_absent_old_and_there() -> None:
     assert look(FakeMachine(versions={"ray": "2.60.0"})).verdict == "ok"
 
 
+SGLANG_PYTHON = Path(".venv-sglang/bin/python")
+
+
+def sglang(machine: FakeMachine) -> Finding:
+    (check,) = [check for check in engines.checks() if check.name == "SGLang"]
+    found = check.look(machine)
+    assert found is not None
+    return found
+
+
 def test_sglang_absent_in_this_environment_and_of_another_version(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    absent = packages.sglang(FakeMachine())
+    absent = sglang(FakeMachine())
     assert (absent.verdict, "sglang==0.5.23" in absent.advice) == ("absent", True)
-    assert packages.sglang(FakeMachine(versions={"sglang": "0.5.23"})).verdict == "ok"
-    other = packages.sglang(FakeMachine(versions={"sglang": "0.4.1"}))
+    assert sglang(FakeMachine(versions={"sglang": "0.5.23"})).verdict == "ok"
+    other = sglang(FakeMachine(versions={"sglang": "0.4.1"}))
     assert (other.verdict, "0.5.23 is the tested version" in other.found) == ("warning", True)
 
 
@@ -116,9 +127,9 @@ def test_sglang_in_an_environment_of_its_own_is_asked_for_its_version(
     ran: Ran, verdict: str, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / packages.SGLANG_PYTHON).parent.mkdir(parents=True)
-    (tmp_path / packages.SGLANG_PYTHON).touch()
-    found = packages.sglang(FakeMachine(says=lambda argv: ran))
+    (tmp_path / SGLANG_PYTHON).parent.mkdir(parents=True)
+    (tmp_path / SGLANG_PYTHON).touch()
+    found = sglang(FakeMachine(says=lambda argv: ran))
     assert found.verdict == verdict
     assert words in found.found
 

@@ -16,7 +16,7 @@ from controller.launch.cluster.node_look import free_port, look
 
 EXPECTED = Expected(
     python="3.11.7", packages={"torch": "2.13.0+cpu"}, model="/models/m", run_dir="/runs", engine_python="/opt/python",
-    controller="10.0.0.1", max_clock_skew_s=5.0,
+    engine="SGLang", controller="10.0.0.1", max_clock_skew_s=5.0,
 )  # fmt: skip
 
 

@@ -18,10 +18,9 @@ from small_run import DEADLINE_S, bounded, until
 from areal_like.process import command_words
 from controller.config.run_config import RunConfig
 from controller.launch import forked
-from controller.launch.choice import is_forking
 from controller.launch.forked import SHARED
 from controller.launch.launcher import tail_of
-from controller.launch.local import LocalLauncher, child_environment
+from controller.launch.local import LocalLauncher, child_environment, is_forking
 from controller.wiring.process_specs import FORKED, PRELOAD
 from services.reward.process_tree import is_alive
 

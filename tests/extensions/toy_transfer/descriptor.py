@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from areal_like.settings import SettingProblem
+from areal_like.setting_problem import SettingProblem
 from areal_like.weights.transfer import Limit, TransferDescriptor, TransferUse
 
 SCHEME = "toy://"

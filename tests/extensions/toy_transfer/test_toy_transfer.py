@@ -97,10 +97,10 @@ def test_configuration_asks_the_descriptor() -> None:
     ("kind", "words"),
     [
         ("toy_transfer.descriptor:TOYS", "did you mean toy_transfer.descriptor:TOY?"),
-        ("toy_transfer.descriptor:SCHEME", "name an instance of TransferDescriptor"),
+        ("toy_transfer.descriptor:SCHEME", "is not a TransferDescriptor"),
         ("no_such_module:TOY", "cannot be imported"),
         ("streem", "no weight transfer `streem` -> did you mean stream?"),
-        ("pigeon", "shm, disk, stream, distributed, or the import path of a descriptor"),
+        ("pigeon", "shm, disk, stream, distributed, or module:ATTRIBUTE"),
     ],
 )
 def test_name_that_is_no_transfer_is_one_problem(kind: str, words: str) -> None:

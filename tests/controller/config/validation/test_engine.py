@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from controller.config.loading import build
 from controller.config.run_config import RunConfig
 from controller.config.validation.run import cross_check
 from controller.preflight import preflight
@@ -200,3 +201,15 @@ def test_a_port_that_is_taken_is_said_before_the_start(tmp_path: Path) -> None:
         (problem,) = preflight.look(config, "validate").absent
     assert f"127.0.0.1:{port} cannot be bound" in str(problem)
     assert "rollout.engine.sglang.port" in str(problem)
+
+
+def test_an_engine_that_does_not_exist_is_one_problem_with_the_nearest_name_and_the_others_follow() -> None:
+    data = make({"kind": "embedded"}).model_dump(mode="json", exclude_unset=True)
+    data["rollout"]["engine"] = {"kind": "sglnag", "sglang": {"tp_size": 2}}
+    _, problems = build({**data, "group_size": 1})
+    assert [problem.keys[0] for problem in problems] == ["rollout.engine.kind", "group_size"]
+    assert str(problems[0]) == "rollout.engine.kind: no engine `sglnag` -> did you mean sglang?"
+
+
+def test_options_are_for_engines_without_a_section() -> None:
+    assert "the embedded engine has no options (here: speed)" in said(make({"options": {"speed": 2}}))

@@ -156,7 +156,7 @@ def test_contradiction_is_refused_with_its_key_and_a_remedy(changes: dict[str, A
 def test_workers_on_other_hosts_need_a_way_for_weights(weights: dict[str, Any], words: str | None) -> None:
     config = make(trainer__weights=weights)
     assert cross_check(config) == []
-    spread = config.model_copy(update={"launch": config.launch.model_copy(update={"kind": "elsewhere"})})
+    spread = config.model_copy(update={"launch": config.launch.model_copy(update={"kind": "ray"})})
     found = [str(problem) for problem in cross_check(spread) if "weights" in str(problem)]
     assert len(found) == (words is not None)
     assert words is None or words in found[0]

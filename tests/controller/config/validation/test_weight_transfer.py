@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from valid_config import make
 
+from controller.config.engines import group_problems
 from controller.config.validation.run import cross_check
-from controller.config.validation.sglang import model_problems
 
 GROUP = {"kind": "distributed"}
 
@@ -53,7 +53,7 @@ def test_one_step_off_drains_and_is_refused_too() -> None:
 
 def test_a_model_whose_layout_inside_a_server_is_not_known_takes_streams() -> None:
     config = make(trainer__weights=GROUP, rollout__engine={"kind": "sglang"})
-    assert list(model_problems(config, {"model_type": "qwen3"})) == []
-    (problem,) = model_problems(config, {"model_type": "gemma3_text"})
+    assert list(group_problems(config, {"model_type": "qwen3"})) == []
+    (problem,) = group_problems(config, {"model_type": "gemma3_text"})
     assert problem.keys[0] == "trainer.weights.kind"
     assert "gemma3_text" in str(problem)

@@ -1,0 +1,88 @@
+"""Finds what a setting names: an implementation that is registered, or an object of the user's by import path.
+
+Owns: importing `module:ATTRIBUTE`, and the errors that say what is wrong with a name. Refuses: what the object must be
+able to do (its base class says that).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from areal_like.errors import UserError
+from areal_like.import_check import PACKAGES, USER_PATH, check_own_module
+
+T = TypeVar("T")
+_FORM = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def is_import_path(name: str) -> bool:
+    """True for `module:ATTRIBUTE`."""
+    return _FORM.fullmatch(name) is not None
+
+
+def import_object(name: str, where: str) -> Any:
+    """Import `module:ATTRIBUTE`; the user's own modules are looked for last, in the folder the run was started in.
+
+    Args:
+        name: module and attribute.
+        where: the setting that names it.
+
+    Raises:
+        UserError: it cannot be imported.
+    """
+    module_name, _, attribute = name.partition(":")
+    check_own_module(module_name, where)
+    folder = os.environ.get(USER_PATH) or os.getcwd()
+    is_ours = module_name.partition(".")[0] in PACKAGES
+    if not is_ours and folder not in sys.path:  # a console script starts without the current folder
+        sys.path.append(folder)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a user's module may raise anything while it is imported
+        what = f"module {module_name} cannot be imported ({type(error).__name__}: {error})"
+        raise UserError(what, where=where, remedy="it must be in the current folder or installed") from error
+    found = getattr(module, attribute, None)
+    if found is None:
+        near = difflib.get_close_matches(attribute, [word for word in vars(module) if not word.startswith("_")], n=1)
+        remedy = f"did you mean {module_name}:{near[0]}?" if near else "fix the name"
+        raise UserError(f"module {module_name} has no {attribute}", where=where, remedy=remedy)
+    return found
+
+
+def find_named(name: str, registered: Mapping[str, T], base: type[T], *, noun: str, where: str) -> T:
+    """The registered object of that name, or the one at an import path.
+
+    Args:
+        name: a key of `registered`, or `module:ATTRIBUTE` of an instance of `base` or of a subclass made without
+            arguments.
+        registered: what comes with this program.
+        base: class of all of them.
+        noun: what is looked for, for messages.
+        where: the setting that names it.
+
+    Raises:
+        UserError: there is none; it names the nearest registered one.
+    """
+    if name in registered:
+        return registered[name]
+    if not is_import_path(name):
+        near = difflib.get_close_matches(name.lower(), registered, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"{', '.join(registered)}, or module:ATTRIBUTE"
+        raise UserError(f"no {noun} `{name}`", where=where, remedy=remedy)
+    found = import_object(name, where)
+    if isinstance(found, type) and issubclass(found, base):
+        try:
+            found = found()
+        except Exception as error:  # the user's own code
+            raise UserError(f"{name} cannot be made without arguments ({error})", where=where) from error
+    if not isinstance(found, base):
+        raise UserError(
+            f"{name} is not a {base.__name__}", where=where, remedy=f"a subclass of {base.__module__}.{base.__name__}"
+        )
+    return found

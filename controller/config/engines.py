@@ -1,0 +1,82 @@
+"""What the controller asks of the engine that a run has, through its descriptor.
+
+Owns: which descriptor, what it is asked with, its problems as problems of the configuration. Refuses: knowing anything
+of an engine (rollout/engine/*/descriptor.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from areal_like.errors import UserError
+from areal_like.setting_problem import SettingProblem
+from controller.config.problems import Problem
+from rollout.config import EngineSettings
+from rollout.engine.descriptor import KIND_KEY, EngineDescriptor, EngineJob
+from rollout.engine.registry import ENGINES, find_engine
+
+if TYPE_CHECKING:
+    from controller.config.run_config import RunConfig
+
+REGISTERED = ENGINES
+"""Engines that come with this program, by `rollout.engine.kind`."""
+
+
+def configured_engine(config: RunConfig) -> EngineDescriptor:
+    """The engine of `rollout.engine.kind`. Raises UserError where there is none."""
+    return find_engine(config.rollout.engine.kind)
+
+
+def engine_of(config: RunConfig) -> EngineDescriptor:
+    """The engine that the workers have: on emulated devices another than the configured one. Raises UserError."""
+    return find_engine(config.rollout.engine.kind, is_emulated=config.emulation is not None)
+
+
+def written_devices_per_worker(section: Any) -> int:
+    """Devices of one worker by `rollout.engine` as it was written; 1 where that is wrong, which is reported later."""
+    try:
+        settings = EngineSettings.model_validate(section)
+        return find_engine(settings.kind).devices_per_worker(settings)
+    except (ValidationError, UserError):
+        return 1
+
+
+def engine_kind_problems(config: RunConfig) -> Iterator[Problem]:
+    """That there is no such engine. Everything else about a configuration asks for it."""
+    try:
+        configured_engine(config)
+    except UserError as error:
+        yield Problem((KIND_KEY,), error.what, error.remedy)
+
+
+def engine_job(config: RunConfig) -> EngineJob:
+    """What an engine may know of the run."""
+    return EngineJob(
+        settings=config.rollout.engine,
+        num_workers=config.rollout.num_workers,
+        interruption="drain" if config.mode == "one_step_off" else config.rollout.interruption,
+        model_dtype=config.model.dtype,
+        startup_timeout_s=config.launch.startup_timeout_s,
+        is_colocated=config.is_colocated,
+    )
+
+
+def as_problems(found: Iterable[SettingProblem]) -> Iterator[Problem]:
+    """Problems that an implementation has found, as problems of the configuration."""
+    for problem in found:
+        yield Problem(problem.keys, problem.what, problem.remedy)
+
+
+def model_problems(config: RunConfig, model: Mapping[str, Any]) -> Iterator[Problem]:
+    """What the engine has against a model's config.json (or `model.init`)."""
+    engine, job = configured_engine(config), engine_job(config)
+    yield from as_problems(engine.model_problems(job, model))
+
+
+def group_problems(config: RunConfig, model: Mapping[str, Any] | None) -> Iterator[Problem]:
+    """Why the engine cannot receive weights by a process group. `model`: its config, where known."""
+    for problem in configured_engine(config).group_problems(engine_job(config), model):
+        yield Problem(("trainer.weights.kind", *problem.keys), problem.what, "kind: stream")

@@ -1,0 +1,45 @@
+"""The section `launch`: how the processes of a run are started and watched.
+
+Owns: the keys. Refuses: judging combinations (validation/), starting anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from areal_like import limits
+from areal_like.settings import Settings
+from controller.config.cluster_settings import RaySettings
+
+
+class LaunchSettings(Settings):
+    """How the run's processes are started and watched."""
+
+    kind: str = "local"
+    """`local`: processes on this machine; `ray`: the same processes on a running Ray cluster; or `module:ATTRIBUTE`,
+    the descriptor of a launcher of your own."""
+    options: dict[str, Any] = Field({})
+    """Settings of a launcher of your own, which its descriptor checks."""
+    ray: RaySettings = RaySettings()
+    """For `kind: ray`."""
+    start_method: Literal["auto", "forkserver", "spawn"] = "auto"
+    """`local`: `forkserver` imports torch and transformers once and forks trainer and rollout workers from that:
+    they start, and restart, in a fraction of a second and share that memory; `spawn`: each imports for itself; `auto`:
+    `forkserver` on Linux where all devices are CPUs."""
+    host: str = "127.0.0.1"
+    """`local`: address the controller binds and advertises."""
+    port: int = Field(0, ge=0, le=65535)
+    """Port of the controller; 0: any free one."""
+    heartbeat_s: float = Field(0.5, gt=0, le=limits.SECONDS)
+    """Seconds between heartbeats of a process."""
+    silence_s: float = Field(15.0, gt=0, le=limits.SECONDS)
+    """A process that sends no heartbeat for this long counts as lost."""
+    startup_timeout_s: float = Field(180.0, gt=0, le=limits.SECONDS)
+    """A process that has not reported within this time ends the run."""
+    stall_after_s: float | None = Field(None, gt=0, le=limits.SECONDS)
+    """No progress for this long, with work left: the run ends and says who waits for whom. None: a minute more than
+    the longest automatic recovery (`areal-like validate` shows it); a value below that is rejected."""
+    stop_grace_s: float = Field(60.0, gt=0, le=limits.SECONDS)
+    """After Ctrl-C or SIGTERM: time for the running step and the checkpoint, before processes are killed."""

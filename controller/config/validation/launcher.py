@@ -1,0 +1,80 @@
+"""Which settings cannot work with the launcher that a run has. Pure, as run.py is.
+
+Owns: the cross-checks of `launch.kind`, by what the launcher's descriptor says. Refuses: looking at a cluster
+(launch/cluster/survey.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from controller.config.engines import as_problems, configured_engine
+from controller.config.launchers import LAUNCHERS, launcher_of
+from controller.config.problems import Problem
+from controller.config.run_config import RunConfig
+
+
+def launcher_problems(config: RunConfig) -> Iterator[Problem]:
+    """Of the launcher's own settings, and of what means something else where it starts processes."""
+    launch, launcher = config.launch, launcher_of(config)
+    for other in LAUNCHERS.values():
+        section = getattr(launch, other.section) if other.section and other.section != launcher.section else None
+        if section is not None and section != type(section)():  # a resolved config names every key, at its default
+            yield Problem(
+                (f"launch.{other.section}", "launch.kind"),
+                f"sets the placement of processes, but the kind is {launch.kind}",
+                f"kind: {other.name}",
+            )
+    yield from as_problems(launcher.option_problems(launch.options))
+    if not launcher.is_one_machine:
+        yield from _folders(config)
+    if launcher.chooses_gpus:
+        yield from _devices(config)
+    if launcher.chooses_gpus and config.is_colocated:
+        yield Problem(
+            ("placement", "launch.kind"),
+            f"{launcher.title} reserves devices for each pool separately: engines and trainer would share none",
+            "launch.kind: local, or placement: disaggregated",
+        )
+    if launcher.host_key != "launch.host" and launch.host != type(launch)().host:
+        yield Problem(
+            ("launch.host", "launch.kind"), "is for processes on this machine", f"{launcher.host_key}: {launch.host}"
+        )
+    yield from as_problems(launcher.setting_problems(launch))
+
+
+def _folders(config: RunConfig) -> Iterator[Problem]:
+    folder, launcher = Path(config.runs_dir).expanduser(), launcher_of(config)
+    if not folder.is_absolute():
+        yield Problem(
+            ("runs_dir", "launch.kind"),
+            f"`{config.runs_dir}` is relative, and a job's current folder differs on every node",
+            "the absolute path of a folder that all nodes share",
+        )
+    elif launcher.job_folder in folder.parts:
+        what = f"{folder} belongs to {launcher.title} and is deleted with the job"
+        yield Problem(("runs_dir",), what, "a folder that all nodes share")
+    engine = configured_engine(config)
+    python = engine.interpreter(config.rollout.engine)
+    if python is not None and not Path(python).expanduser().is_absolute():
+        yield Problem(
+            ("rollout.engine.python", "launch.kind"),
+            f"`{python}` is relative, and nodes share no current folder",
+            f"the absolute path of {engine.title}'s interpreter, the same on every node",
+        )
+
+
+def _devices(config: RunConfig) -> Iterator[Problem]:
+    launcher = launcher_of(config)
+    pools = {"rollout": ("rollout.engine.device", config.rollout.engine.device)}
+    pools["trainer"] = ("trainer.device", config.trainer.device)
+    for name, (key, device) in pools.items():
+        reserved = launcher.pool(config.launch, name)
+        if re.fullmatch(r"cuda:\d+", device):
+            what = f"{launcher.title} chooses the GPU of a process, not `{device}`"
+            yield Problem((key, "launch.kind"), what, f"{key}: cuda")
+        if device == "cuda" and reserved is not None and reserved.gpus == 0:
+            key_of_gpus = f"launch.{launcher.section}.{name}.gpus"
+            yield Problem((key_of_gpus, key), "no GPU is reserved, but the device is cuda", "null")

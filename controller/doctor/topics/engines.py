@@ -1,0 +1,82 @@
+"""The engines that run in a Python environment of their own: whether there is one, and which version it has.
+
+Owns: the check, one per engine that declares such an environment. Refuses: knowing any engine (their descriptors), and
+importing anything of that environment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from controller.doctor import versions
+from controller.doctor.finding import Check, Finding, absent, ok, warning
+from controller.doctor.machine import Machine
+
+TOPIC = "Optional"
+_VERSIONS_THERE = (
+    "import importlib.metadata as m, json, sys\n"
+    "found = {}\n"
+    "for name in (*sys.argv[1:], 'torch', 'transformers'):\n"
+    "    try: found[name] = m.version(name)\n"
+    "    except m.PackageNotFoundError: pass\n"
+    "print(json.dumps(found))"
+)
+
+
+def own_environment(title: str, *, python: str, package: str, build: str) -> Callable[[Machine], Finding]:
+    """The check of one engine, in an environment of its own or in this one.
+
+    Args:
+        title: the engine in messages.
+        python: the interpreter of its environment, looked for relative to the current folder.
+        package: its distribution.
+        build: the command that builds the environment on a machine without a GPU.
+    """
+    own = Path(python).expanduser()
+
+    def look(machine: Machine) -> Finding:
+        entry = versions.required_of(package)
+        known = entry.text.partition("==")[2] or "unknown"
+        how = f"{build}; for GPUs: python3 -m venv {own.parents[1]} && {own.parent}/pip install '{entry.text}'"
+        there: dict[str, str] = {}
+        if own.is_file():
+            ran = machine.run([str(own.absolute()), "-I", "-c", _VERSIONS_THERE, package], deadline_s=20)
+            try:
+                there = json.loads(ran.out)
+            except ValueError:
+                return warning(f"{own} does not work: {ran.fault or 'no answer'}", f"rebuild that environment: {how}")
+            if package not in there:
+                return warning(f"{own} has no {title}", f"{own.parent}/pip install '{entry.text}'")
+            if "torch" not in there:
+                return warning(f"{own} has {title} without torch", f"rebuild that environment: {how}")
+            found = there[package]
+            words = f"{found} in {own.parents[1]} (torch {there['torch']})"
+        else:
+            found = machine.version(package)
+            if not found:
+                return absent("not installed; the embedded engine needs none", f"optional: {how}")
+            words = f"{found} in this environment; in a separate environment its version pins cannot conflict with ours"
+        data = {"version": found, "known": known, "environment": there}
+        if not entry.admits(found):
+            return warning(f"{words}; {known} is the tested version", f"pip install '{entry.text}' there", **data)
+        return ok(words, **data)
+
+    return look
+
+
+def checks() -> tuple[Check, ...]:
+    """One per engine with an environment of its own; none where the engines cannot be listed: what is missing for that
+    has its own line.
+    """
+    try:
+        from controller.config.engines import REGISTERED
+    except Exception:  # a damaged package may raise anything while it is imported, and the other checks say so
+        return ()
+    described = [(engine.title, engine.environment) for engine in REGISTERED.values()]
+    return tuple(
+        Check(TOPIC, title, own_environment(title, python=own.python, package=own.package, build=own.build))
+        for title, own in described
+        if own is not None
+    )

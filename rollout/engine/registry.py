@@ -1,0 +1,60 @@
+"""The engines that come with this program. Torch-free: an engine itself is imported by its worker only.
+
+Owns: from `rollout.engine.kind` to a descriptor. Refuses: knowing anything else of an engine. A new one is a line in
+ENGINES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from areal_like.errors import UserError
+from areal_like.import_path import find_named, import_object
+from rollout.engine.descriptor import KIND_KEY, EngineContext, EngineDescriptor
+from rollout.engine.embedded_descriptor import EMBEDDED
+from rollout.engine.emulated_descriptor import EMULATED
+from rollout.engine.port import Engine
+from rollout.engine.sglang.descriptor import SGLANG
+
+ENGINES: Mapping[str, EngineDescriptor] = {
+    engine.name: engine
+    for engine in (
+        EMBEDDED,
+        SGLANG,
+    )
+}
+"""By `rollout.engine.kind`."""
+
+
+def find_engine(kind: str, *, is_emulated: bool = False) -> EngineDescriptor:
+    """The engine of that kind, or the one that stands in for it on emulated devices.
+
+    Args:
+        kind: a key of ENGINES, or the import path of a descriptor of the user's.
+        is_emulated: the run has the section `emulation`.
+
+    Raises:
+        UserError: there is no such engine.
+
+    Example:
+        >>> find_engine("sglang").title
+        'SGLang'
+    """
+    if is_emulated:
+        return EMULATED
+    return find_named(kind, ENGINES, EngineDescriptor, noun="engine", where=KIND_KEY)
+
+
+def load_factory(descriptor: EngineDescriptor) -> Any:
+    """The function that makes the engine. Raises UserError where there is none; may import torch."""
+    factory = import_object(descriptor.factory, KIND_KEY)
+    if not callable(factory):
+        raise UserError(f"{descriptor.factory} cannot be called", where=KIND_KEY, remedy="name a function")
+    return factory
+
+
+def make_engine(descriptor: EngineDescriptor, context: EngineContext) -> Engine:
+    """The engine of one worker. Raises UserError."""
+    engine: Engine = load_factory(descriptor)(context)
+    return engine

@@ -1,0 +1,103 @@
+"""What the rest of the program must know of SGLang.
+
+Owns: the answers of `EngineDescriptor` for it. Refuses: torch, importing anything of its environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from areal_like.errors import UserError
+from areal_like.setting_problem import Recovery, SettingProblem
+from rollout.config import EngineSettings
+from rollout.engine.descriptor import PYTHON_KEY, EngineDescriptor, EngineEnvironment, EngineJob
+from rollout.engine.sglang import option_rules
+from rollout.engine.sglang.arguments import extra_words
+from rollout.engine.sglang.environment import PYTHON, argument_table, check_version, find_python
+
+
+class SGLangDescriptor(EngineDescriptor):
+    """One server per worker, in a Python environment of its own."""
+
+    name = "sglang"
+    title = "SGLang"
+    factory = "rollout.engine.sglang.making:make"
+    section = "sglang"
+    environment = EngineEnvironment(python=PYTHON, package="sglang", build="make sglang-cpu")
+    joins_process_groups = True
+    releases_memory = True
+
+    def devices_per_worker(self, settings: EngineSettings) -> int:
+        """`tp_size`."""
+        return settings.sglang.tp_size
+
+    def interpreter(self, settings: EngineSettings) -> str | None:
+        """None with `attach`: those servers run already."""
+        return None if settings.sglang.attach else settings.python or PYTHON
+
+    def server_ports(self, job: EngineJob) -> tuple[str, Sequence[int]]:
+        """`port` and those after it, one per worker."""
+        sglang = job.settings.sglang
+        ports = [port for index in range(job.num_workers) if (port := sglang.port_of(index)) is not None]
+        return "rollout.engine.sglang.port", () if sglang.attach else ports
+
+    def setting_problems(self, job: EngineJob) -> Iterator[SettingProblem]:
+        """Options that contradict each other or the device."""
+        yield from option_rules.option_problems(job)
+
+    def model_problems(self, job: EngineJob, model: Mapping[str, Any]) -> Iterator[SettingProblem]:
+        """Options that the model cannot have."""
+        yield from option_rules.model_problems(job.settings.sglang, model)
+
+    def environment_problems(self, job: EngineJob) -> Iterator[SettingProblem]:
+        """The interpreter, the version there, arguments that this version does not take."""
+        settings = job.settings
+        if settings.sglang.attach:
+            return
+        try:
+            python = find_python(settings.python or PYTHON)
+            check_version(python)
+            if settings.sglang.arguments:
+                extra_words(settings, argument_table(python, is_cpu=settings.device == "cpu"), job.interruption)
+        except UserError as error:
+            is_local = error.where == PYTHON_KEY
+            yield SettingProblem((error.where,), error.what, error.remedy, is_local=is_local)
+
+    def group_problems(self, job: EngineJob, model: Mapping[str, Any] | None) -> Iterator[SettingProblem]:
+        """On CPUs, in one process, for models whose layout in a server is known."""
+        yield from option_rules.group_problems(job, model)
+
+    def colocation_problems(self, job: EngineJob) -> Iterator[SettingProblem]:
+        """Servers of somebody else's, and a second rule for when memory is released."""
+        yield from option_rules.colocation_problems(job.settings.sglang)
+
+    def rounding_key(self, settings: EngineSettings) -> str:
+        """fp8 weights, or an fp8 cache."""
+        return option_rules.rounding_key(settings.sglang)
+
+    def recoveries(self, job: EngineJob) -> Iterator[Recovery]:
+        """Servers that hang are replaced."""
+        sglang = job.settings.sglang
+        start_s = sglang.control_timeout_s if sglang.attach else job.startup_timeout_s
+        yield Recovery(
+            "an SGLang server that hangs in generation is replaced",
+            ("rollout.engine.sglang.stall_timeout_s", "launch.startup_timeout_s"),
+            sglang.stall_timeout_s + start_s,
+        )
+        yield Recovery(
+            "an SGLang server that hangs while it loads is replaced, and its successor loads",
+            ("rollout.engine.sglang.load_timeout_s", "launch.startup_timeout_s"),
+            2 * sglang.load_timeout_s + start_s,
+        )
+
+    def advice(self, job: EngineJob) -> Iterator[str]:
+        """On CPUs turns are without effect."""
+        if job.is_colocated and job.settings.device == "cpu":
+            yield (
+                "placement: SGLang frees no memory on a CPU: its servers keep it while the trainer works, and all"
+                " else works as on GPUs"
+            )
+
+
+SGLANG = SGLangDescriptor()

@@ -1,0 +1,188 @@
+"""Options of SGLang that cannot go together, or not with this device or model, each with its reason.
+
+Owns: those rules, and what rules SGLang out for weights by process group and for shared devices. Refuses: what the
+environment lacks (environment.py), arguments that its version does not know (arguments.py). Pure and torch-free.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from areal_like.setting_problem import SettingProblem
+from rollout.config import SGLangSettings
+from rollout.engine.descriptor import KIND_KEY, EngineJob
+
+KEY = "rollout.engine.sglang"
+QUANTIZED_FAMILIES = ("qwen2", "qwen3")
+"""Model types whose fp8 weights SGLang 0.5.23 can replace by a new version."""
+PROVEN_FAMILIES = ("llama", "qwen2", "qwen3")
+"""Model types whose layout inside SGLang is known (rollout/engine/sglang/layout.py)."""
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers that SGLang keeps as one."""
+LAUNCH_ONLY = (
+    "port", "tp_size", "memory_fraction", "quantization", "unquantized_layers", "kv_cache_dtype", "deterministic",
+    "release_idle_s", "routed_experts", "checksums", "arguments", "environment",
+)  # fmt: skip
+"""Options that say how a server is launched."""
+
+
+def option_problems(job: EngineJob) -> Iterator[SettingProblem]:
+    """Contradictions among `rollout.engine.sglang`'s options."""
+    sglang = job.settings.sglang
+    yield from _launched(sglang)
+    yield from _device(job)
+    yield from _rounded(job)
+    yield from _layers(sglang)
+    yield from _proof(job)
+    yield from _attached(job)
+
+
+def model_problems(sglang: SGLangSettings, model: Mapping[str, Any]) -> Iterator[SettingProblem]:
+    """What the model's config.json (or `model.init`) has against the options."""
+    family = model.get("model_type")
+    if sglang.quantization != "none" and family not in QUANTIZED_FAMILIES:
+        yield SettingProblem(
+            (f"{KEY}.quantization", "model"),
+            f"SGLang cannot load new versions into a quantised {family}",
+            f"quantization: none (or a model of type {' or '.join(QUANTIZED_FAMILIES)})",
+        )
+    experts = model.get("num_experts") or model.get("num_local_experts") or model.get("n_routed_experts")
+    if sglang.routed_experts and not experts:
+        yield SettingProblem((f"{KEY}.routed_experts", "model"), f"a {family} has no experts", "routed_experts: false")
+
+
+def group_problems(job: EngineJob, model: Mapping[str, Any] | None) -> Iterator[SettingProblem]:
+    """SGLang's servers take part where it can be proved what they hold afterwards, and where they can be replaced."""
+    sglang = job.settings.sglang
+    if job.settings.device != "cpu":
+        yield SettingProblem(
+            ("rollout.engine.device",), "the weights of an SGLang server on a GPU cannot be verified after a transfer"
+        )
+    elif sglang.tp_size > 1:
+        yield SettingProblem((f"{KEY}.tp_size",), "only servers of one rank take part")
+    if sglang.attach:
+        yield SettingProblem(
+            (f"{KEY}.attach",),
+            "a server that fails in a process group hangs, and only one that was launched here can be replaced",
+        )
+    family = None if model is None else model.get("model_type")
+    if model is not None and family not in PROVEN_FAMILIES:
+        yield SettingProblem(
+            (KIND_KEY, "model"), f"the weights of a {family} in an SGLang server cannot be verified after a transfer"
+        )
+
+
+def colocation_problems(sglang: SGLangSettings) -> Iterator[SettingProblem]:
+    """What cannot go together with devices that servers and trainer share in turns."""
+    if sglang.attach:
+        yield SettingProblem(
+            (f"{KEY}.attach", "placement"),
+            "a server managed by someone else may restart, and take memory, while the trainer works",
+            "remove it, so that servers are launched, or set placement: disaggregated",
+        )
+    if sglang.release_idle_s is not None:
+        yield SettingProblem(
+            (f"{KEY}.release_idle_s", "placement"),
+            "the device hand-over already decides when memory is released",
+            "leave it out",
+        )
+
+
+def rounding_key(sglang: SGLangSettings) -> str:
+    """The option that rounds weights, or keys and values; empty: none."""
+    if not sglang.is_rounded:
+        return ""
+    return f"{KEY}.{'quantization' if sglang.quantization != 'none' else 'kv_cache_dtype'}"
+
+
+def _attached(job: EngineJob) -> Iterator[SettingProblem]:
+    attach, count = job.settings.sglang.attach, job.num_workers
+    if attach and len(attach) != count:
+        yield SettingProblem(
+            (f"{KEY}.attach", "rollout.num_workers"),
+            f"names {len(attach)} server{'s' if len(attach) > 1 else ''} for {count} worker{'s' if count > 1 else ''}",
+            "one address per worker",
+        )
+    for index, url in enumerate(attach):
+        if not re.fullmatch(r"https?://[^/\s]+(:\d+)?/?", url):
+            yield SettingProblem((f"{KEY}.attach.{index}",), f"`{url}` is not an address", "http://HOST:PORT")
+
+
+def _launched(sglang: SGLangSettings) -> Iterator[SettingProblem]:
+    plain = type(sglang)()
+    given = [name for name in LAUNCH_ONLY if getattr(sglang, name) != getattr(plain, name)]
+    if sglang.attach_key_file is not None and not sglang.attach:
+        yield SettingProblem(
+            (f"{KEY}.attach_key_file", f"{KEY}.attach"),
+            "is the key of running servers, but none is named",
+            "leave it out: a launched server gets a random key",
+        )
+    if sglang.attach and given:
+        yield SettingProblem(
+            (f"{KEY}.{given[0]}", f"{KEY}.attach"),
+            "configures the launch of a server, but these are already running",
+            "remove it, and start the servers with that setting",
+        )
+
+
+def _device(job: EngineJob) -> Iterator[SettingProblem]:
+    sglang = job.settings.sglang
+    if job.settings.device != "cpu":
+        return
+    needs = {
+        "quantization": (sglang.quantization != "none", "SGLang's fp8 kernels need CUDA"),
+        "kv_cache_dtype": (sglang.kv_cache_dtype != "auto", "SGLang's attention over an fp8 cache needs CUDA"),
+        "deterministic": (sglang.deterministic, "SGLang has no attention of that kind for CPUs"),
+        "release_idle_s": (sglang.release_idle_s is not None, "there is no GPU memory to release"),
+    }
+    for name, (is_given, reason) in needs.items():
+        if is_given:
+            yield SettingProblem(
+                (f"{KEY}.{name}", "rollout.engine.device"), f"needs CUDA: {reason}", "rollout.engine.device: cuda"
+            )
+
+
+def _rounded(job: EngineJob) -> Iterator[SettingProblem]:
+    sglang = job.settings.sglang
+    if sglang.quantization != "none" and job.dtype != "bfloat16":
+        yield SettingProblem(
+            (f"{KEY}.quantization", "rollout.engine.dtype"),
+            f"SGLang quantises from bfloat16, and the engine's dtype is {job.dtype}",
+            "rollout.engine.dtype: bfloat16",
+        )
+    if sglang.unquantized_layers and sglang.quantization == "none":
+        what = "names exceptions, but nothing is quantised"
+        yield SettingProblem((f"{KEY}.unquantized_layers",), what, "quantization: fp8")
+
+
+def _layers(sglang: SGLangSettings) -> Iterator[SettingProblem]:
+    """A fused layer is quantised as a whole or not at all, so its parts must be named together."""
+    layers = sglang.unquantized_layers
+    for index, layer in enumerate(layers):
+        key = f"{KEY}.unquantized_layers.{index}"
+        if not layer or "," in layer or layer != layer.strip(" ."):
+            yield SettingProblem(
+                (key,), f"`{layer}` is not part of a module's name", "e.g. model.layers.0, or down_proj"
+            )
+        head, _, last = layer.rpartition(".")
+        for parts in FUSED:
+            siblings = {f"{head}.{part}" if head else part for part in parts}
+            if last in parts and not siblings <= set(layers):
+                others = ", ".join(sorted(siblings - set(layers)))
+                yield SettingProblem((key,), f"SGLang keeps {', '.join(parts)} as one layer", f"add {others}")
+
+
+def _proof(job: EngineJob) -> Iterator[SettingProblem]:
+    sglang = job.settings.sglang
+    if sglang.checksums and job.settings.device != "cpu":
+        yield SettingProblem(
+            (f"{KEY}.checksums", "rollout.engine.device"),
+            "SGLang's sum of a tensor on a GPU can only be computed on a GPU, but the published one is in host memory",
+            "checksums: false",
+        )
+    if sglang.checksums and sglang.tp_size > 1:
+        yield SettingProblem(
+            (f"{KEY}.checksums", f"{KEY}.tp_size"), "compares whole tensors, not shares of them", "tp_size: 1"
+        )
