@@ -184,6 +184,7 @@ class WeightStoreSettings(Settings):
         return self.transfer.place
 
 
+DEFAULT_BACKEND = "torch"
 OURS_TO_DECIDE = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
     "optimizer", "scheduler", "fp16", "bf16", "amp", "torch_autocast", "tensor_parallel", "pipeline",
@@ -259,9 +260,12 @@ class ZeroSettings(Settings):
 class TrainerSettings(Settings):
     """The trainer: one process, or several ranks that train together."""
 
-    backend: Literal["auto", "torch", "fsdp", "deepspeed"] = "torch"
+    backend: str = DEFAULT_BACKEND
     """`torch`: one process; `fsdp`, `deepspeed`: the model is spread over the ranks; `auto`: by the model's size, the
-    ranks and the memory there is (the log and trainer.json say which and why)."""
+    ranks and the memory there is (the log and trainer.json say which and why). Or `module:DESCRIPTOR`: a backend of
+    your own (docs/extending.md)."""
+    backend_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of a backend of your own."""
     ranks: int = Field(1, gt=0, le=limits.PROCESSES)
     """Processes the trainer consists of, one device each."""
     rank_timeout_s: float = Field(600.0, gt=0, le=limits.SECONDS)

@@ -165,12 +165,6 @@ def placement_problems(config: RunConfig) -> Iterator[Problem]:
             "mode: sync, or placement: disaggregated",
         )
     yield from as_problems(engine_of(config).colocation_problems(engine_job(config)))
-    if trainer.backend not in ("torch", "fsdp") or (trainer.backend == "fsdp" and not trainer.fsdp.cpu_offload):
-        yield Problem(
-            ("trainer.backend", "placement"),
-            f"{trainer.backend} keeps its state on the devices between two steps",
-            "trainer.backend: torch, or fsdp with trainer.fsdp.cpu_offload: true",
-        )
     if trainer.weights.swap == "rolling":
         yield Problem(
             ("trainer.weights.swap", "placement"),

@@ -13,6 +13,7 @@ from areal_like import limits, templates
 from areal_like.config import BUILT_IN_TOKENIZERS
 from areal_like.context_limit import context_limit
 from areal_like.staleness import MODE_STALENESS
+from controller.config.backends import backend_kind_problems
 from controller.config.engines import engine_kind_problems
 from controller.config.launchers import launcher_kind_problems
 from controller.config.problems import Problem, nearest, show
@@ -28,17 +29,27 @@ from controller.config.stall_limit import stall_problems
 from controller.config.validation.engine import device_problems, emulation_problems, engine_problems, rollout_problems
 from controller.config.validation.launcher import launcher_problems
 from controller.config.validation.pool_sizes import placement_problems, pool_problems
-from controller.config.validation.trainer_ranks import rank_problems
+from controller.config.validation.trainer_backend import backend_problems
 from controller.config.validation.weight_transfer import transfer_kind_problems, transfer_problems
 from controller.run_folder.run_folder import NAME_REMEDY, is_run_name
 from controller.run_folder.units import size_text
+
+
+def unknown_kinds(config: RunConfig) -> list[Problem]:
+    """Names of implementations that there are not."""
+    return [
+        *engine_kind_problems(config),
+        *launcher_kind_problems(config),
+        *transfer_kind_problems(config),
+        *backend_kind_problems(config),
+    ]
 
 
 def cross_check(config: RunConfig) -> list[Problem]:
     """Every contradiction in a config, without looking at the machine. Where it names an implementation that there is
     not, that alone: the other checks ask it.
     """
-    problems = [*engine_kind_problems(config), *launcher_kind_problems(config), *transfer_kind_problems(config)]
+    problems = unknown_kinds(config)
     if problems:
         return problems
     for check in (
@@ -50,7 +61,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         _sampling,
         _context,
         _loss,
-        rank_problems,
+        backend_problems,
         _reward,
         device_problems,
         rollout_problems,

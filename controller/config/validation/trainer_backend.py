@@ -1,29 +1,31 @@
-"""Contradictions in how the trainer is spread over ranks.
+"""Contradictions between a trainer backend and the rest of the configuration.
 
-Owns: `rank_problems`. Refuses: looking at the machine (preflight.py), DeepSpeed's own options (it judges them itself).
+Owns: `backend_problems`. Refuses: knowing any backend; looking at the machine (preflight.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from controller.config.backends import REGISTERED, backend_of, ranks_fault
+from controller.config.engines import as_problems
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 
 
-def rank_problems(config: RunConfig) -> Iterator[Problem]:
-    """Of trainer.backend, trainer.ranks and their sections."""
-    trainer = config.trainer
-    if trainer.backend == "torch" and trainer.ranks > 1:
+def backend_problems(config: RunConfig) -> Iterator[Problem]:
+    """Of trainer.backend, trainer.ranks, and the sections of all backends."""
+    trainer, backend = config.trainer, backend_of(config)
+    if (fault := ranks_fault(backend, trainer.ranks)) is not None:
+        what, remedy = fault
+        yield Problem(("trainer.ranks", "trainer.backend"), what, remedy)
+    yield from as_problems(backend.option_problems(trainer.backend_options))
+    for known in {**REGISTERED, trainer.backend: backend}.values():
+        yield from as_problems(known.setting_problems(trainer))
+    if config.is_colocated and not backend.releases_devices(trainer):
+        able = [known.when_colocated for known in REGISTERED.values() if known.when_colocated]
         yield Problem(
-            ("trainer.ranks", "trainer.backend"),
-            f"backend torch trains in one process, but the config asks for {trainer.ranks} ranks",
-            "trainer.backend: fsdp, deepspeed or auto",
-        )
-    zero = trainer.deepspeed
-    if zero.offload_param and zero.stage != 3:
-        yield Problem(
-            ("trainer.deepspeed.offload_param", "trainer.deepspeed.stage"),
-            f"ZeRO stage {zero.stage} keeps whole parameters on every rank: there are no shards to offload",
-            "stage: 3, or offload_param: false",
+            ("trainer.backend", "placement"),
+            f"{trainer.backend} keeps its state on the devices between two steps",
+            f"trainer.backend: {', or '.join(able)}",
         )

@@ -1,4 +1,6 @@
-"""A transfer in a folder of its own carries versions from a trainer to a worker, and is validated as ours are."""
+"""A transfer of the user's, named by import path, carries versions from a trainer to a worker: nothing of ours was
+edited for it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from trainer.config import TrainerSettings
 from trainer.weights.choice import sender_of
 from trainer.weights.version_writer import VersionWriter
 
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 TOY = "toy_transfer.descriptor:TOY"
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FIXTURES))
 
 
 def spec_of(folder: Path, role: str) -> ProcessSpec:
