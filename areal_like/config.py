@@ -25,6 +25,8 @@ Threads = Annotated[int, Field(gt=0, le=limits.THREADS)] | Literal["auto"]
 """Compute threads of a process, or `auto`."""
 BUILT_IN_WORKFLOWS = ("single_turn", "tool_sum")
 """Workflows alongside `module:Class`."""
+DEFAULT_TRANSFER = "shm"
+"""How versions travel unless the configuration says otherwise (areal_like/weights/registry.py)."""
 BUILT_IN_TOKENIZERS = ("characters:running_sum", "characters:tool_sum", "bytes")
 """Tokenizers that are made in code; preparing a model saves them alongside it."""
 
@@ -163,6 +165,10 @@ class ProcessSpec(StartSpec):
     num_steps: int
     weight_dir: str
     """Root of the weight store."""
+    weight_transfer: str = DEFAULT_TRANSFER
+    """`trainer.weights.kind`, for both ends."""
+    weight_options: dict[str, Any] = Field(default_factory=dict)
+    """`trainer.weights.options`."""
     lineage: str = "l0"
     resume_from: str | None = None
     """Trainer: checkpoint folder to continue from."""

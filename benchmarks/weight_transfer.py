@@ -62,7 +62,8 @@ from benchmarks.publishing import add_replace, result_path
 from benchmarks.runs import command_of, write
 from rollout.config import EngineSettings, Interruption
 from rollout.engine.port import GenerationRequest
-from rollout.weights.receiver import JoinAs, VersionReceiver
+from rollout.weights.port import JoinAs
+from rollout.weights.receiver import VersionReceiver
 from rollout.weights.relay import Relay
 
 RUN = "weight-transfer"
@@ -135,7 +136,7 @@ async def _trainer(pipe: Connection, case: Case, folder: Path) -> None:
     sender = WeightSender(
         root, run_id=RUN, bind="tcp://127.0.0.1:*", curve_dir=folder / "keys",
         chunk_bytes=settings.chunk_kb << 10, fan_out=settings.fan_out,
-        make_rounds=None if settings.kind != "distributed" else lambda send: GroupRounds(
+        make_rounds=None if not settings.transfer.needs_process_group else lambda send: GroupRounds(
             settings.group, run_id=RUN, host="127.0.0.1", device="cpu", send=send
         ),
     )  # fmt: skip
@@ -151,8 +152,8 @@ async def _trainer(pipe: Connection, case: Case, folder: Path) -> None:
             written = await asyncio.to_thread(writer.write, version, "l0", copies)
             ended_s = time.perf_counter()
             place = str(written.path)
-            if settings.kind in ("stream", "distributed"):
-                place = sender.publish_location(written.path, version, "l0")
+            if settings.transfer.sender:
+                place = await sender.publish(written.path, version, "l0")
             pipe.send((place, copied_s - started_s, ended_s - copied_s, written.num_bytes))
     finally:
         serving.cancel()

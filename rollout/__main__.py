@@ -22,7 +22,6 @@ from areal_like.process import run_process
 from areal_like.trace import Tracer
 from areal_like.transport.channel import Peer
 from areal_like.transport.credentials import Audience
-from areal_like.transport.sockets import own_host
 from areal_like.wire.messages import SHARED_RUN, Heartbeat, Hello
 from rollout import reward_client, worker
 from rollout.config import RolloutSettings
@@ -33,9 +32,8 @@ from rollout.incidents import Incidents
 from rollout.reward_client import RewardClient
 from rollout.sample import arrow_of
 from rollout.tokens import PromptTokens, load_tokenizer, stop_ids
-from rollout.weights.local_versions import local_roots
-from rollout.weights.receiver import VersionReceiver
-from rollout.weights.relay import Relay
+from rollout.weights.choice import receiver_of
+from rollout.weights.port import Receiver
 from rollout.workflow import load_workflow
 
 
@@ -143,16 +141,13 @@ class Connections:
             arrow_of=lambda task: arrow_of(task, tracer),
         )
 
-    def receiver(self) -> VersionReceiver:
-        """The way to new versions; it opens its sockets when the first one is streamed."""
+    def receiver(self) -> Receiver:
+        """The way to new versions."""
         spec = self._spec
-        return VersionReceiver(
-            local_roots(spec.run_id, spec.name),
-            make_wire=lambda address, accept: self._peer(
+        return receiver_of(
+            spec,
+            lambda address, accept: self._peer(
                 address, self._hello(0), spec.curve_dir, "services", accept, lambda: Heartbeat(state="fetch")
-            ),
-            make_relay=lambda: Relay(
-                run_id=spec.run_id, bind=f"tcp://{own_host(spec.hub_address)}:*", curve_dir=Path(spec.curve_dir)
             ),
         )
 

@@ -62,7 +62,7 @@ from rollout.pool import SamplePool
 from rollout.reward_client import RewardClient
 from rollout.sample import SampleContext
 from rollout.tokens import PromptTokens
-from rollout.weights.receiver import Receiver
+from rollout.weights.port import Receiver
 from rollout.weights.versions import VersionGate, VersionLoader
 from rollout.workflow import Workflow
 

@@ -8,8 +8,11 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from areal_like import limits
-from areal_like.config import Threads
+from areal_like.config import DEFAULT_TRANSFER, Threads
 from areal_like.settings import Settings
+from areal_like.weights.registry import find_transfer
+from areal_like.weights.transfer import TransferDescriptor
+from areal_like.weights.weight_store import StoreKind
 
 
 class OptimizerSettings(Settings):
@@ -161,10 +164,13 @@ class GroupSettings(Settings):
 class WeightStoreSettings(Settings):
     """How a version reaches the engines."""
 
-    kind: Literal["shm", "disk", "stream", "distributed"] = "shm"
+    kind: str = DEFAULT_TRANSFER
     """`shm`: flat file in shared memory; `disk`: safetensors in the run folder or in shared_dir; `stream`: through
     sockets, in chunks, for hosts without a shared file system; `distributed`: by a process group of torch (nccl or
-    gloo) to all workers at once, while they stand still; who misses it takes the stream."""
+    gloo) to all workers at once, while they stand still; who misses it takes the stream. Or `module:DESCRIPTOR`: a
+    transfer of your own (docs/extending.md)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of a transfer of your own."""
     keep: int = Field(3, ge=2, le=limits.STEPS)
     """Versions kept; older ones are deleted."""
     shared_dir: str | None = None
@@ -184,16 +190,22 @@ class WeightStoreSettings(Settings):
     """`distributed`: its process group."""
 
     @property
-    def layout(self) -> Literal["shm", "disk"]:
-        """Format of the payload: flat for `shm`; safetensors for `disk` and wherever deltas or sockets are used."""
-        return "shm" if self.kind == "shm" and self.delta is None else "disk"
+    def transfer(self) -> TransferDescriptor:
+        """What `kind` names. Raises UserError where there is no such transfer."""
+        return find_transfer(self.kind)
 
     @property
-    def place(self) -> Literal["shm", "disk"]:
-        """Where the trainer's files lie: on disk for `disk`, else in shared memory."""
-        return "disk" if self.kind == "disk" else "shm"
+    def layout(self) -> StoreKind:
+        """Format of the payload: the transfer's own, and safetensors wherever deltas are used."""
+        return self.transfer.layout if self.delta is None else "disk"
+
+    @property
+    def place(self) -> StoreKind:
+        """Where the trainer's files are stored: on disk, or in shared memory."""
+        return self.transfer.place
 
 
+DEFAULT_BACKEND = "torch"
 OURS_TO_DECIDE = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
     "optimizer", "scheduler", "fp16", "bf16", "amp", "torch_autocast", "tensor_parallel", "pipeline",
@@ -269,9 +281,12 @@ class ZeroSettings(Settings):
 class TrainerSettings(Settings):
     """The trainer: one process, or several ranks that train together."""
 
-    backend: Literal["auto", "torch", "fsdp", "deepspeed"] = "torch"
+    backend: str = DEFAULT_BACKEND
     """`torch`: one process; `fsdp`, `deepspeed`: the model is spread over the ranks; `auto`: by the model's size, the
-    ranks and the memory there is (the log and trainer.json say which and why)."""
+    ranks and the memory there is (the log and trainer.json say which and why). Or `module:DESCRIPTOR`: a backend of
+    your own (docs/extending.md)."""
+    backend_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of a backend of your own."""
     ranks: int = Field(1, gt=0, le=limits.PROCESSES)
     """Processes the trainer consists of, one device each."""
     rank_timeout_s: float = Field(600.0, gt=0, le=limits.SECONDS)

@@ -33,11 +33,12 @@ from areal_like.errors import PolicyDiverged, UserError
 from areal_like.process import settle_heap
 from areal_like.wire.messages import BatchSample, RunPosition
 from trainer.backends.choice import choose_backend, make_backend
+from trainer.backends.descriptor import BackendDescriptor
 from trainer.backends.port import Setup
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.checkpoint import CheckpointState, Retention
 from trainer.colocation import SharedDevices
-from trainer.config import TrainerSettings
+from trainer.config import DEFAULT_BACKEND, TrainerSettings
 from trainer.data.batch import PreparedBatch
 from trainer.export import export_policy
 from trainer.host_copy import Copied, HostCopy, assemble
@@ -138,14 +139,14 @@ class Training:
         num_trained = num_parameters(model)
         choice = choose_backend(self.settings, num_trained, device)
         self.settings = choice.settings
-        self.ranks = self._meet(choice.name)
+        self.ranks = self._meet(choice.descriptor)
         self.attention = choose(self.settings.attention, device, self.settings.precision)
         setup = Setup(
             self.settings, spec.sampling.temperature, spec.num_steps, self.attention, self.ranks, spec.max_context
         )
         disagreement_nats = ready_model(model, setup)
         self._files = ModelFiles.of(model)
-        self.policy = make_backend(choice.name, model, setup)
+        self.policy = make_backend(choice.descriptor, model, setup)
         reference = None
         if needs_reference(self.settings.loss):
             reference = load_causal_lm(Path(spec.model.path or ""), device="cpu" if is_taken else str(device))
@@ -171,10 +172,10 @@ class Training:
             }
         )
 
-    def _meet(self, backend: str) -> Ranks:
-        """The other ranks; nobody to meet for plain torch."""
+    def _meet(self, backend: BackendDescriptor) -> Ranks:
+        """The other ranks, where the backend has any."""
         settings = self.settings
-        if backend == "torch":
+        if not backend.needs_process_group:
             return Ranks.alone(settings.device)
         return Ranks.join(
             self.spec,
@@ -283,7 +284,7 @@ class Training:
     def setup_description(self) -> str:
         """What was chosen, for the screen."""
         words = f"attention {self.attention.name} ({self.attention.reason})"
-        return words if self.settings.backend == "torch" else f"{words}; backend {self._backend_words}"
+        return words if self.settings.backend == DEFAULT_BACKEND else f"{words}; backend {self._backend_words}"
 
     @property
     def saved(self) -> Path | None:

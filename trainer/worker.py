@@ -59,7 +59,8 @@ from trainer.follower import Follower
 from trainer.ranks import leave_at_once
 from trainer.saving import Link, Saving
 from trainer.training import Training
-from trainer.weights.sender import WeightSender, sender_of
+from trainer.weights.choice import sender_of
+from trainer.weights.port import Sender
 from trainer.weights.version_writer import Written
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class TrainerWorker:
         link: Link,
         stop: asyncio.Event,
         activity: Activity,
-        sender: WeightSender | None = None,
+        sender: Sender | None = None,
     ) -> None:
         """`sender`: serves the versions to the workers; None: they find them in the weight store."""
         self._sender = sender
@@ -203,18 +204,20 @@ class TrainerWorker:
         started_s = time.perf_counter()
         async with self._store_turn:
             written = await asyncio.to_thread(write)
+            place = await self._publish_location(written, version)
         if metrics:
             metrics |= {"publish_bytes": float(written.num_bytes), "publish_write_s": time.perf_counter() - started_s}
         self._published = VersionPublished(
-            version=version, lineage=self._spec.lineage, manifest_path=self._place_of(written, version),
+            version=version, lineage=self._spec.lineage, manifest_path=place,
             metrics=metrics, note=note,
         )  # fmt: skip
         await self._link.send(self._published)
 
-    def _place_of(self, written: Written, version: int) -> str:
+    async def _publish_location(self, written: Written, version: int) -> str:
+        """What the announcement of a version that was just written says."""
         if self._sender is None:
             return str(written.path)
-        return self._sender.publish_location(written.path, version, self._spec.lineage)
+        return await self._sender.publish(written.path, version, self._spec.lineage)
 
     async def _write_again(self, wanted: RewriteVersion) -> None:
         """The files of a version are damaged. Of one that was superseded meanwhile the successor is the remedy."""
@@ -230,7 +233,7 @@ class TrainerWorker:
                 else:
                     if self._sender is not None:
                         self._sender.rewritten(wanted.version, wanted.lineage)
-                    place = self._place_of(written, wanted.version)
+                    place = await self._publish_location(written, wanted.version)
             except WeightError as error:
                 reason = str(error)
         log.warning("version %d is written again: %s", wanted.version, reason or place)

@@ -23,12 +23,10 @@ from areal_like.errors import UserError
 from areal_like.regular_file import check_regular
 from areal_like.settings import Settings
 from areal_like.staleness import MODE_STALENESS
-from controller.config.engines import engine_kind_problems
-from controller.config.launchers import launcher_kind_problems
 from controller.config.problems import ConfigError, Problem, booleans_for_numbers, nearest, translate
 from controller.config.run_config import RunConfig
 from controller.config.schema import allows_null, is_list, section_of
-from controller.config.validation.run import cross_check
+from controller.config.validation.run import cross_check, unknown_kinds
 from controller.config.yaml_document import Document, parse_document, parse_value
 
 SHIPPED = Path(__file__).resolve().parents[2] / "configs"
@@ -103,7 +101,7 @@ def build(data: Mapping[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
 
 def _unknown_kinds(config: RunConfig, data: Mapping[str, Any]) -> list[Problem]:
     """Implementations that there are not, with the other problems as far as they can be determined without them."""
-    unknown = [*engine_kind_problems(config), *launcher_kind_problems(config)]
+    unknown = unknown_kinds(config)
     return unknown + _checks_despite(data, unknown) if unknown else []
 
 

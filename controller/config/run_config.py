@@ -17,6 +17,7 @@ from areal_like.config import ModelSettings, SamplingSettings, StalenessSettings
 from areal_like.emulation.settings import EmulationSettings
 from areal_like.settings import Settings
 from areal_like.staleness import MODE_STALENESS, Mode
+from areal_like.weights.registry import BETWEEN_HOSTS
 from areal_like.wire.messages import Sampling
 from controller.config.engines import engine_of, written_devices_per_worker
 from controller.config.launch_settings import LaunchSettings
@@ -244,7 +245,7 @@ class RunConfig(Settings):
         if not written_launcher(data.get("launch"))[0].is_one_machine:
             trainer = data.get("trainer")
             weights = trainer.weights if isinstance(trainer, TrainerSettings) else _get(trainer, "weights")
-            filled["trainer"] = _replaced(trainer, "weights", _filled(weights, "kind", "stream"))
+            filled["trainer"] = _replaced(trainer, "weights", _filled(weights, "kind", BETWEEN_HOSTS))
         return filled
 
     @model_validator(mode="before")

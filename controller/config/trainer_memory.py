@@ -1,7 +1,7 @@
 """How much memory the trainer's state takes at least: weights, gradients and AdamW's moments. Pure.
 
-Owns: the arithmetic per backend, and what no device can hold. Refuses: activations and logits (they come on top),
-looking at devices (preflight.py).
+Owns: the arithmetic, and what no device can hold. Refuses: where a backend keeps what (its descriptor), activations and
+logits (they come on top), looking at devices (preflight.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_like.emulation.machines import EXPERTS, MODELS
+from controller.config.backends import StateDemand, backend_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 from controller.run_folder.units import size_text
@@ -71,35 +72,26 @@ def _size(sizes: Mapping[str, Any], key: str, default: int | None = None) -> int
 
 
 def trainer_state(config: RunConfig, parameters: float) -> TrainerState:
-    """The state of one rank. `auto` is judged by what it can fall back on: FSDP with everything in host memory."""
-    trainer, ranks = config.trainer, config.trainer.ranks
-    whole = WEIGHT_BYTES + GRADIENT_BYTES + MOMENT_BYTES
-    each = f"{parameters / 1e9:.3g}G parameters x {whole} bytes" + (f" / {ranks} ranks" if ranks > 1 else "")
-    on_gpu = trainer.device.startswith("cuda")
-    if trainer.backend == "deepspeed":
-        zero = trainer.deepspeed
-        weights = WEIGHT_BYTES / (ranks if zero.stage == 3 else 1)
-        gradients = GRADIENT_BYTES / (ranks if zero.stage >= 2 else 1)
-        moments = MOMENT_BYTES / ranks
-        host = (moments if zero.offload_optimizer else 0) + (weights if zero.offload_param else 0)
-        return TrainerState(
-            parameters * (weights + gradients + moments - host),
-            parameters * host,
-            f"{parameters / 1e9:.3g}G parameters, ZeRO {zero.stage} over {ranks} rank{'s' * (ranks > 1)}",
-        )
-    total = parameters * whole / ranks
-    is_offloaded = trainer.backend == "fsdp" and trainer.fsdp.cpu_offload
-    if is_offloaded or (trainer.backend == "auto" and on_gpu and total > LARGEST_GPU_BYTES):
-        return TrainerState(0.0, total, f"{each}, in host memory")
-    return TrainerState(total, 0.0, each)
+    """The state of one rank, as its backend lays it out."""
+    ranks, whole = config.trainer.ranks, WEIGHT_BYTES + GRADIENT_BYTES + MOMENT_BYTES
+    layout = backend_of(config).state(config.trainer, StateDemand(parameters * whole, LARGEST_GPU_BYTES))
+    terms = ((WEIGHT_BYTES, layout.weights), (GRADIENT_BYTES, layout.gradients), (MOMENT_BYTES, layout.moments))
+    on_device = sum(num_bytes * share.part for num_bytes, share in terms if not share.on_host)
+    on_host = sum(num_bytes * share.part for num_bytes, share in terms if share.on_host)
+    if layout.words:
+        words = f"{parameters / 1e9:.3g}G parameters, {layout.words}"
+    else:
+        words = f"{parameters / 1e9:.3g}G parameters x {whole} bytes" + (f" / {ranks} ranks" if ranks > 1 else "")
+        words += ", in host memory" if not on_device else ""
+    return TrainerState(parameters * on_device, parameters * on_host, words)
 
 
 def memory_problem(config: RunConfig, state: TrainerState, device_bytes: float | None) -> Problem | None:
     """Why the trainer cannot hold its state. device_bytes: memory of one rank's device; None: not known."""
     if not config.trainer.device.startswith("cuda") or config.emulation is not None:
         return None
-    if config.trainer.backend == "auto" and device_bytes is not None:
-        return None  # it moves to host memory by itself what does not fit
+    if backend_of(config).adapts_to_memory and device_bytes is not None:
+        return None
     most = LARGEST_GPU_BYTES if device_bytes is None else device_bytes
     if state.device_bytes <= most:
         return None

@@ -27,6 +27,7 @@ from areal_like.context_limit import context_limit
 from areal_like.errors import UserError
 from areal_like.import_path import is_import_path
 from controller.config import model_folder
+from controller.config.backends import backend_of
 from controller.config.engines import as_problems, engine_job, engine_of, group_problems, model_problems
 from controller.config.launchers import launcher_of
 from controller.config.problems import Problem
@@ -169,7 +170,7 @@ def _look_at_model(config: RunConfig, found: Preflight) -> None:
         found.notes.append(f"model.path: {path} is not on this machine and will be downloaded from the hub")
     if found.model:
         found.problems += model_problems(config, found.model)
-        if config.trainer.weights.kind == "distributed":
+        if config.trainer.weights.transfer.needs_process_group:
             found.problems += group_problems(config, found.model)
     limit = context_limit(found.model or {})
     if limit is not None and (excess := limit.excess(config.rollout.engine.max_context)):
@@ -215,10 +216,9 @@ def _packages(config: RunConfig) -> Iterator[Problem]:
             "flash_attn is not installed",
             "pip install 'areal-like[flash-attn]', or trainer.attention: auto (torch's own kernel)",
         )
-    if config.trainer.backend == "deepspeed" and find_spec("deepspeed") is None:
-        yield Problem(
-            ("trainer.backend",), "deepspeed is not installed", "pip install 'areal-like[deepspeed]', or backend: fsdp"
-        )
+    for required in backend_of(config).packages:
+        if find_spec(required.module) is None:
+            yield Problem(("trainer.backend",), f"{required.module} is not installed", required.remedy)
     package = launcher_of(config).package
     if package and find_spec(package) is None:
         remedy = f"pip install 'areal-like[{package}]', or kind: local"

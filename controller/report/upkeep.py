@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from areal_like.config import DEFAULT_TRANSFER
+from areal_like.weights.registry import TRANSFERS
 from controller.report.data import RunData, number, series
 from controller.report.finding import Finding, Rated, Severity, Weight, capital, figure, percent, plural, sentences
 from controller.report.shares import Shares
@@ -195,7 +197,10 @@ def _staging(data: RunData, shares: Shares) -> list[Rated]:
 
 def _disk(data: RunData, shares: Shares) -> list[Rated]:
     is_inside = bool(data.weight_dir) and Path(data.weight_dir).is_relative_to(data.folder.root)
-    if not is_inside or data.setting("trainer.weights.kind", "shm") != "shm":
+    kind = str(data.setting("trainer.weights.kind", DEFAULT_TRANSFER))
+    if not is_inside or kind not in TRANSFERS:  # a report imports no module of the user's
+        return []
+    if TRANSFERS[kind].sender or TRANSFERS[kind].place == "disk":
         return []
     finding = Finding(
         "warning",

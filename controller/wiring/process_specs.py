@@ -141,6 +141,8 @@ def process_spec(
         group_size=config.group_size,
         num_steps=config.num_steps,
         weight_dir=str(addresses.weight_dir),
+        weight_transfer=config.trainer.weights.kind,
+        weight_options=config.trainer.weights.options,
         lineage=lineage,
         resume_from=str(resume_from) if resume_from else None,
         has_own_gpus=launcher_of(config).chooses_gpus,

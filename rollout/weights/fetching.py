@@ -39,6 +39,7 @@ from areal_like.weights.stream import (
 from areal_like.wire.messages import Message, Welcome
 from rollout.hub_peer import HubPeer
 from rollout.weights.chunks import ChunkFile
+from rollout.weights.port import MakeWire
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +55,6 @@ MAX_MOVES = 64
 """Parents tried for one payload at most; far more than a tree is deep."""
 
 Reply = TypeVar("Reply", bound=Message)
-
-
-MakeWire = Callable[[str, frozenset[type]], HubPeer]
-"""Makes a connection to an address that takes these messages."""
 
 
 class ParentLost(OperationError):

@@ -3,9 +3,8 @@
 Owns: which way a version comes (a manifest's path, deltas in a folder, a stream, a process group), its deadline, what
 is kept as a base. Refuses: when a version is swapped in (versions.py), loading it (the engine).
 
-The contract with an engine: `receive` returns the path of a full version's manifest (areal_like.weights), whose payload
-lies alongside it: safetensors wherever deltas or sockets are used, complete and verified. Generation goes on meanwhile.
-`meet` returns a call to the process group instead, which the engine itself follows; who is not called takes the stream.
+It is the receiver (port.py) of all transfers that come with this program: the location says which way a version comes.
+`meet` returns a call to the process group, which the engine itself follows; who is not called takes the stream.
 Nothing is opened before the first version that needs it: a worker that gets plain paths has no folder and no hub.
 """
 
@@ -17,57 +16,25 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from areal_like.config import ProcessSpec
 from areal_like.errors import UserError, WeightError, WeightsDamaged
+from areal_like.transport.sockets import own_host
 from areal_like.weights.catalog import AnyManifest, Catalog, decode_manifest, read_manifest
 from areal_like.weights.delta import DELTA_MANIFEST_SUFFIX, DeltaManifest
 from areal_like.weights.process_group import GroupCall, JoinRequest
 from areal_like.weights.stream import Locator
 from areal_like.weights.weight_store import WeightManifest, map_payload
 from rollout.weights.chunks import ChunkFile
-from rollout.weights.fetching import Fetcher, MakeWire
-from rollout.weights.local_versions import DeltaPart, Held, LocalVersions
+from rollout.weights.fetching import Fetcher
+from rollout.weights.local_versions import DeltaPart, Held, LocalVersions, local_roots
+from rollout.weights.port import JoinAs, MakeWire
 from rollout.weights.relay import Relay
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-
-class Receiver(Protocol):
-    """What the version loader needs."""
-
-    async def receive(self, place: str, deadline_s: float) -> Path:
-        """The manifest of the announced version, complete and verified on this host. Raises WeightError."""
-        ...
-
-    async def meet(self, place: str, deadline_s: float, who: JoinAs) -> GroupCall | None:
-        """The call to the process group that brings the announced version; None where it comes otherwise."""
-        ...
-
-    async def run(self) -> None:
-        """Serve other workers indefinitely. Stop: cancelled."""
-        ...
-
-    def forget(self) -> None:
-        """What was received is not to be trusted."""
-        ...
-
-    def counters(self) -> dict[str, float]:
-        """Monotonic."""
-        ...
-
-    async def close(self) -> None:
-        """Give everything back."""
-        ...
-
-
-class JoinAs(NamedTuple):
-    """How an engine takes part in a process group: so many places, on devices of this kind."""
-
-    num_ranks: int
-    device: Literal["cpu", "cuda"]
 
 
 class VersionReceiver:
@@ -230,6 +197,17 @@ class VersionReceiver:
             self._fetcher = Fetcher(self._make_wire, relay.address, relay.arrived)
             self._serving.set()
         return self._fetcher
+
+
+def make_receiver(spec: ProcessSpec, make_wire: MakeWire) -> VersionReceiver:
+    """The receiver of one worker process; it opens its sockets when the first version is streamed."""
+    return VersionReceiver(
+        local_roots(spec.run_id, spec.name),
+        make_wire=make_wire,
+        make_relay=lambda: Relay(
+            run_id=spec.run_id, bind=f"tcp://{own_host(spec.hub_address)}:*", curve_dir=Path(spec.curve_dir)
+        ),
+    )
 
 
 def _version_bytes(manifests: list[AnyManifest]) -> int:

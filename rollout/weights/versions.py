@@ -30,7 +30,7 @@ from areal_like.wire.messages import (
 from rollout.activity import WorkerActivity
 from rollout.config import Interruption
 from rollout.engine.port import Engine, LoadReport
-from rollout.weights.receiver import JoinAs, Receiver
+from rollout.weights.port import JoinAs, Receiver
 
 log = logging.getLogger(__name__)
 

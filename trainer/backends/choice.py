@@ -1,24 +1,26 @@
 """Which backend trains, and why.
 
-Owns: `choose_backend`, `make_backend`, and the checks that turn a wrong combination into one sentence. Refuses: running
-anything. Backends are imported only when they are chosen: DeepSpeed is an extra.
+Owns: `choose_backend`, `make_backend`, what `auto` chooses. Refuses: running anything. Backends are imported only when
+they are chosen: DeepSpeed is an extra.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
 
 import psutil
 import torch
 from transformers import PreTrainedModel
 
 from areal_like.errors import UserError
+from trainer.backends.auto_descriptor import AUTO
+from trainer.backends.descriptor import KIND_KEY, BackendDescriptor
+from trainer.backends.fsdp_descriptor import FSDP
 from trainer.backends.port import Backend, Setup
+from trainer.backends.registry import find_backend, load_factory, ranks_fault
+from trainer.backends.torch_descriptor import TORCH
 from trainer.config import TrainerSettings
-
-BackendName = Literal["torch", "fsdp", "deepspeed"]
 
 TRAINING_BYTES = 16
 """Of one parameter: itself, its gradient, AdamW's two moments, float32 each."""
@@ -30,28 +32,28 @@ USABLE_SHARE = 0.75
 class BackendChoice:
     """The backend a run uses, and why; printed and recorded by the caller. `settings` are those it runs with."""
 
-    name: BackendName
+    descriptor: BackendDescriptor
     reason: str
     settings: TrainerSettings
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return self.descriptor.name
 
 
 def choose_backend(settings: TrainerSettings, num_parameters: int, device: torch.device) -> BackendChoice:
     """The backend that `settings` name, or the one that fits the model. Raises UserError where it cannot run."""
-    if settings.backend == "auto":
+    descriptor = find_backend(settings.backend)
+    if descriptor is AUTO:
         return fitting_backend(settings, num_parameters, device.type, _memory_bytes(device, settings.ranks))
-    if settings.backend == "torch" and settings.ranks > 1:
-        raise UserError(
-            f"backend torch trains in one process, and trainer.ranks is {settings.ranks}",
-            where="trainer.ranks",
-            remedy="trainer.backend: fsdp, deepspeed or auto",
-        )
-    if settings.backend == "deepspeed" and find_spec("deepspeed") is None:
-        raise UserError(
-            "deepspeed is not installed",
-            where="trainer.backend",
-            remedy="pip install 'areal-like[deepspeed]', or trainer.backend: fsdp",
-        )
-    return BackendChoice(settings.backend, "named in the configuration", settings)
+    if (fault := ranks_fault(descriptor, settings.ranks)) is not None:
+        what, remedy = fault
+        raise UserError(what, where="trainer.ranks", remedy=remedy)
+    for required in descriptor.packages:
+        if find_spec(required.module) is None:
+            raise UserError(f"{required.module} is not installed", where=KIND_KEY, remedy=required.remedy)
+    return BackendChoice(descriptor, "named in the configuration", settings)
 
 
 def fitting_backend(
@@ -69,26 +71,17 @@ def fitting_backend(
     if is_fitting or device_type != "cuda":
         verdict = f"{share} fit {room}" if is_fitting else f"{share} are more than {room}, and no backend needs less"
         if settings.ranks == 1:
-            return BackendChoice("torch", f"auto: one rank, {verdict}", settings)
-        return BackendChoice("fsdp", f"auto: {settings.ranks} ranks, {verdict}", settings)
-    offloaded = settings.model_copy(update={"fsdp": settings.fsdp.model_copy(update={"cpu_offload": True})})
+            return BackendChoice(TORCH, f"auto: one rank, {verdict}", settings)
+        return BackendChoice(FSDP, f"auto: {settings.ranks} ranks, {verdict}", settings)
     ranks = "one rank" if settings.ranks == 1 else f"{settings.ranks} ranks"
-    return BackendChoice("fsdp", f"auto: {ranks}, {share} are more than {room}: offloaded to host memory", offloaded)
+    reason = f"auto: {ranks}, {share} are more than {room}: offloaded to host memory"
+    return BackendChoice(FSDP, reason, FSDP.offloaded(settings))
 
 
-def make_backend(name: BackendName, model: PreTrainedModel, setup: Setup) -> Backend:
-    """Spread `model`, whole until now, as the backend `name` does. Collective. Raises UserError."""
-    if name == "torch":
-        from trainer.backends.torch_single import TorchBackend
-
-        return TorchBackend(model, setup)
-    if name == "fsdp":
-        from trainer.backends.fsdp import FsdpBackend
-
-        return FsdpBackend(model, setup)
-    from trainer.backends.zero import ZeroBackend
-
-    return ZeroBackend(model, setup)
+def make_backend(descriptor: BackendDescriptor, model: PreTrainedModel, setup: Setup) -> Backend:
+    """Spread `model`, whole until now, as the backend does. Collective. Raises UserError."""
+    backend: Backend = load_factory(descriptor)(model, setup)
+    return backend
 
 
 def _memory_bytes(device: torch.device, num_ranks: int) -> float:

@@ -1,8 +1,10 @@
 """Serves published versions to the rollout workers through sockets, chunk by chunk, as they ask.
 
+It is the sender (port.py) of `stream` and `distributed`. Versions that go by a process group (group_rounds.py) are
+gathered for over the same hub, and served here to the workers that missed it.
+
 Owns: the trainer's hub for weights, the payloads being sent, one fan-out tree per payload. Refuses: pushing anything,
-waiting for anybody, deciding when a version is due (worker.py) and what it consists of (version_writer.py). Versions
-that go by a process group (group_rounds.py) are gathered for over the same hub, and served here to who missed it.
+waiting for anybody, deciding when a version is due (worker.py) and what it consists of (version_writer.py).
 
 Map of the loops, on the trainer's event loop:
   run         waits for the hub; its waker is any rollout worker. Chunks and parents are answered at once.
@@ -47,7 +49,7 @@ from areal_like.weights.stream import (
 )
 from areal_like.weights.weight_store import map_payload
 from areal_like.wire.messages import Hello, Message
-from trainer.config import TrainerSettings
+from trainer.config import TrainerSettings, WeightStoreSettings
 from trainer.weights.fan_out import FanOutTree
 from trainer.weights.group_rounds import GroupRounds, Send
 
@@ -109,7 +111,7 @@ class WeightSender:
         """Monotonic: chunks and bytes sent; rounds, generations and bytes of the process group."""
         return self._counts | (self._rounds.counters if self._rounds is not None else {})
 
-    def publish_location(self, manifest_path: Path, version: int, lineage: str) -> str:
+    async def publish(self, manifest_path: Path, version: int, lineage: str) -> str:
         """Where a version that was just written is available; goes into its announcement. Raises WeightError."""
         if self._rounds is not None:
             self._rounds.offer(manifest_path)
@@ -264,24 +266,33 @@ class WeightSender:
         return {name: opened.tree for name, opened in self._payloads.items()}
 
 
-def sender_of(spec: ProcessSpec, trainer: TrainerSettings) -> WeightSender | None:
-    """The sender a trainer process needs; None where weights are stored in files alone. Raises UserError."""
-    settings = trainer.weights
-    if settings.kind not in ("stream", "distributed"):
-        return None
-    host = own_host(spec.hub_address)
+def stream_sender(spec: ProcessSpec, trainer: TrainerSettings) -> WeightSender:
+    """The sender of streams."""
+    return _sender(spec, trainer.weights, None)
+
+
+def group_sender(spec: ProcessSpec, trainer: TrainerSettings) -> WeightSender:
+    """The sender that gathers a process group, and streams to the workers that are not in it."""
 
     def make_rounds(send: Send) -> GroupRounds:
-        return GroupRounds(settings.group, run_id=spec.run_id, host=host, device=trainer.device, send=send)
+        return GroupRounds(
+            trainer.weights.group, run_id=spec.run_id, host=own_host(spec.hub_address), device=trainer.device, send=send
+        )
 
+    return _sender(spec, trainer.weights, make_rounds)
+
+
+def _sender(
+    spec: ProcessSpec, settings: WeightStoreSettings, make_rounds: Callable[[Send], GroupRounds] | None
+) -> WeightSender:
     return WeightSender(
         Path(spec.weight_dir),
         run_id=spec.run_id,
-        bind=f"tcp://{host}:*",
+        bind=f"tcp://{own_host(spec.hub_address)}:*",
         curve_dir=Path(spec.curve_dir),
         chunk_bytes=settings.chunk_kb << 10,
         fan_out=settings.fan_out,
-        make_rounds=make_rounds if settings.kind == "distributed" else None,
+        make_rounds=make_rounds,
     )
 
 

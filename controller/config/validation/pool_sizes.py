@@ -165,18 +165,11 @@ def placement_problems(config: RunConfig) -> Iterator[Problem]:
             "mode: sync, or placement: disaggregated",
         )
     yield from as_problems(engine_of(config).colocation_problems(engine_job(config)))
-    if trainer.backend not in ("torch", "fsdp") or (trainer.backend == "fsdp" and not trainer.fsdp.cpu_offload):
+    if trainer.weights.swap == "rolling":
         yield Problem(
-            ("trainer.backend", "placement"),
-            f"{trainer.backend} keeps its state on the devices between two steps",
-            "trainer.backend: torch, or fsdp with trainer.fsdp.cpu_offload: true",
-        )
-    if trainer.weights.kind == "distributed" or trainer.weights.swap == "rolling":
-        key = "kind" if trainer.weights.kind == "distributed" else "swap"
-        yield Problem(
-            (f"trainer.weights.{key}", "placement"),
+            ("trainer.weights.swap", "placement"),
             "while the trainer works no engine has memory to receive into, and all of them load at the same time",
-            "trainer.weights.kind: shm, or stream between hosts" if key == "kind" else "swap: together",
+            "swap: together",
         )
     on_gpus = [device.startswith("cuda") for device in (trainer.device, engine.device)]
     if on_gpus[0] != on_gpus[1]:

@@ -13,8 +13,9 @@ from areal_like import limits, templates
 from areal_like.config import BUILT_IN_TOKENIZERS
 from areal_like.context_limit import context_limit
 from areal_like.staleness import MODE_STALENESS
+from controller.config.backends import backend_kind_problems
 from controller.config.engines import engine_kind_problems
-from controller.config.launchers import launcher_kind_problems, launcher_of
+from controller.config.launchers import launcher_kind_problems
 from controller.config.problems import Problem, nearest, show
 from controller.config.run_config import (
     BUILT_IN_GENERATORS,
@@ -29,17 +30,27 @@ from controller.config.validation.engine import device_problems, emulation_probl
 from controller.config.validation.launcher import launcher_problems
 from controller.config.validation.objectives import advantage_problems, is_function, loss_problems
 from controller.config.validation.pool_sizes import placement_problems, pool_problems
-from controller.config.validation.trainer_ranks import rank_problems
-from controller.config.validation.weight_transfer import group_problems
+from controller.config.validation.trainer_backend import backend_problems
+from controller.config.validation.weight_transfer import transfer_kind_problems, transfer_problems
 from controller.run_folder.run_folder import NAME_REMEDY, is_run_name
 from controller.run_folder.units import size_text
+
+
+def unknown_kinds(config: RunConfig) -> list[Problem]:
+    """Names of implementations that there are not."""
+    return [
+        *engine_kind_problems(config),
+        *launcher_kind_problems(config),
+        *transfer_kind_problems(config),
+        *backend_kind_problems(config),
+    ]
 
 
 def cross_check(config: RunConfig) -> list[Problem]:
     """Every contradiction in a config, without looking at the machine. Where it names an implementation that there is
     not, that alone: the other checks ask it.
     """
-    problems = [*engine_kind_problems(config), *launcher_kind_problems(config)]
+    problems = unknown_kinds(config)
     if problems:
         return problems
     for check in (
@@ -52,7 +63,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         _sampling,
         _context,
         loss_problems,
-        rank_problems,
+        backend_problems,
         _reward,
         device_problems,
         rollout_problems,
@@ -60,8 +71,8 @@ def cross_check(config: RunConfig) -> list[Problem]:
         emulation_problems,
         _launch,
         launcher_problems,
-        _weights,
-        group_problems,
+        _swap,
+        transfer_problems,
         pool_problems,
         placement_problems,
         _metrics,
@@ -294,29 +305,8 @@ def _launch(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("name",), f"{show(name)} cannot be the name of a folder", NAME_REMEDY)
 
 
-def _weights(config: RunConfig) -> Iterator[Problem]:
-    weights, is_spread = config.trainer.weights, not launcher_of(config).is_one_machine
-    if is_spread and weights.kind == "shm":
-        yield Problem(
-            ("trainer.weights.kind", "launch.kind"),
-            "workers on other hosts cannot see this host's shared memory",
-            "kind: stream, or kind: disk with a shared_dir",
-        )
-    if is_spread and weights.kind == "disk" and weights.shared_dir is None:
-        yield Problem(
-            ("trainer.weights.shared_dir", "launch.kind"),
-            "workers on other hosts need a folder that they can access",
-            "name one, or trainer.weights.kind: stream",
-        )
-    if weights.shared_dir is not None and weights.kind != "disk":
-        yield Problem(
-            ("trainer.weights.shared_dir", "trainer.weights.kind"),
-            f"has no effect with kind {weights.kind}",
-            "remove it, or kind: disk",
-        )
-    elif weights.shared_dir == "":
-        yield Problem(("trainer.weights.shared_dir",), "is empty", "a folder, or null")
-    if weights.swap == "rolling" and config.rollout.interruption == "drain":
+def _swap(config: RunConfig) -> Iterator[Problem]:
+    if config.trainer.weights.swap == "rolling" and config.rollout.interruption == "drain":
         yield Problem(
             ("trainer.weights.swap", "rollout.interruption"),
             "with drain each worker finishes its answers first: one after another, the last would wait for all of them",

@@ -1,54 +1,78 @@
-"""What cannot go together with weights that travel by a process group. Pure, as run.py is.
+"""What does not go together with the way weights are transferred. Pure but for importing a transfer of the user's.
 
-Owns: the cross-checks of `trainer.weights.kind: distributed`. Refuses: the other kinds (run.py), the machine.
+Owns: asking the transfer's descriptor (areal_like/weights/transfer.py) what it can be combined with. Refuses: knowing
+any transfer; the machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from areal_like.errors import UserError
+from areal_like.weights.registry import TRANSFERS
+from areal_like.weights.transfer import KIND_KEY, Limit, TransferDescriptor, TransferUse
 from controller.config import engines
+from controller.config.launchers import launcher_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 
-OTHERWISE = "another trainer.weights.kind"
+
+def transfer_kind_problems(config: RunConfig) -> Iterator[Problem]:
+    """That there is no such transfer. Everything else about a configuration asks for it."""
+    try:
+        _ = config.trainer.weights.transfer
+    except UserError as error:
+        yield Problem((KIND_KEY,), error.what, error.remedy)
 
 
-def group_problems(config: RunConfig) -> Iterator[Problem]:
-    """Of trainer.weights where its kind is `distributed`, and of its section where it is not."""
+def transfer_problems(config: RunConfig) -> Iterator[Problem]:
+    """Of trainer.weights: what its transfer cannot be combined with."""
+    weights, transfer = config.trainer.weights, config.trainer.weights.transfer
+    is_across_hosts = not launcher_of(config).is_one_machine
+    if weights.options and weights.kind in TRANSFERS:
+        yield Problem(("trainer.weights.options", KIND_KEY), f"{weights.kind} has no options", "remove them")
+    if is_across_hosts and transfer.needs_shared_dir and weights.shared_dir is None:
+        yield Problem(
+            ("trainer.weights.shared_dir", "launch.kind"),
+            "workers on other hosts need a folder that they can access",
+            "name one, or trainer.weights.kind: stream",
+        )
+    yield from _keys_of_others(config, transfer)
+    if weights.shared_dir == "" and "shared_dir" in transfer.own_keys:
+        yield Problem(("trainer.weights.shared_dir",), "is empty", "a folder, or null")
+    for keys, is_asked, limit in _limits(config, transfer, is_across_hosts):
+        if is_asked and limit is not None:
+            yield Problem(keys, limit.reason, limit.remedy)
+    devices = frozenset((*config.rollout_devices, *config.trainer_devices))
+    yield from engines.as_problems(transfer.problems(TransferUse(weights, devices, is_across_hosts)))
+    if transfer.needs_process_group:
+        yield from engines.group_problems(config, config.model.init)
+
+
+def _limits(
+    config: RunConfig, transfer: TransferDescriptor, is_across_hosts: bool
+) -> tuple[tuple[tuple[str, str], bool, Limit | None], ...]:
+    """Keys, whether the configuration asks for it, and why the transfer cannot."""
     weights = config.trainer.weights
-    kind = "trainer.weights.kind"
-    if weights.kind != "distributed":
-        if weights.group != type(weights.group)():  # a resolved config names every key, at its default
-            yield Problem(
-                ("trainer.weights.group", kind),
-                f"configures weight transfer by process group, but the kind is {weights.kind}",
-                "kind: distributed",
-            )
-        return
-    if weights.delta is not None:
-        yield Problem(
-            ("trainer.weights.delta", kind),
-            "a process group always transfers whole versions",
-            "remove it, or kind: stream",
-        )
-    if weights.swap == "rolling":
-        yield Problem(
-            ("trainer.weights.swap", kind),
-            "one message reaches all workers at once, so they cannot swap one after another",
-            f"swap: together, or {OTHERWISE}",
-        )
-    if config.rollout.interruption == "drain":
-        yield Problem(
-            ("rollout.interruption", kind),
-            "with drain each worker first finishes its answers, and all that are done would wait for it",
-            f"interruption: recompute or keep_kv (not mode: one_step_off), or {OTHERWISE}",
-        )
-    yield from engines.group_problems(config, config.model.init)
-    devices = {*config.rollout_devices, *config.trainer_devices}
-    if weights.group.backend == "nccl" and "cpu" in devices:
-        yield Problem(
-            ("trainer.weights.group.backend", "trainer.device", "rollout.engine.device"),
-            "nccl connects GPUs only, but one side is on the CPU",
-            "backend: auto",
-        )
+    is_draining, is_rolling = config.rollout.interruption == "drain", weights.swap == "rolling"
+    return (
+        ((KIND_KEY, "launch.kind"), is_across_hosts, transfer.cannot_cross_hosts),
+        (("trainer.weights.delta", KIND_KEY), weights.delta is not None, transfer.cannot_send_deltas),
+        (("trainer.weights.swap", KIND_KEY), is_rolling, transfer.cannot_swap_rolling),
+        (("rollout.interruption", KIND_KEY), is_draining, transfer.cannot_drain),
+        ((KIND_KEY, "placement"), config.is_colocated, transfer.cannot_share_devices),
+    )
+
+
+def _keys_of_others(config: RunConfig, transfer: TransferDescriptor) -> Iterator[Problem]:
+    """Keys that are set although only another transfer reads them."""
+    weights = config.trainer.weights
+    for other in TRANSFERS.values():
+        for key in other.own_keys:
+            is_set = getattr(weights, key) != type(weights).model_fields[key].default  # a resolved config names all
+            if is_set and key not in transfer.own_keys:
+                yield Problem(
+                    (f"trainer.weights.{key}", KIND_KEY),
+                    f"has no effect with kind {weights.kind}",
+                    f"remove it, or kind: {other.name}",
+                )

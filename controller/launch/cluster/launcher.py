@@ -220,7 +220,7 @@ class RayLauncher(Launcher):
         if ranks_address:
             spec["ranks_address"] = ranks_address
         weights = self._config.trainer.weights
-        is_streaming = spec.get("role") == "trainer" and spec.get("rank") == 0 and weights.kind == "stream"
+        is_writer = spec.get("role") == "trainer" and spec.get("rank") == 0
         return Order(
             argv=argv,
             spec=json.dumps(spec),
@@ -231,7 +231,7 @@ class RayLauncher(Launcher):
                 for key in ("curve_dir", "reward_curve_dir")
                 if (folder := spec.get(key))
             },
-            weight_versions=weights.keep + 1 if is_streaming else 0,
+            weight_versions=weights.keep + 1 if is_writer and weights.transfer.is_store_on_trainer_node else 0,
         )
 
     def _moved(self, name: str, seated: Seated) -> None:

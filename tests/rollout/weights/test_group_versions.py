@@ -18,7 +18,8 @@ from areal_like.weights.weight_store import TensorBytes
 from areal_like.wire import messages as m
 from rollout.activity import WorkerActivity
 from rollout.engine.port import EngineCapabilities, LoadReport
-from rollout.weights.receiver import JoinAs, VersionReceiver
+from rollout.weights.port import JoinAs
+from rollout.weights.receiver import VersionReceiver
 from rollout.weights.relay import Relay
 from rollout.weights.versions import VersionGate, VersionLoader
 from trainer.config import GroupSettings, WeightStoreSettings
@@ -104,10 +105,10 @@ class Site:
             heartbeat_s=0.1, silence_s=5.0, status=lambda: m.Heartbeat(state="fetch"),
         )  # fmt: skip
 
-    def publish(self, version: int) -> str:
+    async def publish(self, version: int) -> str:
         data = memoryview(bytes([version]) * 4000)
         written = self.writer.write(version, "l0", {"w": TensorBytes("float32", (1000,), data)})
-        return self.sender.publish_location(written.path, version, "l0")
+        return await self.sender.publish(written.path, version, "l0")
 
     async def load(self, version: int, place: str) -> m.Message:
         self.loader.announce(m.AnnounceVersion(version=version, lineage="l0", manifest_path=place, deadline_s=10.0))
@@ -145,7 +146,7 @@ def site(tmp_path, monkeypatch):
 def test_a_worker_in_time_takes_the_version_by_the_group(site):
     async def scenario(s):
         for version in (0, 1):
-            said = await s.load(version, s.publish(version))
+            said = await s.load(version, await s.publish(version))
             assert isinstance(said, m.VersionLoaded)
             assert said.version == version
         assert s.engine.ways == ["group", "group"]
@@ -155,8 +156,8 @@ def test_a_worker_in_time_takes_the_version_by_the_group(site):
 
 def test_a_worker_that_was_away_catches_up_by_stream_and_is_called_again_afterwards(site):
     async def scenario(s):
-        first = s.publish(0)
-        newer = s.publish(1)
+        first = await s.publish(0)
+        newer = await s.publish(1)
         assert isinstance(await s.load(0, first), m.VersionLoaded)  # not the newest: an evaluation may want it
         assert isinstance(await s.load(1, newer), m.VersionLoaded)
         assert s.engine.ways == ["stream", "group"]
@@ -167,7 +168,7 @@ def test_a_worker_that_was_away_catches_up_by_stream_and_is_called_again_afterwa
 def test_a_transfer_that_breaks_off_is_followed_by_the_stream_of_the_same_version(site):
     async def scenario(s):
         s.engine.failure = TransferBroken("a member died")
-        said = await s.load(0, s.publish(0))
+        said = await s.load(0, await s.publish(0))
         assert isinstance(said, m.VersionLoaded)
         assert s.engine.ways == ["group", "stream"]
         assert s.engine.version == 0
@@ -179,7 +180,7 @@ def test_a_transfer_that_breaks_off_is_followed_by_the_stream_of_the_same_versio
 def test_a_damaged_payload_is_the_workers_failure_and_the_retry_comes_as_a_stream(site):
     async def scenario(s):
         s.engine.failure = WeightError("checksum differs")
-        place = s.publish(0)
+        place = await s.publish(0)
         said = await s.load(0, place)
         assert isinstance(said, m.VersionFailed), "the controller quarantines it"
         assert "checksum" in said.reason
@@ -191,7 +192,7 @@ def test_a_damaged_payload_is_the_workers_failure_and_the_retry_comes_as_a_strea
 
 def test_an_engine_that_takes_no_place_in_a_group_is_never_called(site):
     async def scenario(s):
-        place = s.publish(0)
+        place = await s.publish(0)
         assert await s.receiver.meet(place, 5.0, JoinAs(0, "cpu")) is None
         assert await s.receiver.meet(str(s.tmp_path / "v0.manifest.json"), 5.0, JoinAs(1, "cpu")) is None
 
@@ -200,15 +201,15 @@ def test_an_engine_that_takes_no_place_in_a_group_is_never_called(site):
 
 def test_memory_is_released_once_and_a_version_announced_before_does_not_take_it_again(site):
     async def scenario(s):
-        await s.load(0, s.publish(0))
-        s.loader.announce(m.AnnounceVersion(version=1, lineage="l0", manifest_path=s.publish(1), deadline_s=10.0))
+        await s.load(0, await s.publish(0))
+        s.loader.announce(m.AnnounceVersion(version=1, lineage="l0", manifest_path=await s.publish(1), deadline_s=10.0))
         s.loader.release(7)
         while not isinstance(s.said[-1], m.MemoryReleased):  # noqa: ASYNC110 - the loader's own loop is what runs
             await asyncio.sleep(0.002)
         assert (s.said[-1].number, s.said[-1].num_bytes) == (7, 1000)
         assert s.engine.version == -1
         assert s.loader.loaded is None
-        loaded = await s.load(0, s.publish(2).replace("v00000002", "v00000000"))
+        loaded = await s.load(0, (await s.publish(2)).replace("v00000002", "v00000000"))
         assert isinstance(loaded, m.VersionLoaded), "the same version is loaded again: there is none any more"
 
     site(scenario)

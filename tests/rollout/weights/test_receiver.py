@@ -26,7 +26,8 @@ from areal_like.wire.messages import Heartbeat, Hello
 from rollout.weights import fetching, local_versions
 from rollout.weights.chunks import ChunkFile
 from rollout.weights.local_versions import LocalVersions
-from rollout.weights.receiver import JoinAs, VersionReceiver
+from rollout.weights.port import JoinAs
+from rollout.weights.receiver import VersionReceiver
 from rollout.weights.relay import Relay
 from trainer.config import DeltaSettings, WeightStoreSettings
 from trainer.weights.sender import WeightSender
@@ -71,13 +72,13 @@ class Site:
                 await task
             await self.sender.close()
 
-    def publish(self, version: int, *, share: float = 0.0, lineage: str = "l0") -> str:
+    async def publish(self, version: int, *, share: float = 0.0, lineage: str = "l0") -> str:
         """Change a share of the items by one last place and publish."""
         where = self.dice.random(len(self.array)) < share
         self.array.view(np.uint32)[where] += 1
         tensors = {"w": TensorBytes("float32", self.array.shape, self.array.copy().data)}
         written = self.writer.write(version, lineage, tensors)
-        return self.sender.publish_location(written.path, version, lineage)
+        return await self.sender.publish(written.path, version, lineage)
 
     def worker(self, name: str) -> VersionReceiver:
         incarnation = secrets.token_hex(8)
@@ -133,7 +134,7 @@ def run(scenario, tmp_path, **settings):
 
 def test_a_streamed_version_arrives_bit_by_bit(tmp_path):
     async def scenario(site):
-        place = site.publish(0)
+        place = await site.publish(0)
         receiver = site.worker("w0")
         path = await receiver.receive(place, PATIENCE_S)
         site.assert_whole(path, 0)
@@ -148,7 +149,7 @@ def test_a_streamed_version_arrives_bit_by_bit(tmp_path):
 
 def test_the_trainer_sends_a_constant_number_of_copies(tmp_path):
     async def scenario(site):
-        place = site.publish(0)
+        place = await site.publish(0)
         receivers = [site.worker(f"w{number}") for number in range(7)]
         for path in await asyncio.gather(*(receiver.receive(place, PATIENCE_S) for receiver in receivers)):
             site.assert_whole(path, 0)
@@ -167,10 +168,10 @@ def test_the_trainer_sends_a_constant_number_of_copies(tmp_path):
 def test_only_what_changed_travels_and_the_result_is_the_same(tmp_path):
     async def scenario(site):
         receiver, late = site.worker("w0"), site.worker("w1")
-        site.assert_whole(await receiver.receive(site.publish(0), PATIENCE_S), 0)
+        site.assert_whole(await receiver.receive(await site.publish(0), PATIENCE_S), 0)
         full_bytes = receiver.counters()["weights_fetched_bytes"]
         for version in (1, 2, 3):
-            place = site.publish(version, share=0.01)
+            place = await site.publish(version, share=0.01)
             if version != 2:  # of version 2 it never hears: 3 needs both deltas
                 site.assert_whole(await receiver.receive(place, PATIENCE_S), version)
         counters = receiver.counters()
@@ -185,9 +186,9 @@ def test_only_what_changed_travels_and_the_result_is_the_same(tmp_path):
 def test_a_base_the_engine_refused_is_not_built_upon(tmp_path):
     async def scenario(site):
         receiver = site.worker("w0")
-        await receiver.receive(site.publish(0), PATIENCE_S)
+        await receiver.receive(await site.publish(0), PATIENCE_S)
         receiver.forget()
-        site.assert_whole(await receiver.receive(site.publish(1, share=0.01), PATIENCE_S), 1)
+        site.assert_whole(await receiver.receive(await site.publish(1, share=0.01), PATIENCE_S), 1)
         assert receiver.counters()["weights_received_full"] == 2
 
     run(scenario, tmp_path, delta=DeltaSettings())
@@ -204,18 +205,18 @@ def flip(path: Path) -> None:
 def test_a_version_damaged_in_the_store_arrives_once_it_is_written_again(tmp_path, delta):
     async def scenario(site):
         receiver, child = site.worker("w0"), site.worker("w1")
-        site.assert_whole(await receiver.receive(site.publish(0), PATIENCE_S), 0)
-        place = site.publish(1, share=0.01)
+        site.assert_whole(await receiver.receive(await site.publish(0), PATIENCE_S), 0)
+        place = await site.publish(1, share=0.01)
         flip(next(path for path in site.writer._store.root.glob("v00000001*") if path.suffix != ".json"))
         for worker in (receiver, child):
             with pytest.raises(WeightsDamaged):
                 await worker.receive(place, PATIENCE_S)
         written = site.writer.write_again(1, "l0")
         site.sender.rewritten(1, "l0")
-        again = site.sender.publish_location(written.path, 1, "l0")
+        again = await site.sender.publish(written.path, 1, "l0")
         for worker in (receiver, child):
             site.assert_whole(await worker.receive(again, PATIENCE_S), 1)
-        site.assert_whole(await receiver.receive(site.publish(2, share=0.01), PATIENCE_S), 2)
+        site.assert_whole(await receiver.receive(await site.publish(2, share=0.01), PATIENCE_S), 2)
 
     run(scenario, tmp_path, delta=delta)
 
@@ -223,9 +224,9 @@ def test_a_version_damaged_in_the_store_arrives_once_it_is_written_again(tmp_pat
 def test_a_version_of_another_lineage_never_starts_from_our_base(tmp_path):
     async def scenario(site):
         receiver = site.worker("w0")
-        await receiver.receive(site.publish(0), PATIENCE_S)
-        site.assert_whole(await receiver.receive(site.publish(1, share=0.5, lineage="l1"), PATIENCE_S), 1)
-        site.assert_whole(await receiver.receive(site.publish(2, share=0.01, lineage="l1"), PATIENCE_S), 2)
+        await receiver.receive(await site.publish(0), PATIENCE_S)
+        site.assert_whole(await receiver.receive(await site.publish(1, share=0.5, lineage="l1"), PATIENCE_S), 1)
+        site.assert_whole(await receiver.receive(await site.publish(2, share=0.01, lineage="l1"), PATIENCE_S), 2)
         assert receiver.counters()["weights_received_by_delta"] == 1
 
     run(scenario, tmp_path, delta=DeltaSettings())
@@ -245,7 +246,7 @@ async def settled(receiver: VersionReceiver) -> None:
 
 def test_a_dead_inner_node_is_routed_around_and_what_came_is_kept(tmp_path):
     async def scenario(site):
-        place = site.publish(0)
+        place = await site.publish(0)
         inner, leaf = site.worker("w0"), site.worker("w1")
         await inner.receive(place, PATIENCE_S)
         sent = []
@@ -270,7 +271,7 @@ def test_a_dead_inner_node_is_routed_around_and_what_came_is_kept(tmp_path):
 
 def test_a_stalled_parent_is_given_up_and_keeps_its_own_copy(tmp_path):
     async def scenario(site):
-        place = site.publish(0)
+        place = await site.publish(0)
         inner, leaf = site.worker("w0"), site.worker("w1")
         await inner.receive(place, PATIENCE_S)
         inner._relay._send = lambda *chunk: None
@@ -282,7 +283,7 @@ def test_a_stalled_parent_is_given_up_and_keeps_its_own_copy(tmp_path):
 
 def test_chunks_damaged_on_the_way_are_asked_for_again(tmp_path):
     async def scenario(site):
-        place = site.publish(0)
+        place = await site.publish(0)
         receiver = site.worker("w0")
         usual, flipped = ChunkFile.put, []
 
@@ -305,7 +306,7 @@ def test_chunks_damaged_on_the_way_are_asked_for_again(tmp_path):
 
 def test_what_a_parent_forgot_with_its_child_is_asked_for_again(tmp_path):
     async def scenario(site):
-        place = site.publish(0)
+        place = await site.publish(0)
         hub, swallowed = site.sender._hub, []
         receive = hub.receive
 
@@ -330,7 +331,7 @@ def test_a_child_is_served_while_its_parent_still_fetches(tmp_path):
     """Cut-through: requests for chunks on their way wait, and are answered as these come."""
 
     async def scenario(site):
-        place = site.publish(0)
+        place = await site.publish(0)
         receivers = [site.worker(f"w{number}") for number in range(4)]
         paths = await asyncio.gather(*(receiver.receive(place, PATIENCE_S) for receiver in receivers))
         assert len(paths) == 4
@@ -342,7 +343,7 @@ def test_a_child_is_served_while_its_parent_still_fetches(tmp_path):
 
 def test_a_dead_trainer_means_a_deadline_and_not_indefinitely(tmp_path):
     async def scenario(site):
-        place = site.publish(0)
+        place = await site.publish(0)
         receiver = site.worker("w0")
         await site.kill_trainer()
         with pytest.raises(WeightError, match="did not arrive within 1 s"):
@@ -353,7 +354,7 @@ def test_a_dead_trainer_means_a_deadline_and_not_indefinitely(tmp_path):
 
 def test_a_version_that_is_gone_is_said_to_be(tmp_path):
     async def scenario(site):
-        site.publish(0)
+        await site.publish(0)
         receiver = site.worker("w0")
         with pytest.raises(WeightError, match="not available"):
             await receiver.receive(str(Locator(site.sender.address, 9, "l0")), PATIENCE_S)
@@ -363,7 +364,7 @@ def test_a_version_that_is_gone_is_said_to_be(tmp_path):
 
 def test_a_stranger_without_the_runs_key_gets_nothing(tmp_path):
     async def scenario(site):
-        place = site.publish(0)
+        place = await site.publish(0)
         site.keys = site.tmp_path / "others"
         make_run_credentials(site.keys)
         stranger = site.worker("w0")
@@ -376,7 +377,7 @@ def test_a_stranger_without_the_runs_key_gets_nothing(tmp_path):
 
 def test_a_version_off_the_store_during_the_transfer_fails_and_leaves_no_files(tmp_path):
     async def scenario(site):
-        place = site.publish(0)
+        place = await site.publish(0)
         receiver = site.worker("w0")
         await settled(receiver)
         usual = site.sender._send_chunk
@@ -420,7 +421,7 @@ def test_two_versions_stay_on_the_host_and_nothing_at_the_end(tmp_path):
     async def scenario(site):
         receiver = site.worker("w0")
         for version in range(5):
-            await receiver.receive(site.publish(version, share=0.01), PATIENCE_S)
+            await receiver.receive(await site.publish(version, share=0.01), PATIENCE_S)
         assert len(receiver._relay._files) == 2, "the newest and the one before are served, no other"
         folder = tmp_path / "local" / "w0"
         assert {path.name for path in folder.glob("v*")} == {

@@ -14,7 +14,7 @@ from areal_like.errors import DeadlineExceeded, EngineError, TransferBroken, Use
 from areal_like.wire import messages as m
 from rollout.engine.port import EngineCapabilities, LoadReport
 from rollout.weights import versions
-from rollout.weights.receiver import JoinAs
+from rollout.weights.port import JoinAs
 from rollout.weights.versions import VersionGate, VersionLoader
 
 STAGE_S, PAUSE_S, SWAP_S, RECEIVE_S = 0.25, 0.125, 1.0, 4.0

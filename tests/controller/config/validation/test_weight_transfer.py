@@ -36,7 +36,7 @@ def test_distributed_weights_are_accepted() -> None:
             "trainer.weights.kind",
             "of one rank",
         ),
-        ({"trainer__weights": {"group": {"bucket_mb": 1}}}, "trainer.weights.group", "kind is shm"),
+        ({"trainer__weights": {"group": {"bucket_mb": 1}}}, "trainer.weights.group", "no effect with kind shm"),
     ],
 )
 def test_contradiction_with_a_process_group_is_refused(changes: dict[str, Any], key: str, words: str) -> None:

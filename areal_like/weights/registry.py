@@ -1,0 +1,48 @@
+"""The ways to transfer weights that come with this program.
+
+Owns: from `trainer.weights.kind` to a descriptor. Refuses: knowing anything else of a transfer. A new one is a line in
+TRANSFERS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from areal_like.errors import UserError
+from areal_like.import_path import find_named, import_object
+from areal_like.weights.transfer import KIND_KEY, TransferDescriptor
+from areal_like.weights.transfers.files import DISK, SHARED_MEMORY
+from areal_like.weights.transfers.process_group import PROCESS_GROUP
+from areal_like.weights.transfers.stream import STREAM
+
+TRANSFERS: Mapping[str, TransferDescriptor] = {
+    transfer.name: transfer
+    for transfer in (
+        SHARED_MEMORY,
+        DISK,
+        STREAM,
+        PROCESS_GROUP,
+    )
+}
+"""By `trainer.weights.kind`."""
+BETWEEN_HOSTS = STREAM.name
+"""The default where processes are on several hosts."""
+
+
+def find_transfer(kind: str) -> TransferDescriptor:
+    """The transfer of that kind, or the one at an import path. Raises UserError where there is none.
+
+    Example:
+        >>> find_transfer("stream").scheme
+        'tcp://'
+    """
+    return find_named(kind, TRANSFERS, TransferDescriptor, noun="weight transfer", where=KIND_KEY)
+
+
+def load_half(path: str) -> Any:
+    """The function that makes one half of a transfer, a sender or a receiver. Raises UserError; may import torch."""
+    factory = import_object(path, KIND_KEY)
+    if not callable(factory):
+        raise UserError(f"{path} cannot be called", where=KIND_KEY, remedy="name a function")
+    return factory

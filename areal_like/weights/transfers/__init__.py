@@ -1,0 +1,1 @@
+"""The transfers that come with this program, one descriptor each."""

@@ -1,0 +1,42 @@
+"""Versions by a process group of torch to all workers at once, while they stand still; a worker that misses it takes
+the stream (areal_like/weights/process_group.py has the messages).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from areal_like.setting_problem import SettingProblem
+from areal_like.weights.transfer import Limit, TransferDescriptor, TransferUse
+
+
+def _problems(use: TransferUse) -> Iterator[SettingProblem]:
+    if use.settings.group.backend == "nccl" and "cpu" in use.devices:
+        yield SettingProblem(
+            ("trainer.weights.group.backend", "trainer.device", "rollout.engine.device"),
+            "nccl connects GPUs only, but one side is on the CPU",
+            "backend: auto",
+        )
+
+
+PROCESS_GROUP = TransferDescriptor(
+    name="distributed",
+    sender="trainer.weights.sender:group_sender",
+    scheme="group+tcp://",
+    needs_process_group=True,
+    own_keys=("group",),
+    cannot_send_deltas=Limit("a process group always transfers whole versions", "remove it, or kind: stream"),
+    cannot_swap_rolling=Limit(
+        "one message reaches all workers at once, so they cannot swap one after another",
+        "swap: together, or another trainer.weights.kind",
+    ),
+    cannot_drain=Limit(
+        "with drain each worker first finishes its answers, and all that are done would wait for it",
+        "interruption: recompute or keep_kv (not mode: one_step_off), or another trainer.weights.kind",
+    ),
+    cannot_share_devices=Limit(
+        "while the trainer works no engine has memory to receive into, and all of them load at the same time",
+        "trainer.weights.kind: shm, or stream between hosts",
+    ),
+    problems=_problems,
+)

@@ -1,0 +1,31 @@
+"""Contradictions between a trainer backend and the rest of the configuration.
+
+Owns: `backend_problems`. Refuses: knowing any backend; looking at the machine (preflight.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from controller.config.backends import REGISTERED, backend_of, ranks_fault
+from controller.config.engines import as_problems
+from controller.config.problems import Problem
+from controller.config.run_config import RunConfig
+
+
+def backend_problems(config: RunConfig) -> Iterator[Problem]:
+    """Of trainer.backend, trainer.ranks, and the sections of all backends."""
+    trainer, backend = config.trainer, backend_of(config)
+    if (fault := ranks_fault(backend, trainer.ranks)) is not None:
+        what, remedy = fault
+        yield Problem(("trainer.ranks", "trainer.backend"), what, remedy)
+    yield from as_problems(backend.option_problems(trainer.backend_options))
+    for known in {**REGISTERED, trainer.backend: backend}.values():
+        yield from as_problems(known.setting_problems(trainer))
+    if config.is_colocated and not backend.releases_devices(trainer):
+        able = [known.when_colocated for known in REGISTERED.values() if known.when_colocated]
+        yield Problem(
+            ("trainer.backend", "placement"),
+            f"{trainer.backend} keeps its state on the devices between two steps",
+            f"trainer.backend: {', or '.join(able)}",
+        )

@@ -1,0 +1,41 @@
+"""The receiver that a run's weight transfer needs.
+
+Owns: `receiver_of`. Refuses: receiving.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from areal_like.config import ProcessSpec
+from areal_like.weights.process_group import GroupCall
+from areal_like.weights.registry import find_transfer, load_half
+from rollout.weights.port import JoinAs, MakeReceiver, MakeWire, Receiver
+
+
+def receiver_of(spec: ProcessSpec, make_wire: MakeWire) -> Receiver:
+    """The worker's half of `trainer.weights.kind`; it opens nothing before the first version. Raises UserError."""
+    transfer = find_transfer(spec.weight_transfer)
+    make: MakeReceiver = load_half(transfer.receiver)
+    receiver = make(spec, make_wire)
+    return _BySchemeReceiver(receiver, transfer.scheme) if transfer.scheme else receiver
+
+
+class _BySchemeReceiver:
+    """A receiver that is asked for locations of its scheme only; any other is the path of a full manifest."""
+
+    def __init__(self, receiver: Receiver, scheme: str) -> None:
+        self._receiver, self._scheme = receiver, scheme
+        self.run, self.forget = receiver.run, receiver.forget
+        self.counters, self.close = receiver.counters, receiver.close
+
+    async def receive(self, place: str, deadline_s: float) -> Path:
+        """See Receiver."""
+        return await self._receiver.receive(place, deadline_s) if self._is_ours(place) else Path(place)
+
+    async def meet(self, place: str, deadline_s: float, who: JoinAs) -> GroupCall | None:
+        """See Receiver."""
+        return await self._receiver.meet(place, deadline_s, who) if self._is_ours(place) else None
+
+    def _is_ours(self, place: str) -> bool:
+        return place.startswith(self._scheme)

@@ -1,0 +1,37 @@
+"""Claims about the transfers that come with this program."""
+
+from __future__ import annotations
+
+import pytest
+
+from areal_like.weights.registry import BETWEEN_HOSTS, TRANSFERS, load_half
+from areal_like.weights.stream import Locator
+from trainer.config import WeightStoreSettings
+
+
+@pytest.mark.parametrize("name", TRANSFERS)
+def test_every_name_leads_to_a_descriptor_whose_halves_exist(name: str) -> None:
+    transfer = TRANSFERS[name]
+    assert transfer.name == name
+    assert set(transfer.own_keys) <= set(WeightStoreSettings.model_fields)
+    for path in filter(None, (transfer.sender, transfer.receiver)):
+        assert callable(load_half(path))
+
+
+def test_only_what_crosses_hosts_is_the_default_between_hosts() -> None:
+    assert [transfer.name for transfer in TRANSFERS.values() if transfer.cannot_cross_hosts is not None] == ["shm"]
+    assert TRANSFERS[BETWEEN_HOSTS].cannot_cross_hosts is None
+    assert not TRANSFERS[BETWEEN_HOSTS].needs_shared_dir
+
+
+@pytest.mark.parametrize(("name", "by_group"), [("stream", False), ("distributed", True)])
+def test_locations_begin_with_the_scheme(name: str, by_group: bool) -> None:
+    place = str(Locator("tcp://h:1", 1, "l0", by_group=by_group))
+    assert [
+        transfer.name for transfer in TRANSFERS.values() if transfer.scheme and place.startswith(transfer.scheme)
+    ] == [name]
+
+
+def test_store_is_in_memory_of_the_node_where_only_the_trainer_reads_it() -> None:
+    for transfer in TRANSFERS.values():
+        assert not transfer.is_store_on_trainer_node or transfer.sender

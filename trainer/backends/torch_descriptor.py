@@ -1,0 +1,23 @@
+"""What the rest of the program asks of plain torch in one process."""
+
+from __future__ import annotations
+
+from trainer.backends.descriptor import BackendDescriptor
+from trainer.config import TrainerSettings
+
+
+class TorchDescriptor(BackendDescriptor):
+    """The whole model in one process, without a process group."""
+
+    name = "torch"
+    factory = "trainer.backends.torch_single:TorchBackend"
+    max_ranks = 1
+    needs_process_group = False
+    when_colocated = "torch"
+
+    def releases_devices(self, settings: TrainerSettings) -> bool:
+        """Always: it moves everything."""
+        return True
+
+
+TORCH = TorchDescriptor()

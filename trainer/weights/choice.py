@@ -1,0 +1,17 @@
+"""The sender that `trainer.weights.kind` needs."""
+
+from __future__ import annotations
+
+from areal_like.config import ProcessSpec
+from areal_like.weights.registry import load_half
+from trainer.config import TrainerSettings
+from trainer.weights.port import MakeSender, Sender
+
+
+def sender_of(spec: ProcessSpec, trainer: TrainerSettings) -> Sender | None:
+    """The sender a trainer process needs; None where weights are stored in files alone. Raises UserError."""
+    transfer = trainer.weights.transfer
+    if not transfer.sender:
+        return None
+    make: MakeSender = load_half(transfer.sender)
+    return make(spec, trainer)
