@@ -1,7 +1,7 @@
 """Whether loss and advantages fit the rest of the configuration. Imports no torch and no module of the user's.
 
-Owns: `loss_problems`, `advantage_problems`, `is_corrected`: what the descriptors of trainer/objectives say, and the window of the
-correction weight. Refuses: a loss of the user's (trainer/check_objectives.py).
+Owns: `loss_problems`, `advantage_problems`, `is_corrected`: what the descriptors of trainer/objectives say, and the
+window of the correction weight. Refuses: a loss of the user's (trainer/check_objectives.py).
 """
 
 from __future__ import annotations
