@@ -102,6 +102,19 @@ class TestColumns:
         assert "data.train.columns.answer=anwser" in refusal(file, columns={"prompt": "prompts"})
         assert "nearest: prompts" in refusal(file, columns={"prompt": "promts"})
 
+    def test_missing_column_names_the_two_nearest(self, tmp_path: Path) -> None:
+        file = write_lines(tmp_path / "t.jsonl", {"prompt1": "p", "prompt2": "p", "prompt3": "p", "answer": "1"})
+        said = refusal(file, columns={"prompt": "prompts"})
+        assert sum(f"prompt{number}" in said for number in (1, 2, 3)) == 2
+
+    def test_a_byte_order_mark_at_the_beginning_of_a_file_is_no_part_of_its_first_line(self, tmp_path: Path) -> None:
+        mark, line = b"\xef\xbb\xbf", b'{"prompt": "p", "answer": "1"}\n'
+        file = tmp_path / "t.jsonl"
+        file.write_bytes(mark + line + b"\n" + line)
+        assert [row["prompt"] for row in rows_of(file)] == ["p", "p"]
+        file.write_bytes(mark + b"\n" + line)
+        assert [row["prompt"] for row in rows_of(file)] == ["p"]
+
     def test_column_missing_in_a_later_row_names_its_line(self, tmp_path: Path) -> None:
         assert "t.jsonl:2: no column `question`" in refusal(write_lines(tmp_path / "t.jsonl", GSM8K, {"answer": "1"}))
 

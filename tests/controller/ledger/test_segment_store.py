@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -9,9 +13,13 @@ import numpy as np
 import pytest
 from real_ledger import segment_of
 
+from areal_like.errors import LedgerError
 from areal_like.trajectory import FinishReason, Trajectory
 from areal_like.turn_checkpoint import TurnCheckpoint
+from controller.ledger import segment_store
 from controller.ledger.segment_store import (
+    Location,
+    SegmentStore,
     pack_segment,
     pack_trajectory,
     unpack_checkpoint,
@@ -21,6 +29,7 @@ from controller.ledger.segment_store import (
 from controller.ledger.trajectory_cache import _size
 
 PROMPT = np.arange(3, dtype=np.int32)
+IS_LINUX = sys.platform == "linux"
 
 
 def trajectory(experts: np.ndarray | None = None) -> Trajectory:
@@ -86,3 +95,191 @@ def test_a_record_that_ended_in_no_known_way_is_refused() -> None:
     made = msgspec.structs.replace(trajectory(), finish_reason="vanished")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="ended by 'vanished'"):
         unpack_trajectory(pack_trajectory(made, ""))
+
+
+# ------------------------------------------------------------ files
+
+
+def opened(folder: Path, *, segment_bytes: int = 1000, fsync: bool = False) -> SegmentStore:
+    return SegmentStore(folder, segment_bytes=segment_bytes, fsync=fsync)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def open_files(folder: Path) -> list[str]:
+    """Files of the folder that this process has open; a deleted one too."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(descriptor))
+    return sorted(Path(target).name for target in found if target.startswith(str(folder)))
+
+
+def test_records_are_read_back_from_where_they_were_said_to_be(tmp_path: Path) -> None:
+    store = opened(tmp_path / "segments")
+    first, second = store.append(b"one"), store.append(b"")
+    assert (first, second) == (Location(1, 0, 15), Location(1, 15, 12))
+    store.flush()
+    third = store.append(b"three")
+    assert third == Location(1, 27, 17), "the end of the file is known after it was written"
+    store.flush()
+    assert [store.read(place) for place in (third, first, second)] == [b"three", b"one", b""]
+    assert store.sizes() == {1: 44}
+
+
+def test_what_is_queued_is_not_on_disk_before_it_is_flushed(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.flush()
+    assert names(tmp_path) == []
+    place = store.append(b"one")
+    with pytest.raises(LedgerError, match="the file ends too early"):
+        store.read(place)
+    store.flush()
+    assert store.read(place) == b"one"
+
+
+def test_a_file_that_has_its_size_is_followed_by_the_next_one(tmp_path: Path) -> None:
+    store = opened(tmp_path, segment_bytes=30)
+    places = [store.append(bytes(3)) for _ in range(5)]
+    assert [place.file for place in places] == [1, 1, 2, 2, 3], "30 bytes are full, 15 are not"
+    store.flush()
+    assert store.sizes() == {1: 30, 2: 30, 3: 15}
+    assert all(store.read(place) == bytes(3) for place in places)
+
+
+def test_every_life_begins_a_new_file_behind_all_that_are_there(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    first.append(b"one")
+    first.flush()
+    (tmp_path / "000007.seg").write_bytes(b"")
+    (tmp_path / "000009.seg.part").write_bytes(b"x")
+    second = opened(tmp_path)
+    assert second.writing is None
+    assert second.append(b"two").file == 8
+    assert second.writing == 8
+    assert second.sizes() == {1: 15, 7: 0, 8: 0}
+    assert second.path(8).stat().st_mode & 0o133 == 0, "for others to read at most"
+
+
+def test_a_failed_transaction_leaves_nothing_and_what_follows_goes_to_a_new_file(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    kept = store.append(b"kept")
+    store.flush()
+    lost = store.append(b"lost")
+    store.discard()
+    assert store.writing is None
+    place = store.append(b"next")
+    assert place == Location(2, 0, 16)
+    store.flush()
+    assert store.read(kept) == b"kept"
+    assert store.read(place) == b"next"
+    with pytest.raises(LedgerError):
+        store.read(lost)
+
+
+def test_a_write_that_the_system_cuts_short_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "writev", lambda fd, parts: write(fd, b"".join(parts)[:7]))
+    monkeypatch.setattr(os, "write", lambda fd, rest: write(fd, rest[:5]))
+    store = opened(tmp_path)
+    places = [store.append(payload) for payload in (b"the first one", b"the second one")]
+    store.flush()
+    assert [store.read(place) for place in places] == [b"the first one", b"the second one"]
+    assert store.append(b"x").offset == sum(place.size for place in places)
+
+
+def test_more_records_than_one_call_writes_are_all_written_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_store, "MAX_IOVEC", 4)
+    store = opened(tmp_path)
+    places = [store.append(b"%d" % number) for number in range(7)]
+    store.flush()
+    assert [store.read(place) for place in places] == [b"%d" % number for number in range(7)]
+
+
+@pytest.mark.parametrize("fsync", [True, False])
+def test_what_is_flushed_is_synchronised_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool
+) -> None:
+    synchronised: list[int] = []
+    monkeypatch.setattr(os, "fsync", synchronised.append)
+    store = opened(tmp_path, fsync=fsync)
+    store.append(b"one")
+    store.flush()
+    store.flush()
+    assert len(synchronised) == fsync
+
+
+@pytest.mark.parametrize("position", [0, 5, 9, 12, 14])
+def test_a_record_with_any_byte_changed_is_damaged(tmp_path: Path, position: int) -> None:
+    store = opened(tmp_path)
+    place = store.append(b"one")
+    store.flush()
+    data = bytearray(store.path(1).read_bytes())
+    data[position] ^= 1
+    store.path(1).write_bytes(data)
+    with pytest.raises(LedgerError, match=r"000001\.seg at byte 0: the record is damaged"):
+        store.read(place)
+
+
+def test_a_record_of_a_file_that_is_gone_or_cut_says_where(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.append(b"one")
+    place = store.append(b"two")
+    store.flush()
+    os.truncate(store.path(1), 29)
+    with pytest.raises(LedgerError, match=r"000001\.seg at byte 15: the file ends too early"):
+        store.read(place)
+    with pytest.raises(LedgerError, match=r"cannot read .*000005\.seg at byte 3"):
+        store.read(Location(5, 3, 20))
+
+
+def test_a_deleted_file_gives_its_bytes_and_cannot_be_read_any_more(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    place = store.append(b"one")
+    store.flush()
+    store.discard()
+    assert store.read(place) == b"one"
+    assert store.delete(1) == 15
+    if IS_LINUX:
+        assert open_files(tmp_path) == []
+    assert store.delete(1) == 0
+    assert names(tmp_path) == []
+    with pytest.raises(LedgerError):
+        store.read(place)
+
+
+def test_at_most_sixty_four_files_are_open_for_reading_and_close_closes_all(tmp_path: Path) -> None:
+    store = opened(tmp_path, segment_bytes=1)
+    places = [store.append(b"one") for _ in range(66)]
+    store.flush()
+    for _ in range(2):
+        assert all(store.read(place) == b"one" for place in places)
+    if IS_LINUX:
+        assert len(open_files(tmp_path)) == 64 + 1, "one is written"
+    store.close()
+    assert store.writing is None
+    if IS_LINUX:
+        assert open_files(tmp_path) == []
+    assert store.read(places[3]) == b"one", "and a file is opened again where it is wanted"
+    store.close()
+
+
+def test_a_segment_comes_back_as_it_was_and_bytes_that_are_none_are_refused() -> None:
+    segment = segment_of([3, 3, 4], start=7)
+    back = unpack_segment(pack_segment(segment))
+    assert back.tokens_R.tolist() == [7, 8, 9]
+    assert back.versions_R.tolist() == [3, 3, 4]
+    assert back.logprobs_R.tolist() == [-0.5] * 3
+    for broken in (b"", b"\x93\x01\x02\x03", msgspec.msgpack.encode([b"1234", b"", b""])):
+        with pytest.raises(ValueError):
+            unpack_segment(broken)
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_a_sample_comes_back_with_how_it_ended(reason: FinishReason) -> None:
+    made = Trajectory.from_prompt(PROMPT, segment_of([1]), reason)
+    assert unpack_trajectory(pack_trajectory(made, ""))[0].finish_reason == reason
