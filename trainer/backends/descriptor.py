@@ -19,7 +19,7 @@ OPTIONS_KEY = "trainer.backend_options"
 
 
 class RequiredPackage(NamedTuple):
-    """A module that must be importable, and how to get it or do without."""
+    """A top-level module that must be importable, and how to get it or do without."""
 
     module: str
     remedy: str
