@@ -74,8 +74,8 @@ class Segment(msgspec.Struct, frozen=True):
 
     @staticmethod
     def empty() -> Segment:
-        """A segment of no tokens."""
-        return Segment(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32))
+        """The segment of no tokens."""
+        return _EMPTY
 
     def joined(self, more: Segment) -> Segment:
         """Append the tokens that were sampled next.
@@ -112,6 +112,8 @@ class Segment(msgspec.Struct, frozen=True):
         """The tokens from index `start` on."""
         return Segment(self.tokens_R[start:], self.logprobs_R[start:], self.versions_R[start:])
 
+
+_EMPTY = Segment(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32))
 
 EXPERT_TYPES = (np.uint8, np.uint16)
 """Types of expert numbers: the smallest that holds them travels and is stored."""

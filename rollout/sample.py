@@ -107,7 +107,7 @@ class SampleRun:
         self.engine_error: EngineError | None = None
         self.request_id = 0
         self.timings = {"queue_s": 0.0, "generate_s": 0.0, "paused_s": 0.0, "score_s": 0.0, "version_wait_s": 0.0}
-        self._num_turns = self.turns.checkpoint.num_turns if self.turns.checkpoint is not None else 0
+        self._num_turns = self.turns.num_turns
         self._last_version = self.turns.last_version
         """Of all turns so far: versions never decrease along a trajectory, whatever its turns (`stamped-versions`)."""
         self._generation: asyncio.Task[GenerationOutcome] | None = None

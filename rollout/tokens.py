@@ -20,6 +20,9 @@ from areal_like.config import BUILT_IN_TOKENIZERS, AddBos
 from areal_like.errors import UserError, first_line
 from areal_like.prompts import PromptEncoder, encode_text
 
+SHORT_TEXT, MAX_SHORT_TEXTS = 64, 4096
+"""Characters of a text whose tokens are kept, and how many are."""
+
 
 class PromptTokens:
     """Makes prompts out of data rows, and text out of answers.
@@ -41,6 +44,8 @@ class PromptTokens:
         self._encoder = PromptEncoder(tokenizer, template=template, add_bos=add_bos)
         self._newest: tuple[str, list[int]] | None = None
         """What was encoded last: a group's samples come one after the other, with the same row each."""
+        self._encoded: dict[str, np.ndarray] = {}
+        """Short texts: marks and tool outputs come again and again, and a tokenizer's call costs more than they do."""
         self.max_context = max_context
         self.stop_ids = stop_ids
         """End-of-sequence ids of the model: sampled last, they end an answer."""
@@ -69,7 +74,12 @@ class PromptTokens:
     def encode(self, text: str) -> np.ndarray:
         """Tokens of a text as it is, int32: no template, no BOS. For what a workflow puts between two generations, such
         as a tool's output. Raises UserError naming characters that the tokenizer has no token for."""
-        return np.asarray(encode_text(self._tokenizer, text, what="the text"), np.int32)
+        known = self._encoded.get(text)
+        if known is None:
+            known = np.asarray(encode_text(self._tokenizer, text, what="the text"), np.int32)
+            if len(text) <= SHORT_TEXT and len(self._encoded) < MAX_SHORT_TEXTS:
+                self._encoded[text] = known
+        return known.copy()
 
     def decode(self, tokens_R: np.ndarray) -> str:
         """Text of answer tokens, without special tokens (the end-of-sequence token is one)."""

@@ -138,6 +138,13 @@ class Transcript:
             self._parts.append(ids)
             self._last = None
 
+    def copied(self) -> Transcript:
+        """The same turns in a transcript of its own."""
+        made = Transcript(np.zeros(0, np.int32), encode=self._encode)
+        made._parts, made._last = list(self._parts), self._last
+        made.num_sampled, made.num_turns, made.last_version = self.num_sampled, self.num_turns, self.last_version
+        return made
+
     def checkpoint(self, num_turns: int, state: bytes) -> TurnCheckpoint:
         """What makes this transcript again, together with its sampled tokens (`sampled_tokens`)."""
         places, tokens, num_sampled = [], [], 0

@@ -19,6 +19,24 @@ CHAT = (
 )
 
 
+def test_tokens_of_a_text_are_the_callers_own_each_time() -> None:
+    class Counting:
+        bos_token_id, chat_template, num_calls = None, None, 0
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            self.num_calls += 1
+            return [ord(one) for one in text]
+
+    tokenizer = Counting()
+    tokens = PromptTokens(tokenizer, template=None, add_bos="auto", max_context=9)
+    first = tokens.encode("ab")
+    first[:] = 0
+    assert tokens.encode("ab").tolist() == [97, 98]
+    assert tokenizer.num_calls == 1
+    assert len(tokens.encode("a" * 100)) == len(tokens.encode("a" * 100)) == 100
+    assert tokenizer.num_calls == 3, "long texts are not kept"
+
+
 def make_tokenizer(*, bos=True, adds_bos=True, adds_eos=False, chat_template=None):
     characters = "abcdefghijklmnopqrstuvwxyz 0123456789[];:{}"
     vocabulary = {token: index for index, token in enumerate(["<pad>", "<s>", "</s>", *characters])}

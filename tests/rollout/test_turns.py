@@ -134,6 +134,7 @@ def turns(**task: Any) -> Turns:
 
 def test_state_that_cannot_travel_is_refused() -> None:
     transcript = Transcript([1])
+    state: Any
     for state, words in (({"x": object()}, "JSON-like"), ("x" * MAX_STATE_BYTES, "bytes, at most")):
         with pytest.raises(UserError, match=words):
             turns().take(transcript, state, 1)
@@ -149,7 +150,10 @@ def test_a_checkpoint_that_does_not_go_on_from_the_last_is_refused() -> None:
         made.take(other, None, 2)
     other.sampled(segment(8, 9))
     made.take(other, None, 2)
-    assert made.new_tokens.tokens_R.tolist() == [7, 8, 9]
+    other.sampled(segment(4))
+    assert made.new_tokens.tokens_R.tolist() == [7, 8, 9], "as it was at the checkpoint"
+    made.take(other, None, 3)
+    assert made.new_tokens.tokens_R.tolist() == [7, 8, 9, 4]
 
 
 def test_a_workflow_of_one_answer_takes_no_checkpoints(rig: Any, fake: Any) -> None:
