@@ -46,8 +46,7 @@ def policy_loss(
         current_N: log-probs under the current policy, with gradient.
         entropy_N: entropies over the whole vocabulary; a constant where no part of the loss needs their gradient.
         inputs: all other tensors.
-        settings: the section trainer.loss.
-        chosen: its loss, where the caller has it already.
+        settings: the section trainer.loss; `chosen` is its loss, where the caller has it already.
 
     Raises:
         UserError: a loss of the user's returns something of another shape.
