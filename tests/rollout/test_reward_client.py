@@ -214,7 +214,7 @@ def test_service_that_never_answers_gives_a_crashed_verdict_saying_so(fake):
 def test_without_addresses_the_verdict_is_invalid_at_once(fake):
     async def scenario():
         verdict = await make_client().score(fake.task(), "1", "stop", 1)
-        assert (verdict.kind, verdict.reason) == ("invalid", "no reward service")
+        assert (verdict.kind, verdict.reason) == ("invalid", "no reward service: reward.scorers is empty")
 
     run(scenario)
 

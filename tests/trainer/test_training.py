@@ -18,6 +18,7 @@ from areal_like.errors import PolicyDiverged, UserError
 from areal_like.weights.weight_store import open_payload, verify
 from areal_like.wire.messages import BatchSample, RunPosition
 from trainer import training as module
+from trainer.backends.registry import BACKENDS
 from trainer.checkpoints import checkpoint
 from trainer.export import write_model
 from trainer.model.tokenizers import build_tokenizer
@@ -98,9 +99,9 @@ def test_several_ranks_meet_with_the_deadlines_of_the_settings(prepared: Path, m
 
     monkeypatch.setattr(module.Ranks, "join", join)
     training = Training(spec_of(prepared, settings={"rank_timeout_s": 11.0, "max_batch_wait_s": 100.0}))
-    assert training._meet("fsdp").size == 2
+    assert training._meet(BACKENDS["fsdp"]).size == 2
     assert met == [("cpu", 11.0, 111.0)], "an order comes only after a batch that may take its time"
-    assert training._meet("torch").size == 1
+    assert training._meet(BACKENDS["torch"]).size == 1
     assert len(met) == 1
 
 

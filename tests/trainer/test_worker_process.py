@@ -159,13 +159,16 @@ def test_failure_is_raised_without_a_goodbye_and_one_of_a_group_leaves_at_once(
 
 def test_place_of_a_version_is_the_senders_where_there_is_one(tmp_path: Path) -> None:
     async def scene() -> None:
-        sender = SimpleNamespace(publish_location=lambda path, version, lineage: f"{path.name}/{version}/{lineage}")
+        async def publish(path: Path, version: int, lineage: str) -> str:
+            return f"{path.name}/{version}/{lineage}"
+
+        sender = SimpleNamespace(publish=publish)
         training: Any = SimpleNamespace()
         for chosen, place in ((None, "/store/v3"), (sender, "v3/3/l0")):
             worker = TrainerWorker(
                 process_spec(tmp_path), training, None, asyncio.Event(), Activity(), chosen  # type: ignore[arg-type]
             )  # fmt: skip
-            assert worker._place_of(Written(Path("/store/v3"), 1, is_delta=False), 3) == place
+            assert await worker._publish_location(Written(Path("/store/v3"), 1, is_delta=False), 3) == place
 
     asyncio.run(scene())
 

@@ -25,6 +25,7 @@ from controller.coordinator.events import (
     WorkerVersionLoaded,
     WorkerVersionStaged,
 )
+from controller.coordinator.sample_outcome import SampleOutcome
 from controller.ledger.transaction import LedgerEntry
 from controller.runtime.inbound import MAX_REASON_CHARS, InboundEvent, entry_of, translate
 
@@ -106,14 +107,12 @@ def test_a_finished_sample_is_reported_with_its_reward_and_stored_with_all_of_it
     verdict = Verdict(kind="scored", value=0.5, components={"correct": 1.0}, reason="a remark")
     message = finished(verdict)
     found = received(message)
-    assert found.event == SampleReported(
-        worker="rollout-3", lease_id=10, group_id=4, sample_index=1, num_tokens=3, first_version=1, last_version=2,
-        verdict_kind="scored", value=0.5, failed_in="", reason="",
+    outcome = SampleOutcome(
+        lease_id=10, group_id=4, sample_index=1, num_tokens=3, first_version=1, last_version=2, verdict_kind="scored",
+        value=0.5, failed_in="", reason="",
     )  # fmt: skip
-    stored = StoreFinished(
-        purpose="train", lease_id=10, group_id=4, sample_index=1, num_tokens=3, first_version=1, last_version=2,
-        verdict_kind="scored", value=0.5, is_kept=True,
-    )  # fmt: skip
+    assert found.event == SampleReported(worker="rollout-3", outcome=outcome)
+    stored = StoreFinished(purpose="train", outcome=outcome, value=0.5, is_kept=True)
     assert entry_of(stored, found) == LedgerEntry(
         effect=stored, trajectory=message.trajectory, verdict=verdict, response_text="42", timings={"score_s": 1.0},
         worker="rollout-3",
@@ -131,8 +130,8 @@ def test_a_finished_sample_is_reported_with_its_reward_and_stored_with_all_of_it
 def test_an_evaluation_counts_correctness_where_the_scorer_names_it(verdict: Verdict, value: float | None) -> None:
     event = received(finished(verdict), evals=(10,)).event
     assert isinstance(event, SampleReported)
-    assert event.value == value
-    assert (event.reason, event.failed_in) == (("", "") if verdict.is_scored else (CUT, "math"))
+    assert event.outcome.value == value
+    assert (event.outcome.reason, event.outcome.failed_in) == (("", "") if verdict.is_scored else (CUT, "math"))
 
 
 def test_an_entry_of_another_effect_is_the_effect_alone() -> None:

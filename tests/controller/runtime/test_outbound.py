@@ -40,6 +40,9 @@ class PlayedLedger:
         assert (group_id, sample_index) == (4, 1)
         return segment_of([1, 1, 2])
 
+    def turn_checkpoint(self, group_id: int, sample_index: int) -> None:
+        assert (group_id, sample_index) == (4, 1)
+
     def batch_samples(self, groups: tuple[BatchGroup, ...]) -> tuple[m.BatchSample, ...]:
         assert [group.group_id for group in groups] == [4, 6]
         return ()

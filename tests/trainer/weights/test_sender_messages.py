@@ -267,7 +267,7 @@ def test_requests_for_a_group_go_to_the_rounds_and_without_any_are_refused(tmp_p
 @pytest.mark.parametrize("has_rounds", [False, True])
 def test_announced_place_says_where_and_whether_by_a_group(has_rounds: bool, tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
-        place = stage.sender.publish_location(stage.path, 1, "l0")
+        place = await stage.sender.publish(stage.path, 1, "l0")
         assert place == str(Locator("tcp://127.0.0.1:77", 1, "l0", by_group=has_rounds))
         if has_rounds:
             assert ("offer", stage.path) in stage.rounds.log
