@@ -17,33 +17,44 @@ TOLERANCE = 1e-4
 NUM_EPISODES, NUM_TURNS = 6, 5
 
 
-async def episode(
-    kit: Any, engine: Any, number: int, turn_done: asyncio.Condition, counts: list[int], last_version: int = 3
-) -> Trajectory:
+class Progress:
+    """Turns that are done, and versions that are loaded. `last_version`: the one that turns wait for at most."""
+
+    def __init__(self, last_version: int = 3) -> None:
+        self.num_turns, self.last_version = 0, last_version
+        self.turn_done = asyncio.Condition()
+        self.loaded = [asyncio.Event() for _ in range(4)]
+        self.loaded[0].set()
+
+
+async def episode(kit: Any, engine: Any, number: int, progress: Progress) -> Trajectory:
     """Turns of several lengths with given tokens between them; a turn is held until its version is loaded."""
     rng = np.random.default_rng(number)
     transcript = Transcript(rng.integers(0, kit.VOCAB, 2 + number))
     for turn in range(NUM_TURNS):
         length = int(rng.integers(1, 9))
-        await kit.until(lambda turn=turn: engine.version >= min(turn - 1, last_version))
+        await progress.loaded[max(0, min(turn - 1, progress.last_version))].wait()
         request = kit.ask(100 * number + turn, prompt_P=transcript.tokens_T, max_new_tokens=length, session_key=number)
         outcome = await engine.generate(request)
         transcript.sampled(outcome.segment)
         transcript.given(rng.integers(0, kit.VOCAB, rng.integers(0, 4)))
-        counts[0] += 1
-        async with turn_done:
-            turn_done.notify_all()
+        async with progress.turn_done:
+            progress.num_turns += 1
+            progress.turn_done.notify_all()
     return transcript.close()
 
 
 async def episodes_with_swaps(kit: Any, bench: Any, engine: Any, interruption: str) -> list[Trajectory]:
-    """Swaps come after every few turns of all episodes together: in mid-answer for some, between turns for others."""
-    turn_done, counts = asyncio.Condition(), [0]
-    tasks = [asyncio.ensure_future(episode(kit, engine, number, turn_done, counts)) for number in range(NUM_EPISODES)]
+    """Each swap comes when half of the turns that had to wait for the one before are done, so that every version
+    samples: in mid-answer for some episodes, between turns for others."""
+    progress = Progress()
+    tasks = [asyncio.ensure_future(episode(kit, engine, number, progress)) for number in range(NUM_EPISODES)]
     for version in (1, 2, 3):
-        async with turn_done:
-            await turn_done.wait_for(lambda version=version: counts[0] >= version * NUM_EPISODES)
+        least = version * NUM_EPISODES + NUM_EPISODES // 2
+        async with progress.turn_done:
+            await progress.turn_done.wait_for(lambda least=least: progress.num_turns >= least)
         await engine.load_version(bench.manifests[version], interruption)
+        progress.loaded[version].set()
     return list(await asyncio.gather(*tasks))
 
 
@@ -108,8 +119,7 @@ def test_without_swaps_a_turn_computes_only_what_was_given_since_the_last(kit: A
 
     async def body() -> Any:
         async with bench.engine(num_slots=8) as engine:
-            turn_done = asyncio.Condition()
-            made = [await episode(kit, engine, number, turn_done, [0], 0) for number in range(2)]
+            made = [await episode(kit, engine, number, Progress(0)) for number in range(2)]
             return made, engine.counters()
 
     trajectories, counters = kit.run(body())
