@@ -180,7 +180,8 @@ FORMS: dict[str, Callable[[list[int], int], list[list[int]]]] = {
 def in_bins(samples: list[BatchSample], bins: list[list[int]], settings: TrainerSettings) -> PreparedBatch:
     """A batch with these micro-batches."""
     parts = [prepare_batch([samples[i] for i in members], 0, settings) for members in bins]
-    return PreparedBatch(0, (tuple(part.mini_batches[0][0] for part in parts),), parts[0].metrics)
+    first = parts[0]  # its rewards are for `kl_in: reward` alone, which is not measured here
+    return PreparedBatch(0, (tuple(part.mini_batches[0][0] for part in parts),), first.metrics, first.rewards)
 
 
 def rates(lengths: list[int], rounds: int) -> dict[str, list[float]]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from areal_like.errors import UserError
 from areal_like.settings import Settings
-from services.reward import scorer_needs
+from services.reward import classifier_folder, scorer_needs
 from services.reward.config import OPTIONS, RewardSettings, missing, silent_endpoints
 from services.reward.scorer_needs import needs_of, unreachable
 
@@ -184,3 +185,30 @@ def test_silent_servers_of_a_configuration_name_the_key(monkeypatch: pytest.Monk
     assert key == "scorers.1.options.url"
     assert "127.0.0.1:1" in what
     assert remedy == "start the server first"
+
+
+@pytest.mark.parametrize(
+    ("config", "classes"),
+    [
+        ({}, ["LABEL_0", "LABEL_1"]), ({"num_labels": 3}, ["LABEL_0", "LABEL_1", "LABEL_2"]),
+        ({"num_labels": 0}, ["LABEL_0", "LABEL_1"]), ({"num_labels": 1}, ["LABEL_0"]),
+        ({"id2label": {"10": "c", "2": "b", "0": "a"}}, ["a", "b", "c"]),
+        ({"id2label": {"x": "a"}}, ["LABEL_0", "LABEL_1"]),
+        ({"id2label": {}, "num_labels": 1}, ["LABEL_0"]),
+    ],
+)  # fmt: skip
+def test_classes_of_a_model_are_those_its_config_names_else_two(config: dict[str, Any], classes: list[str]) -> None:
+    assert classifier_folder._classes(config) == classes
+
+
+@pytest.mark.parametrize(
+    ("label", "index"), [(0, 0), (1, 1), ("good", 1), (2, None), (-1, None), ("fine", None), (None, None)]
+)
+def test_class_is_found_by_number_or_name_and_must_be_said_where_there_are_several(label: Any, index: Any) -> None:
+    if index is not None:
+        assert classifier_folder._index_of(label, ["bad", "good"]) == index
+    else:
+        with pytest.raises(UserError, match=r"2 classes|no class") as raised:
+            classifier_folder._index_of(label, ["bad", "good"])
+        assert raised.value.where == "label"
+    assert classifier_folder._index_of(None, ["only"]) == 0
