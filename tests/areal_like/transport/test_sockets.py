@@ -33,7 +33,7 @@ from areal_like.transport.sockets import (
 from areal_like.wire.encoding import LARGE_BYTES, MAX_FRAME_BYTES
 
 BOUNDS = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
-"""What users are told about the limits of a connection."""
+"""What users read about the limits of a connection."""
 
 
 @pytest.fixture

@@ -208,7 +208,7 @@ def test_equal_rewards_are_counted_in_the_last_fifth_of_the_steps(path: Path) ->
     assert late(path, *mixed, (26, [1.0, 1.0]), (27, [1.0, 1.0])) == (1 / 7, 1.0)
 
 
-def test_of_equal_rewards_those_at_the_best_value_ever_seen_are_told_apart(path: Path) -> None:
+def test_of_equal_rewards_those_at_the_best_value_ever_seen_are_counted(path: Path) -> None:
     rewards = [(1, [0.0, 2.0]), (9, [2.0, 2.0]), (9, [0.5, 0.5]), (9, [2.0, 2.0]), (9, [1.0, 2.0])]
     assert late(path, *rewards) == (0.75, 2 / 3)
 

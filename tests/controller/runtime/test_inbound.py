@@ -32,7 +32,7 @@ LONG = "x" * (MAX_REASON_CHARS + 1)
 CUT = "x" * MAX_REASON_CHARS
 
 
-def heard(message: m.Message, *, evals: tuple[int, ...] = ()) -> InboundEvent:
+def received(message: m.Message, *, evals: tuple[int, ...] = ()) -> InboundEvent:
     found = translate("rollout-3", message, is_eval=lambda lease_id: lease_id in evals)
     assert found is not None
     return found
@@ -57,7 +57,7 @@ def heard(message: m.Message, *, evals: tuple[int, ...] = ()) -> InboundEvent:
     ids=lambda one: type(one).__name__,
 )  # fmt: skip
 def test_a_short_message_is_the_event_of_its_sender(message: m.Message, event: Any) -> None:
-    assert heard(message) == InboundEvent(event)
+    assert received(message) == InboundEvent(event)
 
 
 def test_what_nobody_awaits_is_no_event() -> None:
@@ -65,7 +65,7 @@ def test_what_nobody_awaits_is_no_event() -> None:
 
 
 def test_a_published_version_brings_what_the_trainer_measured() -> None:
-    found = heard(m.VersionPublished(version=3, lineage="l0", manifest_path="/m", metrics={"loss": 0.5}))
+    found = received(m.VersionPublished(version=3, lineage="l0", manifest_path="/m", metrics={"loss": 0.5}))
     assert found.event == Published(version=3, lineage="l0", manifest_path="/m")
     assert found.metrics == {"loss": 0.5}
 
@@ -75,7 +75,7 @@ def test_progress_reports_each_lease_with_its_tokens_and_their_versions() -> Non
     items = (
         m.SampleProgress(lease_id=10, start=0, segment=first), m.SampleProgress(lease_id=11, start=7, segment=second),
     )  # fmt: skip
-    found = heard(m.Progress(items=items))
+    found = received(m.Progress(items=items))
     assert found.event == ProgressReported(worker="rollout-3", items=(
         PartialReport(lease_id=10, start=0, num_tokens=3, first_version=1, last_version=2),
         PartialReport(lease_id=11, start=7, num_tokens=1, first_version=4, last_version=4),
@@ -88,7 +88,7 @@ def test_progress_reports_each_lease_with_its_tokens_and_their_versions() -> Non
 
 def test_a_lease_that_is_handed_back_brings_its_last_tokens() -> None:
     segment = segment_of([2, 3], start=5)
-    found = heard(m.SampleReturned(lease_id=10, start=5, segment=segment, reason="rejected", detail="too long"))
+    found = received(m.SampleReturned(lease_id=10, start=5, segment=segment, reason="rejected", detail="too long"))
     part = PartialReport(lease_id=10, start=5, num_tokens=2, first_version=2, last_version=3)
     assert found.event == LeaseReturned(worker="rollout-3", part=part, reason="rejected", detail="too long")
     assert found.segments == {10: segment}
@@ -105,7 +105,7 @@ def finished(verdict: Verdict) -> m.SampleFinished:
 def test_a_finished_sample_is_reported_with_its_reward_and_stored_with_all_of_it() -> None:
     verdict = Verdict(kind="scored", value=0.5, components={"correct": 1.0}, reason="a remark")
     message = finished(verdict)
-    found = heard(message)
+    found = received(message)
     assert found.event == SampleReported(
         worker="rollout-3", lease_id=10, group_id=4, sample_index=1, num_tokens=3, first_version=1, last_version=2,
         verdict_kind="scored", value=0.5, failed_in="", reason="",
@@ -129,7 +129,7 @@ def test_a_finished_sample_is_reported_with_its_reward_and_stored_with_all_of_it
     ],
 )
 def test_an_evaluation_counts_correctness_where_the_scorer_names_it(verdict: Verdict, value: float | None) -> None:
-    event = heard(finished(verdict), evals=(10,)).event
+    event = received(finished(verdict), evals=(10,)).event
     assert isinstance(event, SampleReported)
     assert event.value == value
     assert (event.reason, event.failed_in) == (("", "") if verdict.is_scored else (CUT, "math"))
@@ -137,4 +137,4 @@ def test_an_evaluation_counts_correctness_where_the_scorer_names_it(verdict: Ver
 
 def test_an_entry_of_another_effect_is_the_effect_alone() -> None:
     effect = RecordGroup(group_id=1, version=0, started=1)
-    assert entry_of(effect, heard(m.BatchRequest(step=5))) == LedgerEntry(effect=effect)
+    assert entry_of(effect, received(m.BatchRequest(step=5))) == LedgerEntry(effect=effect)

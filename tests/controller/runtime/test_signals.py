@@ -52,26 +52,26 @@ def test_preparation_that_ends_in_time_gives_its_result_or_its_error() -> None:
 
 def test_signals_go_to_the_server_once_it_has_taken_over_with_one_that_came_before() -> None:
     async def test() -> None:
-        heard: list[str] = []
+        received: list[str] = []
         with Signals() as signals:
             os.kill(os.getpid(), signal.SIGINT)
             await signals.unless_asked(asyncio.Event().wait())
-            signals.hand_to(heard.append)
-            assert heard == ["a signal"]
+            signals.hand_to(received.append)
+            assert received == ["a signal"]
             for number in (signal.SIGTERM, signal.SIGINT):
                 os.kill(os.getpid(), number)
-                await until(lambda name=number.name: heard[-1] == name)  # type: ignore[misc]
-            assert heard == ["a signal", "SIGTERM", "SIGINT"]
+                await until(lambda name=number.name: received[-1] == name)  # type: ignore[misc]
+            assert received == ["a signal", "SIGTERM", "SIGINT"]
 
     bounded(test())
 
 
 def test_nothing_is_handed_over_where_no_signal_came_and_both_handlers_go_at_the_end() -> None:
     async def test() -> None:
-        heard: list[str] = []
+        received: list[str] = []
         with Signals() as signals:
-            signals.hand_to(heard.append)
-            assert heard == []
+            signals.hand_to(received.append)
+            assert received == []
         loop = asyncio.get_running_loop()
         assert [loop.remove_signal_handler(number) for number in (signal.SIGINT, signal.SIGTERM)] == [False, False]
 

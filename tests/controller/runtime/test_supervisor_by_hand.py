@@ -637,7 +637,7 @@ def test_all_ranks_wait_for_their_places_from_the_start_of_their_new_life(tmp_pa
     assert not bench.supervisor.is_pool_unplaced()
 
 
-# ------------------------------------------------------------ what others are told
+# ------------------------------------------------------------ what is reported
 
 
 def test_states_and_figures_of_each_process_are_those_of_its_newest_heartbeat(tmp_path: Path) -> None:

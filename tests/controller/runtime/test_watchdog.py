@@ -46,7 +46,7 @@ def test_stop_is_due_even_while_there_is_progress_and_not_postponed_by_asking_ag
 
 def test_each_limit_is_over_when_it_has_passed_and_not_before():
     dog = watchdog()
-    assert dog.look(10.0, None, ["a"]) == "no progress for 10 s: a", "whoever never moved has stalled from the start"
+    assert dog.look(10.0, None, ["a"]) == "no progress for 10 s: a", "a run that never moved has stalled from the start"
     with pytest.raises(DeadlineExceeded, match="any progress"):
         dog.look(10.125, None, ["a"])
     dog = watchdog()
