@@ -22,3 +22,4 @@ def test_pipes_devices_and_folders_are_refused_and_files_are_not(tmp_path: Path)
     check_regular(tmp_path / "missing")
     with pytest.raises(UserError, match="too large"):
         check_regular(file, max_bytes=0)
+    check_regular(file, max_bytes=1)

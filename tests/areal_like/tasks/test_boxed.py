@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from areal_like.tasks.boxed import last_boxed
+from areal_like.tasks.boxed import final_boxes, last_boxed
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,12 @@ def test_endless_open_boxes_cost_no_time() -> None:
 @pytest.mark.parametrize(("num_open", "content"), [(19, "5"), (20, None)])
 def test_a_complete_box_counts_behind_nineteen_that_are_never_closed(num_open: int, content: str | None) -> None:
     assert last_boxed(r"\boxed{5}" + r" \boxed{" * num_open) == content
+
+
+def test_boxes_that_touch_are_one_answer_and_of_nested_ones_the_innermost_counts() -> None:
+    assert final_boxes(r"\boxed{1}\boxed{2}") == ["1", "2"]
+    assert final_boxes(r"\boxed{1 \boxed{2}}") == ["2"]
+    assert final_boxes(r"\boxed{1} or \boxed{2}, maybe $\boxed{3}$") == ["1", "2", "3"]
+    assert final_boxes(r"\boxed{1} but rather \boxed{2}") == ["2"]
+    assert final_boxes(r"it is \boxed 5") == ["5"]
+    assert final_boxes("nothing") == []

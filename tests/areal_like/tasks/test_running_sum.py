@@ -149,6 +149,7 @@ def test_rows_of_a_seed_are_those_of_every_release(split: running_sum.Split, fir
 
 
 def test_demonstrations_of_a_seed_are_those_of_every_release() -> None:
+    running_sum.wrong_table.cache_clear()
     shown = list(islice(running_sum.demonstrations(3), 300))
     assert shown[0] == {"prompt": "2+6=", "response": "2+6=8;#8"}
     assert fingerprint(shown) == "1415969f65c48e91"
