@@ -98,6 +98,12 @@ def one_thread() -> None:
         torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def no_exit_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test may run the main function of a process: its exit deadline would end the stream of tests seconds later."""
+    monkeypatch.setattr("areal_like.process._leave_within", lambda grace_s, error: None)
+
+
 @pytest.fixture(scope="session")
 def published() -> Callable[[str], Path]:
     """`published("gsm8k/test.jsonl")`: a file of the published data sets; the test is skipped where it is not.
