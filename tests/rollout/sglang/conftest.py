@@ -42,6 +42,7 @@ class FakeWorld:
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.monkeypatch = root, monkeypatch
+        self.children_before = psutil.Process().children()
         self.marks = root / "marks"
         self.marks.mkdir()
         self.model_dir = root / "model"
@@ -118,11 +119,10 @@ class FakeWorld:
         finally:
             await engine.close()
 
-    @staticmethod
-    def living_servers() -> list[psutil.Process]:
-        """Children of this process that live, but the fork server of this stream of tests."""
-        living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-        return [child for child in living if "areal_like.forkserver" not in child.cmdline()]
+    def living_servers(self) -> list[psutil.Process]:
+        """Children of this process that live and were not there before the test."""
+        children = [child for child in psutil.Process().children() if child not in self.children_before]
+        return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
 
     @staticmethod
     def ask(request_id: int = 1, max_new_tokens: int = 20, prefix: Segment | None = None, **more: Any) -> Any:
