@@ -55,6 +55,14 @@ def import_object(name: str, where: str) -> Any:
     return found
 
 
+def import_factory(name: str, where: str) -> Any:
+    """Import the function or class that makes an implementation. Raises UserError; may import torch."""
+    factory = import_object(name, where)
+    if not callable(factory):
+        raise UserError(f"{name} cannot be called", where=where, remedy="name a function or a class")
+    return factory
+
+
 def find_named(name: str, registered: Mapping[str, T], base: type[T], *, noun: str, where: str) -> T:
     """The registered object of that name, or the one at an import path.
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from areal_like.import_path import import_factory
 from areal_like.user_check import answer
-from rollout.engine.registry import find_engine, load_factory
+from rollout.engine.descriptor import KIND_KEY
+from rollout.engine.registry import find_engine
 
 if __name__ == "__main__":
-    answer(Path(sys.argv[1]), Path(sys.argv[2]), lambda name, options: load_factory(find_engine(name)))
+    answer(
+        Path(sys.argv[1]), Path(sys.argv[2]), lambda name, options: import_factory(find_engine(name).factory, KIND_KEY)
+    )

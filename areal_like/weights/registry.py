@@ -7,10 +7,8 @@ TRANSFERS.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from areal_like.errors import UserError
-from areal_like.import_path import find_named, import_object
+from areal_like.import_path import find_named
 from areal_like.weights.transfer import KIND_KEY, TransferDescriptor
 from areal_like.weights.transfers.files import DISK, SHARED_MEMORY
 from areal_like.weights.transfers.process_group import PROCESS_GROUP
@@ -38,11 +36,3 @@ def find_transfer(kind: str) -> TransferDescriptor:
         'tcp://'
     """
     return find_named(kind, TRANSFERS, TransferDescriptor, noun="weight transfer", where=KIND_KEY)
-
-
-def load_half(path: str) -> Any:
-    """The function that makes one half of a transfer, a sender or a receiver. Raises UserError; may import torch."""
-    factory = import_object(path, KIND_KEY)
-    if not callable(factory):
-        raise UserError(f"{path} cannot be called", where=KIND_KEY, remedy="name a function")
-    return factory

@@ -7,10 +7,8 @@ ENGINES.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from areal_like.errors import UserError
-from areal_like.import_path import find_named, import_object
+from areal_like.import_path import find_named, import_factory
 from rollout.engine.descriptor import KIND_KEY, EngineContext, EngineDescriptor
 from rollout.engine.embedded_descriptor import EMBEDDED
 from rollout.engine.emulated_descriptor import EMULATED
@@ -46,15 +44,7 @@ def find_engine(kind: str, *, is_emulated: bool = False) -> EngineDescriptor:
     return find_named(kind, ENGINES, EngineDescriptor, noun="engine", where=KIND_KEY)
 
 
-def load_factory(descriptor: EngineDescriptor) -> Any:
-    """The function that makes the engine. Raises UserError where there is none; may import torch."""
-    factory = import_object(descriptor.factory, KIND_KEY)
-    if not callable(factory):
-        raise UserError(f"{descriptor.factory} cannot be called", where=KIND_KEY, remedy="name a function")
-    return factory
-
-
 def make_engine(descriptor: EngineDescriptor, context: EngineContext) -> Engine:
     """The engine of one worker. Raises UserError."""
-    engine: Engine = load_factory(descriptor)(context)
+    engine: Engine = import_factory(descriptor.factory, KIND_KEY)(context)
     return engine

@@ -8,15 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from areal_like.config import ProcessSpec
+from areal_like.import_path import import_factory
 from areal_like.weights.process_group import GroupCall
-from areal_like.weights.registry import find_transfer, load_half
+from areal_like.weights.registry import find_transfer
+from areal_like.weights.transfer import KIND_KEY
 from rollout.weights.port import JoinAs, MakeReceiver, MakeWire, Receiver
 
 
 def receiver_of(spec: ProcessSpec, make_wire: MakeWire) -> Receiver:
     """The worker's half of `trainer.weights.kind`; it opens nothing before the first version. Raises UserError."""
     transfer = find_transfer(spec.weight_transfer)
-    make: MakeReceiver = load_half(transfer.receiver)
+    make: MakeReceiver = import_factory(transfer.receiver, KIND_KEY)
     receiver = make(spec, make_wire)
     return _BySchemeReceiver(receiver, transfer.scheme) if transfer.scheme else receiver
 

@@ -14,11 +14,12 @@ import torch
 from transformers import PreTrainedModel
 
 from areal_like.errors import UserError
+from areal_like.import_path import import_factory
 from trainer.backends.auto_descriptor import AUTO
 from trainer.backends.descriptor import KIND_KEY, BackendDescriptor
 from trainer.backends.fsdp_descriptor import FSDP
 from trainer.backends.port import Backend, Setup
-from trainer.backends.registry import find_backend, load_factory, ranks_fault
+from trainer.backends.registry import find_backend, ranks_fault
 from trainer.backends.torch_descriptor import TORCH
 from trainer.config import TrainerSettings
 
@@ -80,7 +81,7 @@ def fitting_backend(
 
 def make_backend(descriptor: BackendDescriptor, model: PreTrainedModel, setup: Setup) -> Backend:
     """Spread `model`, whole until now, as the backend does. Collective. Raises UserError."""
-    backend: Backend = load_factory(descriptor)(model, setup)
+    backend: Backend = import_factory(descriptor.factory, KIND_KEY)(model, setup)
     return backend
 
 

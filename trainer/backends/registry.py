@@ -7,10 +7,8 @@ BACKENDS.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from areal_like.errors import UserError
-from areal_like.import_path import find_named, import_object
+from areal_like.import_path import find_named
 from trainer.backends.auto_descriptor import AUTO
 from trainer.backends.descriptor import KIND_KEY, BackendDescriptor
 from trainer.backends.fsdp_descriptor import FSDP
@@ -37,14 +35,6 @@ def find_backend(name: str) -> BackendDescriptor:
         'deepspeed'
     """
     return find_named(name, BACKENDS, BackendDescriptor, noun="trainer backend", where=KIND_KEY)
-
-
-def load_factory(descriptor: BackendDescriptor) -> Any:
-    """The function or class that makes the backend. Raises UserError where there is none; may import torch."""
-    factory = import_object(descriptor.factory, KIND_KEY)
-    if not callable(factory):
-        raise UserError(f"{descriptor.factory} cannot be called", where=KIND_KEY, remedy="name a function or a class")
-    return factory
 
 
 def ranks_fault(descriptor: BackendDescriptor, ranks: int) -> tuple[str, str] | None:

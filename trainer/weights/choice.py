@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from areal_like.config import ProcessSpec
-from areal_like.weights.registry import load_half
+from areal_like.import_path import import_factory
+from areal_like.weights.transfer import KIND_KEY
 from trainer.config import TrainerSettings
 from trainer.weights.port import MakeSender, Sender
 
@@ -13,5 +14,5 @@ def sender_of(spec: ProcessSpec, trainer: TrainerSettings) -> Sender | None:
     transfer = trainer.weights.transfer
     if not transfer.sender:
         return None
-    make: MakeSender = load_half(transfer.sender)
+    make: MakeSender = import_factory(transfer.sender, KIND_KEY)
     return make(spec, trainer)

@@ -6,9 +6,9 @@ window of the correction weight. Refuses: a loss of the user's (trainer/check_ob
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 
+from areal_like.import_path import is_import_path
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 from trainer.objectives.port import Fault
@@ -26,18 +26,13 @@ _RELATED = {
 """The other key of a contradiction between two."""
 
 
-def is_function(name: str) -> bool:
-    """True for `module:function`."""
-    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name) is not None
-
-
 def loss_problems(config: RunConfig) -> Iterator[Problem]:
     """Find what of trainer.loss cannot be."""
     loss = config.trainer.loss
-    if ":" in loss.kind and not is_function(loss.kind):
+    if ":" in loss.kind and not is_import_path(loss.kind):
         yield Problem(("trainer.loss.kind",), f"no loss `{loss.kind}`", "module:function")
     for number, one in enumerate(loss.corrections):
-        if ":" in one.kind and not is_function(one.kind):
+        if ":" in one.kind and not is_import_path(one.kind):
             yield Problem(
                 (f"trainer.loss.corrections.{number}.kind",), f"no correction `{one.kind}`", "module:function"
             )
@@ -53,7 +48,7 @@ def is_corrected(config: RunConfig) -> bool:
 def advantage_problems(config: RunConfig) -> Iterator[Problem]:
     """Find what of trainer.advantage cannot be."""
     advantage = config.trainer.advantage
-    if ":" in advantage.kind and not is_function(advantage.kind):
+    if ":" in advantage.kind and not is_import_path(advantage.kind):
         yield Problem(("trainer.advantage.kind",), f"no advantage `{advantage.kind}`", "module:function")
     yield from _as_problems(advantage_faults(advantage, config.group_size))
 

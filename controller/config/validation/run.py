@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from areal_like import limits, templates
 from areal_like.config import BUILT_IN_TOKENIZERS
 from areal_like.context_limit import context_limit
+from areal_like.import_path import is_import_path
 from areal_like.staleness import MODE_STALENESS
 from controller.config.backends import backend_kind_problems
 from controller.config.engines import engine_kind_problems
@@ -28,7 +29,7 @@ from controller.config.run_config import (
 from controller.config.stall_limit import stall_problems
 from controller.config.validation.engine import device_problems, emulation_problems, engine_problems, rollout_problems
 from controller.config.validation.launcher import launcher_problems
-from controller.config.validation.objectives import advantage_problems, is_function, loss_problems
+from controller.config.validation.objectives import advantage_problems, loss_problems
 from controller.config.validation.pool_sizes import placement_problems, pool_problems
 from controller.config.validation.trainer_backend import backend_problems
 from controller.config.validation.weight_transfer import transfer_kind_problems, transfer_problems
@@ -163,7 +164,7 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
         kind == "generator"
         and source.generator
         and source.generator not in BUILT_IN_GENERATORS
-        and not is_function(source.generator)
+        and not is_import_path(source.generator)
     ):
         known = f"{', '.join(BUILT_IN_GENERATORS)}, or module:function"
         yield Problem((f"{path}.generator",), f"no generator `{source.generator}`", known)
@@ -275,7 +276,7 @@ def _context(config: RunConfig) -> Iterator[Problem]:
 
 def _reward(config: RunConfig) -> Iterator[Problem]:
     for index, scorer in enumerate(config.reward.scorers):
-        if scorer.kind not in BUILT_IN_SCORERS and not is_function(scorer.kind):
+        if scorer.kind not in BUILT_IN_SCORERS and not is_import_path(scorer.kind):
             near = nearest(scorer.kind, BUILT_IN_SCORERS, count=1)
             remedy = f"did you mean {near[0]}?" if near else f"{', '.join(BUILT_IN_SCORERS)}, or module:function"
             yield Problem((f"reward.scorers.{index}.kind",), f"no scorer `{scorer.kind}`", remedy)

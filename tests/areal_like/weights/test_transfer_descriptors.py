@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from areal_like.weights.registry import BETWEEN_HOSTS, TRANSFERS, load_half
+from areal_like.import_path import import_factory
+from areal_like.weights.registry import BETWEEN_HOSTS, TRANSFERS
 from areal_like.weights.stream import Locator
+from areal_like.weights.transfer import KIND_KEY
 from trainer.config import WeightStoreSettings
 
 
@@ -15,7 +17,7 @@ def test_every_name_leads_to_a_descriptor_whose_halves_exist(name: str) -> None:
     assert transfer.name == name
     assert set(transfer.own_keys) <= set(WeightStoreSettings.model_fields)
     for path in filter(None, (transfer.sender, transfer.receiver)):
-        assert callable(load_half(path))
+        assert callable(import_factory(path, KIND_KEY))
 
 
 def test_only_what_crosses_hosts_is_the_default_between_hosts() -> None:

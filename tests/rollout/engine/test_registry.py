@@ -8,10 +8,11 @@ import sys
 import pytest
 
 from areal_like.errors import UserError
+from areal_like.import_path import import_factory
 from rollout.config import EngineSettings
-from rollout.engine.descriptor import EngineDescriptor, EngineJob
+from rollout.engine.descriptor import KIND_KEY, EngineDescriptor, EngineJob
 from rollout.engine.emulated_descriptor import EMULATED
-from rollout.engine.registry import ENGINES, find_engine, load_factory
+from rollout.engine.registry import ENGINES, find_engine
 
 ALL = [*ENGINES.values(), EMULATED]
 
@@ -34,7 +35,7 @@ def test_default_settings_of_every_engine_are_accepted_by_it(engine: EngineDescr
 
 @pytest.mark.parametrize("engine", ALL, ids=lambda engine: engine.name)
 def test_every_engine_names_a_function_that_makes_it(engine: EngineDescriptor) -> None:
-    assert load_factory(engine).__name__ == "make"
+    assert import_factory(engine.factory, KIND_KEY).__name__ == "make"
 
 
 @pytest.mark.parametrize("engine", ALL, ids=lambda engine: engine.name)
