@@ -30,7 +30,7 @@ def import_object(name: str, where: str) -> Any:
     """Import `module:ATTRIBUTE`; the user's own modules are looked for last, in the folder the run was started in.
 
     Args:
-        name: module and attribute.
+        name: module and attribute, which may be dotted (`module:Class.method`).
         where: the setting that names it.
 
     Raises:
@@ -44,14 +44,21 @@ def import_object(name: str, where: str) -> Any:
         sys.path.append(folder)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
         what = f"module {module_name} cannot be imported ({type(error).__name__}: {error})"
-        raise UserError(what, where=where, remedy="it must be in the current folder or installed") from error
-    found = getattr(module, attribute, None)
-    if found is None:
-        near = difflib.get_close_matches(attribute, [word for word in vars(module) if not word.startswith("_")], n=1)
-        remedy = f"did you mean {module_name}:{near[0]}?" if near else "fix the name"
-        raise UserError(f"module {module_name} has no {attribute}", where=where, remedy=remedy)
+        is_missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
+        cause = None if is_missing else error  # only what the user's own module did needs a traceback
+        raise UserError(what, where=where, remedy="it must be in the current folder or installed") from cause
+    found: Any = module
+    parts = attribute.split(".")
+    for index, part in enumerate(parts):
+        names = [word for word in vars(found) if not word.startswith("_")] if hasattr(found, "__dict__") else []
+        found = getattr(found, part, None)
+        if found is None:
+            near = difflib.get_close_matches(part, names, n=1)
+            right = ".".join([*parts[:index], *near])
+            remedy = f"did you mean {module_name}:{right}?" if near else "fix the name"
+            raise UserError(f"module {module_name} has no {attribute}", where=where, remedy=remedy)
     return found
 
 

@@ -23,12 +23,12 @@ from controller.config.engines import engine_of, written_devices_per_worker
 from controller.config.launch_settings import LaunchSettings
 from controller.config.launchers import launcher_of, written_launcher
 from rollout.config import RolloutSettings
-from services.reward.config import BUILT_IN_SCORERS as BUILT_IN_SCORERS
 from services.reward.config import RewardSettings
 from services.reward.config import contradictions as contradictions
 from services.reward.config import missing as missing
 from services.reward.config import silent_endpoints as silent_endpoints
 from services.reward.config import soft_zones as soft_zones
+from services.reward.scorer_registry import SCORERS as SCORERS
 from trainer.config import SftSettings, TrainerSettings
 
 BUILT_IN_GENERATORS = ("running_sum", "tool_sum", "reasoning_gym")

@@ -7,11 +7,9 @@ what the columns mean (table.py). Rows stay on disk where they can: a JSON Lines
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 import math
 import os
-import sys
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +20,7 @@ from typing import Any, Literal, overload
 
 from areal_like.errors import OperationError, UserError, first_line
 from areal_like.finite_json import NOT_FINITE_REMEDY, NotFinite, loads_finite
-from areal_like.import_check import check_own_module
+from areal_like.import_path import import_factory
 from areal_like.regular_file import check_regular
 from controller.config.problems import nearest
 from controller.config.run_config import DataSource
@@ -319,7 +317,7 @@ def _read_generator(source: DataSource, key: str, split: str, seed: int) -> RawR
         made = reasoning_gym.rows(seed, part, limit=limit, options=source.options)
         return RawRows.of(list(made), lambda index: f"reasoning_gym row {index}")
     where = f"{key}: {name}"
-    function = _import_function(name, where)
+    function = import_factory(name, where)
     try:
         rows = list(islice(function(seed, split, limit=limit, options=dict(source.options)), limit))
     except Exception as error:  # fault boundary: the user's function may raise anything
@@ -335,25 +333,3 @@ def _read_generator(source: DataSource, key: str, split: str, seed: int) -> RawR
             if isinstance(value, float) and not math.isfinite(value):
                 raise UserError(f"row {index}: `{name}` is {value}", where=where, remedy="give None or a finite number")
     return RawRows.of(rows, lambda index: f"{name} row {index}")
-
-
-def _import_function(name: str, where: str) -> Callable[..., Iterable[Any]]:
-    module_name, _, attribute = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:  # the console script starts without the current folder
-        sys.path.append(here)
-    check_own_module(module_name, where)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # fault boundary: the user's module may raise anything on import
-        raise UserError(
-            f"`{module_name}` cannot be imported ({type(error).__name__}: {error})",
-            where=where,
-            remedy="it must be in the current folder or installed",
-        ) from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        near = nearest(attribute, [word for word in vars(module) if not word.startswith("_")], count=1)
-        remedy = f"did you mean {module_name}:{near[0]}?" if near else ""
-        raise UserError(f"`{module_name}` has no function `{attribute}`", where=where, remedy=remedy)
-    return function

@@ -1,7 +1,7 @@
 """Several scorers as one: gates, the weighted sum, its components, and what counts as a number.
 
 Owns: the order, the sum and its bounds, components. Refuses: processes and time limits (pool), single rules (scorers/),
-making scorers (scorer_kinds). If any scorer that is run does not score, the whole does not: a part that is missing is
+making scorers (make_scorer.py). If any scorer that is run does not score, the whole does not: a part that is missing is
 no zero.
 
     reward = otherwise of the first gate whose value is below at_least; the scorers after it are not run
@@ -23,7 +23,7 @@ from typing import Any
 
 from services.reward.config import ClipSettings, GateSettings, ScorerSettings, scorer_names
 from services.reward.job import MAX_REASON_CHARS, Job, Outcome
-from services.reward.scorer_kinds import make_scorer
+from services.reward.make_scorer import make_scorer
 from services.reward.scorers.port import CannotJudge, Scorer, ScorerInput, TookTooLong
 
 MAX_COMPONENTS = 64

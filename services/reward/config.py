@@ -7,41 +7,17 @@ import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from areal_like import limits
 from areal_like.settings import Settings
 from areal_like.transport.credentials import service_keys_folder
+from services.reward.code_options import CodeOptions
 from services.reward.scorer_needs import needs_of, unreachable
-from services.reward.scorer_options import (
-    EndpointOptions,
-    FormatOptions,
-    HttpOptions,
-    JudgeOptions,
-    LengthOptions,
-    MathOptions,
-    NoOptions,
-    OverlongOptions,
-    ReasoningGymScorerOptions,
-    RewardModelOptions,
-)
-
-BUILT_IN_SCORERS = (
-    "math",
-    "code",
-    "running_sum",
-    "format",
-    "overlong",
-    "length",
-    "http",
-    "llm_judge",
-    "reward_model",
-    "reasoning_gym",
-)
-"""Kinds of scorers alongside `module:function`."""
-
+from services.reward.scorer_options import EndpointOptions, OverlongOptions
+from services.reward.scorer_registry import SCORERS
 
 OnFailure = Literal["drop_sample", "drop_group"] | float
 """What becomes of an answer without a score; a number is used as its reward."""
@@ -92,76 +68,6 @@ class ScorerSettings(Settings):
     """What a non-score of this scorer does after all attempts; null: `reward.on_failure`."""
     cache: bool = True
     """Exact duplicates may get the score of the first one, unless the scorer says it is not deterministic."""
-
-
-SandboxLayer = Literal["namespaces", "landlock", "seccomp", "limits"]
-"""Strongest first: bubblewrap's namespaces; no namespaces but files hidden; files readable; resource limits only."""
-
-
-class CodeOptions(Settings):
-    """Options of scorer `code`: how programs are found, judged and confined. A row's own limits come before these."""
-
-    partial_credit: bool = False
-    """The value is the share of tests passed, instead of 1 for all and 0 for any less."""
-    compare: Literal["tokens", "lines", "exact"] = "tokens"
-    """Printed output against the expected: words whatever space is between them, lines, or every character."""
-    float_tolerance: float = Field(0.0, ge=0, lt=1)
-    """Numbers may differ by so much (relative beyond 1): floats in asserts, decimal numbers in printed output."""
-    extract: Literal["auto", "whole"] = "auto"
-    """auto: the last fenced block of Python, else the whole answer; below the row's prompt where that begins it."""
-    must_stop: bool = False
-    """An answer cut at the token limit counts as wrong."""
-    own_classes: Literal["weaker", "invalid"] = "weaker"
-    """Where an assert compares objects of the program's own classes: let them, and say so, or give no verdict."""
-    require: SandboxLayer = "landlock"
-    """The weakest layer of the sandbox to accept; without it the service does not start. `seccomp` and `limits` let a
-    program read every file that its user can read, and refuse to run programs as root."""
-    layer: SandboxLayer | None = None
-    """Use this layer, whatever else there is."""
-    python: str | None = None
-    """Interpreter for the programs, with its installed packages; None: this one, with the standard library alone."""
-    time_limit_s: float = Field(4.0, gt=0, le=600)
-    """Seconds for all asserts of a program together, or for each input."""
-    time_factor: float = Field(1.0, gt=0, le=limits.SECONDS)
-    """Times a row's own `time_limit_s`: some are meant for faster languages."""
-    total_limit_s: float = Field(8.0, gt=0, le=limits.SECONDS)
-    """Seconds on the wall for all tests of a program; must stay below the service's timeout_s."""
-    memory_limit_mb: int = Field(1024, ge=16, le=limits.MEGABYTES)
-    """Memory of a program and all its processes."""
-    max_memory_limit_mb: int = Field(2048, ge=16, le=limits.MEGABYTES)
-    """No row may ask for more."""
-    max_processes: int = Field(32, ge=1, le=limits.PROCESSES)
-    """Processes and threads of a program."""
-    max_output_kb: int = Field(4096, ge=1, le=limits.KILOBYTES)
-    """What a program may print, and the longest answer it may give to one call."""
-    max_file_mb: int = Field(16, ge=0, le=limits.KILOBYTES)
-    """Longest file a program may write."""
-    max_open_files: int = Field(64, ge=16, le=limits.DEVICES)
-    """Files a program may hold open."""
-    tmp_mb: int = Field(32, ge=1, le=limits.MEGABYTES)
-    """Size of a program's private /tmp."""
-    max_program_chars: int = Field(1_000_000, gt=0, le=limits.CHARACTERS)
-    """A longer program is wrong."""
-
-    ROOM_S: ClassVar[float] = 1.5
-    """What judging takes beyond `total_limit_s` at worst."""
-    ROOM_MB: ClassVar[int] = 1024
-    """What a scoring process and its judge take alongside the program."""
-
-
-OPTIONS: dict[str, type[Settings]] = {
-    "math": MathOptions,
-    "code": CodeOptions,
-    "running_sum": NoOptions,
-    "format": FormatOptions,
-    "overlong": OverlongOptions,
-    "length": LengthOptions,
-    "http": HttpOptions,
-    "llm_judge": JudgeOptions,
-    "reward_model": RewardModelOptions,
-    "reasoning_gym": ReasoningGymScorerOptions,
-}
-"""Options of each built-in scorer, checked before anything starts."""
 
 
 class RewardSettings(Settings):
@@ -247,14 +153,14 @@ def contradictions(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
     """
     yield from _contradictions_of_services(reward)
     for index, scorer in enumerate(reward.scorers):
-        kind = OPTIONS.get(scorer.kind)
-        if kind is None:
+        found = SCORERS.get(scorer.kind)
+        if found is None:
             continue
         where = f"scorers.{index}.options"
         try:
-            options = kind.model_validate(scorer.options)
+            options = found.options.model_validate(scorer.options)
         except ValidationError as error:
-            yield _fault_of(error, kind, where)
+            yield _fault_of(error, found.options, where)
             continue
         if isinstance(options, CodeOptions):
             yield from _code_contradictions(options, reward, where)
@@ -282,10 +188,10 @@ def silent_endpoints(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
 def _usable_options(reward: RewardSettings) -> Iterator[tuple[str, Settings]]:
     """Place and options of this run's own scorers whose options are right; `contradictions` tells the others."""
     for index, scorer in enumerate(() if reward.addresses else reward.scorers):
-        kind = OPTIONS.get(scorer.kind)
-        if kind is not None:
+        found = SCORERS.get(scorer.kind)
+        if found is not None:
             with contextlib.suppress(ValidationError):
-                yield f"scorers.{index}", kind.model_validate(scorer.options)
+                yield f"scorers.{index}", found.options.model_validate(scorer.options)
 
 
 def soft_zones(reward: RewardSettings) -> Iterator[tuple[str, int]]:

@@ -28,7 +28,8 @@ from areal_like.errors import UserError
 from areal_like.process import first_cause
 from areal_like.verdict import Verdict
 from services.reward import process_tree
-from services.reward.config import CodeOptions, RewardSettings, contradictions
+from services.reward.code_options import CodeOptions
+from services.reward.config import RewardSettings, contradictions
 from services.reward.job import MAX_REASON_CHARS, Job, Outcome, frame
 from services.reward.pool import Pool
 from services.reward.score_output import Totals, VerdictFile, verdict_line

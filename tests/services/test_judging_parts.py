@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from areal_like.errors import UserError
-from services.reward.config import CodeOptions
+from services.reward.code_options import CodeOptions
 from services.reward.judging import client, supervisor
 from services.reward.judging.client import JudgeLost, Judges, NoSandbox
 from services.reward.judging.problem import Streams, Task

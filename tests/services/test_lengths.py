@@ -8,7 +8,7 @@ import pytest
 
 from areal_like.errors import UserError
 from services.reward.config import ScorerSettings
-from services.reward.scorer_kinds import make_scorer
+from services.reward.make_scorer import make_scorer
 from services.reward.scorers.port import ScorerInput
 
 

@@ -14,7 +14,7 @@ from areal_like.errors import UserError
 from services.reward.composition import WeightedSum
 from services.reward.config import ScorerSettings
 from services.reward.job import Job, Outcome
-from services.reward.scorer_kinds import make_scorer
+from services.reward.make_scorer import make_scorer
 
 SERVERS: list[OddServer] = []
 RUBRIC = (

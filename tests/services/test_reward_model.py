@@ -17,8 +17,8 @@ from services.reward.classifier import Classifier
 from services.reward.composition import WeightedSum
 from services.reward.config import ScorerSettings
 from services.reward.job import Job, Outcome
+from services.reward.make_scorer import make_scorer
 from services.reward.model_wire import Item
-from services.reward.scorer_kinds import make_scorer
 from services.reward.scorer_options import RewardModelOptions
 from services.reward.scorers.reward_model import RewardModelScorer, reduced
 

@@ -17,7 +17,8 @@ from code_harness import CodeBench, layers_here
 
 import services
 from areal_like.errors import UserError
-from services.reward.config import CodeOptions, RewardSettings, ScorerSettings
+from services.reward.code_options import CodeOptions
+from services.reward.config import RewardSettings, ScorerSettings
 from services.reward.sandbox import demands
 from services.reward.sandbox import layers as layers_module
 from services.reward.sandbox.demands import sandbox_problems

@@ -13,7 +13,8 @@ import pytest
 
 from areal_like.errors import OperationError, UserError
 from services.reward import score_file as module
-from services.reward.config import CodeOptions, RewardSettings
+from services.reward.code_options import CodeOptions
+from services.reward.config import RewardSettings
 from services.reward.job import MAX_REASON_CHARS, PREFIX, Job, Outcome, decode_for_process
 from services.reward.score_file import MAX_ATTEMPTS, Order, Standing, score_file, settings_of
 

@@ -12,8 +12,9 @@ import pytest
 from areal_like.errors import UserError
 from areal_like.settings import Settings
 from services.reward import classifier_folder, scorer_needs
-from services.reward.config import OPTIONS, RewardSettings, missing, silent_endpoints
+from services.reward.config import RewardSettings, missing, silent_endpoints
 from services.reward.scorer_needs import needs_of, unreachable
+from services.reward.scorer_registry import SCORERS
 
 
 def options(kind: str, **values: Any) -> Settings:
@@ -22,7 +23,7 @@ def options(kind: str, **values: Any) -> Settings:
         "llm_judge": {"base_url": "http://127.0.0.1:1/v1", "model": "m", "rubric": "{{ response }}"},
         "reward_model": {"path": "/no/such"},
     }
-    return OPTIONS[kind].model_validate({**defaults.get(kind, {}), **values})
+    return SCORERS[kind].options.model_validate({**defaults.get(kind, {}), **values})
 
 
 def needs(kind: str, **values: Any) -> list[tuple[str, str, str]]:

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from areal_like.settings import Settings
-from services.reward.config import OPTIONS
 from services.reward.scorer_options import ALL_RULES, EndpointOptions
+from services.reward.scorer_registry import SCORERS
 
 NEEDED: dict[str, dict[str, Any]] = {
     "http": {"url": "http://h/score"},
@@ -20,7 +20,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 def options(kind: str, **values: Any) -> Any:
-    return OPTIONS[kind].model_validate({**NEEDED.get(kind, {}), **values})
+    return SCORERS[kind].options.model_validate({**NEEDED.get(kind, {}), **values})
 
 
 ENDPOINT = {

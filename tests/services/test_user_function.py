@@ -72,8 +72,8 @@ def test_result_is_a_number_or_parts_with_a_value_or_a_reward(result: Any, compo
     [
         ("plain", "is neither a scorer nor module:function"), (":score", "is neither a scorer nor module:function"),
         ("my_rewards_module:", "is neither a scorer nor module:function"),
-        ("my_rewards_module:none", "has no function none"), ("my_rewards_module:number", "cannot be called"),
-        ("my_rewards_module:number.deep", "has no function number.deep"),
+        ("my_rewards_module:none", "has no none"), ("my_rewards_module:number", "cannot be called"),
+        ("my_rewards_module:number.deep", "has no number.deep"),
         ("no_such_module_here:score", r"cannot be imported \(ModuleNotFoundError"),
         ("my_rewards_module:narrow", "does not take what it is called with"),
     ],

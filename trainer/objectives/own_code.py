@@ -7,14 +7,12 @@ Refuses: trying them before a run (trial.py, trainer/check_objectives.py).
 from __future__ import annotations
 
 import functools
-import importlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from areal_like.errors import UserError
-from areal_like.import_check import check_own_module
+from areal_like.import_path import import_object
 from trainer.objectives.options import keywords, options_of_function
 from trainer.objectives.port import (
     Advantage,
@@ -92,16 +90,7 @@ def own_advantage(name: str) -> Advantage:
 
 def _load(name: str, where: str) -> Any:
     """Import `module:attribute`: a descriptor, or something that can be called."""
-    module_name, _, attribute = name.partition(":")
-    check_own_module(module_name, where)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything while it is imported
-        what = f"module {module_name} cannot be imported ({type(error).__name__}: {error})"
-        raise UserError(what, where=where, remedy="fix the module, or the name") from error
-    found: Callable[..., Any] | None = getattr(module, attribute, None)
-    if found is None:
-        raise UserError(f"module {module_name} has no function {attribute}", where=where, remedy="fix the name")
+    found = import_object(name, where)
     descriptors = tuple(_DESCRIPTORS.values())
     if isinstance(found, descriptors) and not isinstance(found, _DESCRIPTORS[where]):
         article = "a" if isinstance(found, Correction) else "an"

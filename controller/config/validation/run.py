@@ -20,7 +20,7 @@ from controller.config.launchers import launcher_kind_problems
 from controller.config.problems import Problem, nearest, show
 from controller.config.run_config import (
     BUILT_IN_GENERATORS,
-    BUILT_IN_SCORERS,
+    SCORERS,
     DataSource,
     RunConfig,
     contradictions,
@@ -276,9 +276,9 @@ def _context(config: RunConfig) -> Iterator[Problem]:
 
 def _reward(config: RunConfig) -> Iterator[Problem]:
     for index, scorer in enumerate(config.reward.scorers):
-        if scorer.kind not in BUILT_IN_SCORERS and not is_import_path(scorer.kind):
-            near = nearest(scorer.kind, BUILT_IN_SCORERS, count=1)
-            remedy = f"did you mean {near[0]}?" if near else f"{', '.join(BUILT_IN_SCORERS)}, or module:function"
+        if scorer.kind not in SCORERS and not is_import_path(scorer.kind):
+            near = nearest(scorer.kind, SCORERS, count=1)
+            remedy = f"did you mean {near[0]}?" if near else f"{', '.join(SCORERS)}, or module:function"
             yield Problem((f"reward.scorers.{index}.kind",), f"no scorer `{scorer.kind}`", remedy)
     for key, what, remedy in contradictions(config.reward):
         yield Problem((f"reward.{key}",), what, remedy)

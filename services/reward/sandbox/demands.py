@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.reward.config import CodeOptions, RewardSettings
+from services.reward.code_options import CodeOptions
+from services.reward.config import RewardSettings
 from services.reward.sandbox.layers import sandbox_problem
 
 SANDBOX_REMEDY = (

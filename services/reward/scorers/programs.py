@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from areal_like.errors import OperationError, UserError
-from services.reward.config import CodeOptions
+from services.reward.code_options import CodeOptions
 from services.reward.judging.client import Judges, NoSandbox
 from services.reward.judging.problem import Task
 from services.reward.sandbox.demands import SANDBOX_REMEDY

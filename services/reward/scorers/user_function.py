@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from areal_like.errors import UserError
-from areal_like.import_check import check_own_module
+from areal_like.import_path import import_object
 from services.reward.scorers.port import ScorerInput
 
 EXPECTED = "def score(row, response, **info) -> float or dict"
@@ -108,20 +107,7 @@ def find_function(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise UserError("is neither a scorer nor module:function", where=where)
-    check_own_module(module_name, where)
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
-        reason = f"{type(error).__name__}: {error}"
-        remedy = "is it installed, or in the folder the job is started from?" if isinstance(error, ImportError) else ""
-        is_missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
-        cause = None if is_missing else error  # only what the user's own module did is worth a traceback
-        raise UserError(f"module {module_name} cannot be imported ({reason})", where=where, remedy=remedy) from cause
-    function: Any = module
-    for part in function_name.split("."):
-        function = getattr(function, part, None)
-        if function is None:
-            raise UserError(f"module {module_name} has no function {function_name}", where=where)
+    function = import_object(name, where)
     if not callable(function):
         raise UserError(f"{function_name} of module {module_name} cannot be called", where=where, remedy=EXPECTED)
     _check_signature(function, where, options)

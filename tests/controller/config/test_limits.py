@@ -23,7 +23,7 @@ from controller.config.run_config import RunConfig
 from controller.config.schema import section_of
 from controller.config.validation.run import cross_check
 from controller.config.yaml_document import parse_value
-from services.reward.config import OPTIONS
+from services.reward.scorer_registry import SCORERS
 from services.reward.standalone import _parser
 
 FREE = {"rollout.engine.sglang.arguments"}
@@ -50,7 +50,11 @@ def has_upper_bound(field: FieldInfo) -> bool:
     return any(getattr(item, name, None) is not None for item in found for name in ("le", "lt"))
 
 
-ROOTS = {"": RunConfig, "running_sum.": RunningSumOptions, **{f"{name}.": kind for name, kind in OPTIONS.items()}}
+ROOTS = {
+    "": RunConfig,
+    "running_sum.": RunningSumOptions,
+    **{f"{name}.": kind.options for name, kind in SCORERS.items()},
+}
 FIELDS = [(path, field) for prefix, root in ROOTS.items() for path, field in fields_of(root, prefix)]
 WHOLE = [(path, field) for path, field in FIELDS if holds(field.annotation, int) and path not in FREE]
 DURATIONS = [(path, field) for path, field in FIELDS if path.endswith("_s") and holds(field.annotation, float)]

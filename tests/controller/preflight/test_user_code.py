@@ -37,7 +37,7 @@ def look(source: str, name: str = "mine:score", timeout_s: float = PATIENCE_S, *
     [
         ("import no_such_thing", "mine:score", "module mine cannot be imported (ModuleNotFoundError"),
         ("def score(row): ...", "mine:score", "does not take what it is called with"),
-        ("", "json:nope", "module json has no function nope"),
+        ("", "json:nope", "module json has no nope"),
         ("score = 3", "mine:score", "cannot be called"),
         ("import os; os._exit(3)", "mine:score", "ended the process with status 3"),
         ("raise SystemExit('away')", "mine:score", "SystemExit: away"),

@@ -90,7 +90,7 @@ def test_toy_loss_takes_the_place_of_the_clipped_term() -> None:
     ("source", "words"),
     [
         ("import no_such_thing", "cannot be imported"),
-        ("", "has no function toy"),
+        ("", "has no toy"),
         ("toy = 3", "cannot be called"),
         ("def toy(x): return x", "failed on four tokens"),
         ("def toy(x, t): return x.mean()", "returned [] for 4 tokens"),
@@ -291,7 +291,7 @@ def test_toy_advantage_of_the_users_is_trained_with(make_samples: Any) -> None:
 @pytest.mark.parametrize(
     ("source", "options", "words"),
     [
-        ("", {}, "has no function toy"),
+        ("", {}, "has no toy"),
         ("def toy(s): return 1.0", {}, "returned [] for 4 samples of 8 tokens"),
         ("def toy(s): return s.rewards_B / 0", {}, "not finite"),
         ("def toy(s): return s.x", {}, "failed on four samples (AttributeError"),

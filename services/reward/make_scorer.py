@@ -1,0 +1,50 @@
+"""Makes a scorer from its settings.
+
+Owns: the check of options, and the import of the scorer where it is used: some need packages of an extra. Refuses: the
+table of kinds (scorer_registry.py), what a scorer does (scorers/), sums (composition).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+
+from areal_like.errors import UserError
+from areal_like.import_path import import_factory
+from areal_like.settings import Settings
+from services.reward.config import ScorerSettings
+from services.reward.scorer_registry import SCORERS
+from services.reward.scorers.port import Scorer
+
+
+def make_scorer(settings: ScorerSettings) -> Scorer:
+    """The scorer these settings name. Raises UserError: no such scorer, bad options, a function that cannot be used."""
+    where = f"reward scorer {settings.kind}"
+    if ":" in settings.kind:
+        from services.reward.scorers.user_function import UserFunctionScorer
+
+        return UserFunctionScorer(settings.kind, settings.options)
+    if settings.kind in SCORERS:
+        kind = SCORERS[settings.kind]
+        options = _options(kind.options, settings.options, where)
+        scorer: Scorer = import_factory(f"services.reward.scorers.{kind.scorer}", where)(options)
+        return scorer
+    near = difflib.get_close_matches(settings.kind, SCORERS, n=1)
+    known = f"there are {', '.join(SCORERS)} and module:function of your own"
+    remedy = f"did you mean {near[0]}?" if near else known
+    raise UserError("there is no such scorer", where=where, remedy=remedy)
+
+
+def _options(kind: type[Settings], options: Mapping[str, Any], where: str) -> Settings:
+    try:
+        return kind.model_validate(dict(options))
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "as a whole"
+        remedy = f"options are {', '.join(kind.model_fields)}" if kind.model_fields else "it takes none"
+        raise UserError(
+            f"option {key}: {first['msg'].removeprefix('Value error, ')}", where=where, remedy=remedy
+        ) from None

@@ -1,0 +1,43 @@
+"""The built-in scorers. A new one is a file in `scorers/` and a line in `SCORERS`. Torch-free: it imports no scorer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from areal_like.settings import Settings
+from services.reward.code_options import CodeOptions
+from services.reward.scorer_options import (
+    FormatOptions,
+    HttpOptions,
+    JudgeOptions,
+    LengthOptions,
+    MathOptions,
+    NoOptions,
+    OverlongOptions,
+    ReasoningGymScorerOptions,
+    RewardModelOptions,
+)
+
+
+class ScorerKind(NamedTuple):
+    """What is known of a scorer before it is imported."""
+
+    options: type[Settings]
+    """Class of `options` in the configuration, checked before anything starts."""
+    scorer: str
+    """Module in `scorers/` and class, `module:Class`; imported only in the processes that score."""
+
+
+SCORERS: dict[str, ScorerKind] = {
+    "math": ScorerKind(MathOptions, "maths:MathScorer"),
+    "code": ScorerKind(CodeOptions, "programs:CodeScorer"),
+    "running_sum": ScorerKind(NoOptions, "running_sum:RunningSumScorer"),
+    "format": ScorerKind(FormatOptions, "response_format:FormatScorer"),
+    "overlong": ScorerKind(OverlongOptions, "lengths:OverlongScorer"),
+    "length": ScorerKind(LengthOptions, "lengths:LengthScorer"),
+    "http": ScorerKind(HttpOptions, "remote:HttpScorer"),
+    "llm_judge": ScorerKind(JudgeOptions, "llm_judge:JudgeScorer"),
+    "reward_model": ScorerKind(RewardModelOptions, "reward_model:RewardModelScorer"),
+    "reasoning_gym": ScorerKind(ReasoningGymScorerOptions, "reasoning_gym:ReasoningGymScorer"),
+}
+"""By `kind`; alongside them `module:function` of the user's."""
