@@ -17,7 +17,7 @@ from areal_like import limits
 from areal_like.emulation.settings import EmulationSettings
 from areal_like.errors import UserError
 from areal_like.settings import Settings
-from areal_like.staleness import Mode, OnStale
+from areal_like.staleness import OVER_AGE, Mode, OnStale, OverAgePolicy
 
 DType = Literal["float32", "bfloat16"]
 AddBos = Literal["auto", "always", "never"]
@@ -85,6 +85,11 @@ class StalenessSettings(Settings):
     group_timeout_s: float = Field(1800.0, gt=0, le=limits.SECONDS)
     """Wall-clock deadline of a group from its first lease; past it the group is dropped with reason `timeout`. Meant
     for groups that hang: one that long answers reach shortens what training sees, as `on_stale: drop` does."""
+
+    @property
+    def over_age(self) -> OverAgePolicy:
+        """What happens to groups past their deadline."""
+        return OVER_AGE[self.on_stale]
 
     @property
     def bound(self) -> int | None:

@@ -19,11 +19,32 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Mode = Literal["async", "one_step_off", "sync"]
 OnStale = Literal["wait", "drop", "keep"]
 """What is done about groups past their deadline (areal_like/config.py describes each)."""
+
+
+class OverAgePolicy(NamedTuple):
+    """What follows from a value of `staleness.on_stale`. Code asks for these, never for the name."""
+
+    waits: bool
+    """A step waits until its batch leaves no other group that would miss its deadline."""
+    is_strict: bool
+    """No step uses a group past its deadline (`bounded-staleness`); a policy that does not wait drops such groups."""
+
+    @property
+    def loses_slow_groups(self) -> bool:
+        """True where groups that take long are dropped, so that training sees shorter answers."""
+        return self.is_strict and not self.waits
+
+
+OVER_AGE: Mapping[OnStale, OverAgePolicy] = {
+    "wait": OverAgePolicy(waits=True, is_strict=True),
+    "drop": OverAgePolicy(waits=False, is_strict=True),
+    "keep": OverAgePolicy(waits=False, is_strict=False),
+}
 MODE_STALENESS: Mapping[str, int] = {"sync": 0, "one_step_off": 1}
 """The bound that a mode fixes; async takes any."""
 

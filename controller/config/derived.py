@@ -117,10 +117,10 @@ SLOW_TOKENS_PER_S = 20.0
 
 def _length_advice(config: RunConfig) -> Iterator[str]:
     """Settings that lose long answers more often than short ones."""
-    if config.staleness.on_stale == "drop":
+    if config.staleness.over_age.loses_slow_groups:
         yield (
-            "staleness.on_stale: drop loses the groups that take longest, so training sees shorter answers than the"
-            " policy gives (the summary's `lengths` say by how much); wait loses none"
+            f"staleness.on_stale: {config.staleness.on_stale} loses the groups that take longest, so training sees"
+            " shorter answers than the policy gives (the summary's `lengths` say by how much); wait loses none"
         )
     timeout_s, longest = config.staleness.group_timeout_s, config.sampling.max_new_tokens
     if longest / timeout_s > SLOW_TOKENS_PER_S:
@@ -155,9 +155,10 @@ def advise(config: RunConfig, num_rows: int | None = None) -> list[str]:
             f"trainer.ranks: {config.samples_per_step} samples are fewer than {config.trainer.mini_batches}"
             f" mini-batches x {config.trainer.ranks} ranks: some ranks have no samples to compute"
         )
-    if config.staleness.on_stale == "keep" and config.staleness.max_staleness != "unbounded":
+    if not config.staleness.over_age.is_strict and config.staleness.max_staleness != "unbounded":
         advice.append(
-            "staleness.on_stale: keep bounds admission only; groups can be used later than max_staleness says"
+            f"staleness.on_stale: {config.staleness.on_stale} bounds admission only; groups can be used later than"
+            " max_staleness says"
         )
     advice += _length_advice(config)
     draws = None if num_rows is None or config.data.epochs is None else num_rows * config.data.epochs

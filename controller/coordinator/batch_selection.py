@@ -19,7 +19,7 @@ def choose_batch(state: RunState) -> list[Group] | None:
     if table.num_ready < count:
         return None
     bound = state.settings.bound
-    is_waiting = bound is not None and state.settings.on_stale == "wait"
+    is_waiting = bound is not None and state.settings.over_age.waits
     if is_waiting:  # by counts first: most events ask in vain
         taken: dict[int, int] = {}
         wanted = count
@@ -67,7 +67,7 @@ def overdue_groups(state: RunState) -> list[Group]:
 def surplus_groups(state: RunState) -> list[Group]:
     """Groups that cannot all meet their deadlines: only after a resume under a tighter bound."""
     bound = state.settings.bound
-    if bound is None or state.settings.on_stale != "wait":
+    if bound is None or not state.settings.over_age.waits:
         return []
     live = (
         (staleness.deadline(group.floor, bound), group.num_finished, group.group_id)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from areal_like.staleness import Mode, OnStale, bound_of
+from areal_like.staleness import OVER_AGE, Mode, OnStale, OverAgePolicy, bound_of
 from controller.coordinator.events import EvalKind, OnFailure, RoutingPolicy
 
 
@@ -101,9 +101,14 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.num_periodic_eval_rows, self.num_eval_rows)
 
     @property
+    def over_age(self) -> OverAgePolicy:
+        """What happens to groups past their deadline."""
+        return OVER_AGE[self.on_stale]
+
+    @property
     def is_strict(self) -> bool:
         """True where no group may be used past its deadline (`bounded-staleness`)."""
-        return self.bound is not None and self.on_stale != "keep"
+        return self.bound is not None and self.over_age.is_strict
 
     @property
     def min_scored(self) -> int:

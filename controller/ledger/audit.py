@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from areal_like.errors import LedgerError, UserError
+from areal_like.staleness import OVER_AGE, OnStale
 from areal_like.trajectory import NO_VERSION
 from controller.ledger.ledger import LEDGER_FILE, REMEDY, SEGMENT_FOLDER
 from controller.ledger.schema import decode_groups
@@ -64,7 +65,7 @@ class _Lineage(NamedTuple):
     groups_per_step: int
     group_size: int
     bound: int | None
-    on_stale: str
+    on_stale: OnStale
 
 
 class _Group(NamedTuple):
@@ -309,7 +310,7 @@ class _Audit:
             self._find(
                 "stamped-versions", f"step {step} used tokens of group {group_id} from a version that did not exist yet"
             )
-        if lineage.bound is not None and lineage.on_stale != "keep" and staleness > lineage.bound:
+        if lineage.bound is not None and OVER_AGE[lineage.on_stale].is_strict and staleness > lineage.bound:
             self._find(
                 "bounded-staleness",
                 f"step {step} used group {group_id} at staleness {staleness}, the bound is {lineage.bound}",

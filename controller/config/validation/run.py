@@ -189,7 +189,7 @@ def _mode(config: RunConfig) -> Iterator[Problem]:
             f"mode {config.mode} means a staleness of {wanted}, not {bound}",
             f"leave it out or set it to {wanted}, or take mode: async",
         )
-    elif bound == "unbounded" and config.staleness.on_stale != "keep":
+    elif bound == "unbounded" and config.staleness.over_age.is_strict:
         yield Problem(
             ("staleness.on_stale", "staleness.max_staleness"),
             f"`{config.staleness.on_stale}` acts on groups past the bound, and `unbounded` has none",
