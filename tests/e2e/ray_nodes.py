@@ -78,6 +78,7 @@ class RayNodes:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",  # Ray's default is 15: other tests would take nearly all processor time
             "OMP_NUM_THREADS": "1",
         }
         self.environment.pop("RAY_ADDRESS", None)

@@ -392,7 +392,9 @@ class LinkedCluster(VirtualCluster):
     def check_end(self) -> None:
         """Acknowledgements travel as well."""
         for _ in range(3):
-            self.resend()
+            for worker in self.workers.values():  # `resend` picks one of them at random
+                for lease_id, (event, versions) in worker.unacked.items():
+                    self.post(worker.name, event, {lease_id: versions})
             self.deliver_all()
             for worker in self.workers.values():
                 self._receive_all(worker.name)
