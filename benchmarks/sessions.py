@@ -1,7 +1,7 @@
 """What does keeping keys and values between the turns of an episode gain?
 
     python -m benchmarks.sessions                a few minutes
-    python -m benchmarks.sessions --quick        fewer rounds; writes nothing
+    python -m benchmarks.sessions --quick        fewer episodes and rounds; writes nothing
     python -m benchmarks.sessions CONFIG         the model and slots of your own config
 
 Two cores of the embedded engine generate the same episodes of several turns; one keeps keys and values between turns
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -65,7 +65,8 @@ def main() -> None:
     for case in CASES:
         job, config = job_and_model(options.config, case.context)
         slots = job.rollout.engine.num_slots if options.config else case.slots
-        found.append(measure(config, Case(**{**asdict(case), "slots": slots}), 1 if options.quick else options.rounds))
+        episodes, rounds = (case.episodes // 8, 1) if options.quick else (case.episodes, options.rounds)
+        found.append(measure(config, replace(case, slots=slots, episodes=episodes), rounds))
         row = found[-1]
         prefilled = f"{row['prefilled_without']:.2f} -> {row['prefilled_kept']:.2f}"
         cells = "".join(f"{ranged(row[f'{name}_per_s'], 0):>24}" for name in SIDES)

@@ -96,16 +96,14 @@ def test_validate_says_who_sits_where_and_refuses_what_cannot_fit(in_cluster, ar
     assert "missing in the whole cluster: comes_and_goes 3" in small.output
 
 
-def test_submitted_job_learns_in_its_seats_and_its_exit_status_is_the_runs(in_cluster, runs_dir, learning):
-    words = [*learning, *STAYS, "name=submitted", f"runs_dir={runs_dir}"]
+def test_submitted_job_runs_in_its_seats_and_its_exit_status_is_the_runs(in_cluster, runs_dir, short):
+    words = [*short, *FEW, *STAYS, "name=submitted", f"runs_dir={runs_dir}"]
     entry = ["submit", "--working-dir", ".", "--", sys.executable, "-m", "controller", "train", "configs/cluster.yaml"]
     done = ray_job(in_cluster, *entry, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     folder = runs_dir / "submitted"
     summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["steps"], summary["audit"]) == (30, "clean")
-    assert summary["accuracy_before"] < 0.5
-    assert summary["accuracy_after"] >= 0.75
+    assert (summary["steps"], summary["audit"]) == (6, "clean")
     for name in ("trainer", "reward", "rollout-0", "rollout-1"):
         assert (folder / "logs" / f"{name}.log").read_text(), f"the log of {name} came home"
     spec = json.loads((folder / "processes" / "rollout-0.json").read_text())

@@ -1,7 +1,8 @@
 """One job with a real SGLang server behind its worker, and everything that may die in it killed, one after the other.
 
-A server takes long to start, so all claims share the one run: its server killed, its server frozen, its worker killed,
-and controller and worker killed together while the next server is still starting. Its weights travel as deltas through
+A server takes long to start, so all claims share the one run: its server killed, its worker killed, and controller and
+worker killed together while the next server is still starting. That a frozen server is found and replaced is proved
+with a process in its place (tests/rollout/sglang/test_sglang_swaps.py). Its weights travel as deltas through
 encrypted sockets, and each load is proved by the server's own checksums.
 """
 
@@ -16,7 +17,7 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 
-NUM_STEPS = 24
+NUM_STEPS = 18
 SAMPLES_PER_STEP = 12 * 4
 
 
@@ -87,12 +88,6 @@ def test_a_job_outlives_whatever_dies_in_it(areal, quickstart, short, sglang_pyt
     assert fronts_of(run) == [second]
 
     family = servers_of(run)
-    second.send_signal(signal.SIGSTOP)
-    next_server(run, second)
-    assert run.survivors(family, 15.0) == [], "a frozen server was left behind"
-    go_on(run, 3)
-
-    family = servers_of(run)
     worker = run.pid_of("rollout")
     os.kill(worker, signal.SIGKILL)
     assert run.survivors(family, 15.0) == [], "the killed worker left its server behind"
@@ -106,8 +101,8 @@ def test_a_job_outlives_whatever_dies_in_it(areal, quickstart, short, sglang_pyt
     run.process.wait(30)
     assert run.survivors([*family, *scheduler_starts, *servers_by_scratch(worker)], 15.0) == []
     assert servers_by_scratch(worker) == [], "a server that was starting outlived everybody"
-    for words in ("the server ended with signal SIGKILL; starting another with version", "the server did not answer"):
-        assert f"rollout-0: SGLang server: {words}" in run.output
+    words = "the server ended with signal SIGKILL; starting another with version"
+    assert f"rollout-0: SGLang server: {words}" in run.output
     assert "rollout-0: ended with signal SIGKILL; restarting it" in run.output
 
     resumed = areal("resume", str(run.folder))
@@ -117,8 +112,8 @@ def test_a_job_outlives_whatever_dies_in_it(areal, quickstart, short, sglang_pyt
     assert resumed.summary["samples_consumed"] == NUM_STEPS * SAMPLES_PER_STEP
     with sqlite3.connect(run.folder / "ledger.sqlite") as db:
         rows = [text for (text,) in db.execute("SELECT text FROM incidents ORDER BY seq")]
-    killed, frozen, lost = (
+    killed, lost = (
         next(at for at, text in enumerate(rows) if words in text)
-        for words in ("the server ended with signal SIGKILL", "the server did not answer", "rollout-0 is lost")
+        for words in ("the server ended with signal SIGKILL", "rollout-0 is lost")
     )
-    assert killed < frozen < lost
+    assert killed < lost

@@ -1,4 +1,8 @@
-"""The main job with a trainer of two ranks, for every backend: it learns, it is one trainer, and it ends as one."""
+"""The main job with a trainer of two ranks: it is one trainer, and it ends as one.
+
+That its steps are those of one process, and so learn what one process learns, is proved by tests/trainer/test_ranks.py
+for every backend.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +17,6 @@ import yaml
 
 pytestmark = pytest.mark.e2e
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
-
-
-@pytest.mark.parametrize(
-    "backend",
-    [
-        pytest.param(["trainer.backend=fsdp"], id="fsdp"),
-        pytest.param(["trainer.backend=deepspeed", "trainer.deepspeed.stage=3"], id="zero-3", marks=needs_deepspeed),
-    ],
-)
-def test_thirty_steps_on_two_ranks_reach_three_quarters(backend, areal, quickstart, learning):
-    """The steps of the other stages of ZeRO are those of one process (tests/trainer/test_ranks.py)."""
-    run = areal("train", quickstart, *learning, "trainer.ranks=2", *backend)
-    assert run.wait() == 0, run.output
-    summary = run.summary
-    assert summary["accuracy_before"] < 0.5
-    assert summary["accuracy_after"] >= 0.75, summary
-    assert summary["audit"] == "clean"
-    assert {path.name for path in (run.folder / "logs").glob("trainer*.log")} == {"trainer.log", "trainer-1.log"}
-    setup = json.loads((run.folder / "trainer.json").read_text())
-    assert setup["ranks"] == 2
-    assert setup["backend"] == backend[0].partition("=")[2]
 
 
 def test_run_of_two_ranks_goes_on_with_one_and_back(areal, quickstart, short):
@@ -114,6 +97,9 @@ def test_samples_of_a_step_need_not_be_a_multiple_of_the_ranks(areal, quickstart
     assert run.wait() == 0, run.output
     assert run.summary["audit"] == "clean"
     assert {row["num_samples"] for row in run.metrics("step")} == {15}
+    assert {path.name for path in (run.folder / "logs").glob("trainer*.log")} == {"trainer.log", "trainer-1.log"}
+    setup = json.loads((run.folder / "trainer.json").read_text())
+    assert (setup["ranks"], setup["backend"]) == (2, "fsdp")
 
 
 @needs_deepspeed
