@@ -12,7 +12,7 @@ import pytest
 
 from areal_like.errors import UserError
 from areal_like.import_check import PACKAGES, USER_PATH, check_not_shadowed, check_own_module
-from controller.data.sources import _import_function
+from areal_like.import_path import import_factory
 from rollout.workflow import load_workflow
 from services.reward.scorers.user_function import find_function
 
@@ -83,7 +83,7 @@ def test_a_scorer_under_a_name_of_its_own_works_alongside_files_under_ours(tmp_p
 LOADERS: dict[str, Callable[[str], object]] = {
     "scorer": lambda name: find_function(name, {}),
     "workflow": load_workflow,
-    "generator": lambda name: _import_function(name, "data.train"),
+    "generator": lambda name: import_factory(name, "data.train"),
 }
 
 
