@@ -246,7 +246,7 @@ def _packing(data: RunData, shares: Shares) -> list[Rated]:
         f"Micro-batches are only {percent(mean)} full: {figure(float(np.nanmean(series(rows, 'micro_batches'))))} of "
         f"them a step, of {budget} tokens each",
         "",
-        "Choose trainer.micro_batch_tokens a multiple of the longest sequence, or larger",
+        "Set trainer.micro_batch_tokens to a multiple of the longest sequence, or higher",
         f"At most {percent(1 / max(mean, 0.01) - 1)} off the trainer's time, where its cost follows the budget",
     )
     return [Rated(Weight.MACHINE, finding, 1 - mean)]
