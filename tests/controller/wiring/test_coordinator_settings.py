@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from valid_config import SMALL
+from valid_config import SMALL, make
 
 from controller.config.loading import load_config
 from controller.config.stall_limit import stall_limit_s
 from controller.coordinator.rewriting import PATIENCE
-from controller.wiring.coordinator_settings import coordinator_settings
+from controller.coordinator.settings import CoordinatorSettings
+from controller.wiring.coordinator_settings import LOAD_GRACE_S, coordinator_settings
 
 
 @pytest.mark.parametrize("interruption", ["recompute", "drain"])
@@ -18,3 +19,14 @@ def test_a_rewrite_that_does_not_come_is_given_up_before_the_run_is(interruption
     assert PATIENCE * settings.idle_load_deadline_s < stall_limit_s(config)
     assert settings.drain_s == (config.staleness.group_timeout_s if interruption == "drain" else 0.0)
     assert settings.load_deadline_s > settings.drain_s + config.trainer.weights.deadline_s
+
+
+def test_defaults_of_the_settings_are_those_of_the_configuration() -> None:
+    """The coordinator may not import the configuration, and its defaults are for tests and benchmarks."""
+    derived = coordinator_settings(make(), max_draws=None, num_eval_rows=0, num_periodic_rows=0)
+    plain = CoordinatorSettings(groups_per_step=derived.groups_per_step, group_size=derived.group_size, num_steps=9)
+    differing = {
+        name for name in CoordinatorSettings.__struct_fields__ if getattr(plain, name) != getattr(derived, name)
+    }
+    assert differing == {"num_steps", "num_periodic_eval_rows", "load_deadline_s"}
+    assert derived.load_deadline_s == plain.load_deadline_s + LOAD_GRACE_S
