@@ -69,9 +69,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"is not JSON ({error})", where=str(path), remedy="fetch the file again") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise UserError(
-            "names no model_type", where=str(path), remedy="use the config.json of a Hugging Face model folder"
-        )
+        raise UserError("names no model_type", where=str(path), remedy="take the model folder's own config.json")
     return config
 
 
