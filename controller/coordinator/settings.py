@@ -1,7 +1,7 @@
 """What the coordinator must know of a run's configuration. Derived from RunConfig by the wiring.
 
-Owns: `CoordinatorSettings` and its checks. Refuses: choosing values: a run passes those of its configuration, and a test
-keeps the defaults here equal to the configuration's.
+Owns: `CoordinatorSettings` and its checks. Refuses: choosing values: a run passes those of its configuration, and a
+test keeps the defaults here equal to the configuration's.
 """
 
 from __future__ import annotations
