@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.reward.judging.plain import Forged, NotPlain, Untagged, expression_of, read_answer
+from services.reward.judging import plain
+from services.reward.judging.plain import MAX_DEPTH, Forged, NotPlain, Untagged, expression_of, read_answer
 from services.reward.sandbox.inside_answering import Respondent
 
 scalars = (
@@ -166,3 +167,126 @@ def test_arguments_that_are_no_data_are_refused_and_not_guessed() -> None:
         nested = [nested]
     with pytest.raises(NotPlain, match="deeply"):
         expression_of(nested, refuse)
+
+
+# ---------------------------------------------------------------- bounds
+
+
+def nested(wrap: Any, depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = wrap(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda inner: [inner], lambda inner: (inner,), lambda inner: {0: inner}, lambda inner: frozenset([inner])],
+    ids=["list", "tuple", "dict", "frozenset"],
+)
+def test_depth_is_counted_through_every_container(wrap: Any) -> None:
+    assert expression_of(nested(wrap, MAX_DEPTH), refuse)
+    with pytest.raises(NotPlain, match="nested too deeply"):
+        expression_of(nested(wrap, MAX_DEPTH + 1), refuse)
+
+
+def test_depth_is_counted_through_values_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "MAX_DEPTH", 4)
+    assert expression_of(nested(lambda inner: collections.deque([inner]), 2), refuse)
+    with pytest.raises(NotPlain, match="nested too deeply"):
+        expression_of(nested(lambda inner: collections.deque([inner]), 3), refuse)
+    assert expression_of({(1,): [2]}, refuse)
+    with pytest.raises(NotPlain, match="nested too deeply"):
+        expression_of({((((1,),),),): 0}, refuse)
+
+
+def test_integers_are_digits_while_they_are_short() -> None:
+    for number in (0, -5, (1 << 1023) + 1, -(1 << 1023)):
+        assert expression_of(number, refuse) == repr(number)
+    for number in ((1 << 1024) + 1, -(1 << 1024) - 1):
+        assert expression_of(number, refuse) == hex(number)
+
+
+def test_what_is_built_in_goes_by_its_name_and_nothing_that_only_has_one(inside: Respondent) -> None:
+    for value in (int, len, ValueError):
+        assert eval(expression_of(value, refuse), inside.environment) is value
+
+    class int_(int): ...
+
+    int_.__name__ = "int"
+    for other in (int_, math.sqrt, type("len", (), {})):
+        with pytest.raises(NotPlain):
+            expression_of(other, refuse)
+
+
+def test_moments_of_a_time_zone_are_no_plain_data() -> None:
+    zone = datetime.UTC
+    for value in (datetime.datetime(2020, 1, 1, tzinfo=zone), datetime.time(1, tzinfo=zone)):
+        with pytest.raises(NotPlain):
+            expression_of(value, refuse)
+
+
+def answered(content: Any) -> Any:
+    return read_answer(json.dumps({"answer": content}).encode(), refuse_handle)["answer"]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "values", "is_named"),
+    [
+        ("P", ["x", "y"], [1, 2], True), ("P", ["x"], [1, 2], False), ("n" * 99, ["x"], [1], True),
+        ("n" * 100, ["x"], [1], False), ("P", ["x" * 100], [1], False), ("P", ["a b"], [1], False),
+        (5, ["x"], [1], False),
+        ("P", [f"x{number}" for number in range(64)], [0] * 64, True),
+        ("P", [f"x{number}" for number in range(65)], [0] * 65, False), ("P", ["class"], [1], False),
+    ],
+)  # fmt: skip
+def test_named_tuple_has_names_only_where_a_program_could_have_given_them(
+    name: Any, fields: list[str], values: list[int], is_named: bool
+) -> None:
+    found = answered({"namedtuple": [name, fields, values]})
+    assert found == tuple(values)
+    assert hasattr(found, "_fields") is is_named
+    if is_named:
+        assert (type(found).__name__, list(found._fields)) == (name, fields)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"handle": [True, "object", "x"]}, {"handle": [1, 2, "x"]}, {"handle": [1, "object", 3]},
+     {"Decimal": [0, [1], 0]}, {"Decimal": 5}, {"Fraction": 5}, {"complex": {"range": [0, 2]}}, {"dict": {"a": 1}},
+     {"keys": "ab"}, {"items": 5}, {"Counter": 5}, {"deque": [[1], "x"]}],
+)  # fmt: skip
+def test_content_of_another_kind_is_no_value(content: Any) -> None:
+    with pytest.raises(Forged):
+        answered(content)
+
+
+def test_texts_and_integers_have_a_longest_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "MAX_INT_DIGITS", 4)
+    assert answered({"int": "-fff"}) == -0xFFF
+    assert answered({"Decimal": "1.25"}) == decimal.Decimal("1.25")
+    assert answered({"Fraction": "5/12"}) == fractions.Fraction(5, 12)
+    assert answered({"Fraction": "7"}) == 7
+    for content in ({"int": "fffff"}, {"Decimal": "1.125"}, {"Fraction": "5/123"}):
+        with pytest.raises(Forged):
+            answered(content)
+
+
+def test_only_types_are_built_in_values() -> None:
+    assert answered({"builtin": "int"}) is int
+    assert answered({"builtin": "eval"}) is NotImplemented
+    assert answered({"builtin": "no_such"}) is NotImplemented
+
+
+@pytest.mark.parametrize("text", ['{"other":1}', "{}", '{"answer":1,"tuple":[]}x', '{"handle":[1,"a","b"]}'])
+def test_message_holds_an_answer_an_exception_or_a_call_back(text: str) -> None:
+    with pytest.raises(Forged):
+        read_answer(text.encode(), lambda number, what, name: None)
+    for name in ("answer", "raised", "callback"):
+        assert read_answer(json.dumps({name: 1, "more": 2}).encode(), refuse_handle) == {name: 1, "more": 2}
+
+
+def test_object_with_a_tag_and_more_is_no_tagged_value() -> None:
+    found = answered([{"tuple": [1], "more": 2}])
+    assert isinstance(found[0], Untagged)
+    assert found[0].fields == {"tuple": [1], "more": 2}

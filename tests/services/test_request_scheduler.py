@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pytest
 
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import MAX_RESPONSE_CHARS, ScoreRefused, ScoreReply, ScoreRequest
@@ -389,3 +392,206 @@ def test_a_failure_is_never_answered_from_the_cache() -> None:
     stage = Stage(ends_as("crashed", "scored"), retries=0)
     play(stage, scene)
     assert [verdict.kind for _, _, verdict in stage.replies] == ["crashed", "scored"]
+
+
+def test_service_is_busy_from_the_first_lane_that_works_to_the_last_that_ends() -> None:
+    busy: list[bool] = []
+    gates = [asyncio.Event(), asyncio.Event()]
+
+    async def gated(job: Job, attempt: int) -> Outcome:
+        await gates[job.row["n"]].wait()
+        return await right(job, attempt)
+
+    async def scene(stage: Stage) -> None:
+        other = asyncio.create_task(stage.desk.work(lambda *_: None))
+        for number in range(2):
+            stage.desk.offer("w", request(str(number), row={"n": number}))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (busy, stage.desk.is_idle, stage.desk.num_open, stage.desk.num_waiting) == ([True], False, 2, 0)
+        gates[0].set()
+        while stage.desk.num_open == 2:  # noqa: ASYNC110  (turns of the loop, no time)
+            await asyncio.sleep(0)
+        assert busy == [True]
+        gates[1].set()
+        await stage.settled()
+        other.cancel()
+
+    stage = Stage(gated)
+    stage.desk._on_busy = busy.append
+    play(stage, scene)
+    assert busy == [True, False]
+
+
+def test_reply_tells_how_much_is_open_and_how_many_work() -> None:
+    replies: list[ScoreReply] = []
+
+    async def scene(stage: Stage) -> None:
+        for number in range(3):
+            stage.desk.offer("w", request(str(number)))
+        assert stage.desk.num_waiting == 3
+        await stage.settled()
+
+    stage = Stage(right, num_workers=2)
+    stage.desk._reply = lambda peer, message: replies.append(message) or True  # type: ignore[func-returns-value,arg-type]
+    play(stage, scene)
+    assert [(reply.request_id, reply.num_open, reply.num_workers) for reply in replies] == [
+        ("0", 2, 2), ("1", 1, 2), ("2", 0, 2)
+    ]  # fmt: skip
+
+
+def test_scoring_process_gets_all_of_the_request_under_a_number_of_its_own() -> None:
+    async def scene(stage: Stage) -> None:
+        asked = ScoreRequest(
+            request_id="a", scorer="math", row={"x": [1]}, response="long", finish_reason="length", num_tokens=9,
+            deadline_s=5.0,
+        )  # fmt: skip
+        stage.desk.offer("w", asked)
+        await stage.settled()
+
+    stage = Stage(ends_as("crashed", "scored"), retries=1)
+    play(stage, scene)
+    first, second = stage.pool.jobs
+    assert first.job_id != second.job_id
+    for job in (first, second):
+        assert (job.scorer, job.row, job.response) == ("math", {"x": [1]}, "long")
+        assert (job.finish_reason, job.num_tokens) == ("length", 9)
+    assert stage.replies[0][2].scorer == "math"
+    assert stage.desk.tally.counters()["retries"] == 1
+
+
+@pytest.mark.parametrize("deadline_s", [0.0, -1.0, math.inf, math.nan])
+def test_request_without_a_usable_deadline_is_invalid_without_an_attempt(deadline_s: float) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.desk.offer("w", request(deadline_s=deadline_s))
+        await stage.settled()
+
+    stage = Stage(right)
+    play(stage, scene)
+    verdict = stage.replies[0][2]
+    assert (verdict.kind, verdict.attempts, verdict.wall_s) == ("invalid", 1, 0.0)
+    assert verdict.reason == f"deadline_s {deadline_s} is not a positive number"
+    assert stage.pool.jobs == []
+
+
+@pytest.mark.parametrize("max_cached", [0, 1 << 20])
+def test_row_that_cannot_be_passed_on_is_invalid_without_an_attempt(max_cached: int) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.desk.cache = ScoreCache(max_cached, "puppet@1", ())
+        stage.desk.offer("w", request(row={"n": 1 << 70}))
+        await stage.settled()
+
+    stage = Stage(right)
+    play(stage, scene)
+    verdict = stage.replies[0][2]
+    assert (verdict.kind, verdict.attempts) == ("invalid", 1)
+    assert verdict.reason.startswith("the row cannot be passed to a scorer (")
+    assert stage.pool.jobs == []
+
+
+def test_answer_of_just_the_longest_length_is_scored() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.desk.offer("w", msgspec.structs.replace(request(), response="x" * MAX_RESPONSE_CHARS))
+        await stage.settled()
+
+    stage = Stage(right)
+    play(stage, scene)
+    assert stage.replies[0][2].kind == "scored"
+
+
+def test_client_that_is_gone_is_forgotten_and_others_are_not() -> None:
+    gate = asyncio.Event()
+
+    async def gated(job: Job, attempt: int) -> Outcome:
+        await gate.wait()
+        return await right(job, attempt)
+
+    async def scene(stage: Stage) -> None:
+        gate.set()
+        for peer in ("gone", "here"):
+            stage.desk.welcome(peer, "x")
+            stage.desk.offer(peer, request("old"))
+        await stage.settled()
+        gate.clear()
+        for peer in ("gone", "here"):
+            stage.desk.offer(peer, request("running or waiting"))
+        await asyncio.sleep(0)
+        stage.desk.dismiss("gone")
+        assert stage.desk.num_open == 1
+        gate.set()
+        await stage.settled()
+        for peer in ("gone", "here"):
+            stage.desk.welcome(peer, "x")
+            stage.desk.offer(peer, request("old"))
+        await stage.settled()
+
+    stage = Stage(gated)
+    play(stage, scene)
+    assert [(peer, name) for peer, name, _ in stage.replies] == [
+        ("gone", "old"), ("here", "old"), ("here", "running or waiting"), ("here", "old"), ("gone", "old"),
+    ]  # fmt: skip
+    assert len(stage.pool.jobs) == 5, "one is scored again, as its verdict was forgotten"
+    counters = stage.desk.tally.counters()
+    assert (counters["abandoned"], counters["duplicates"]) == (1, 1)
+
+
+def test_as_many_verdicts_are_remembered_as_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_module, "MAX_REPLIES", 2)
+
+    async def scene(stage: Stage) -> None:
+        for name in ("a", "b", "c", "b", "c", "a"):
+            stage.desk.offer("w", request(name))
+            await stage.settled()
+
+    stage = Stage(right)
+    play(stage, scene)
+    assert len(stage.pool.jobs) == 4, "the first alone was scored again"
+
+
+def test_times_are_measured_from_when_a_request_came_and_when_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(desk_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    seen: list[tuple[str, float]] = []
+
+    async def slow(job: Job, attempt: int) -> Outcome:
+        nonlocal now_s
+        now_s += 4.0
+        return Outcome(job_id=job.job_id, kind="crashed") if attempt == 1 else await right(job, attempt)
+
+    async def run() -> None:
+        nonlocal now_s
+        stage.desk.offer("w", request())
+        now_s += 3.0
+        lane = asyncio.create_task(
+            stage.desk.work(lambda entry, verdict, began_s: seen.append((entry.request.request_id, began_s)))
+        )
+        await asyncio.sleep(0)
+        await stage.settled()
+        lane.cancel()
+
+    stage = Stage(slow, retries=1, timeout_s=50.0)
+    asyncio.run(run())
+    verdict = stage.replies[0][2]
+    assert (verdict.attempts, verdict.wall_s) == (2, 8.0)
+    assert seen == [("a", 103.0)]
+    assert stage.desk.tally.counters()["queue_p50_s"] == 3.0
+    assert stage.pool.limits == [50.0, 50.0]
+
+
+@pytest.mark.parametrize(("left_s", "attempts"), [(0.0625, 2), (0.03125, 1)])
+def test_further_attempt_needs_some_time(left_s: float, attempts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(desk_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+    async def slow(job: Job, attempt: int) -> Outcome:
+        nonlocal now_s
+        now_s += 4.0 - left_s
+        return Outcome(job_id=job.job_id, kind="timed_out")
+
+    async def scene(stage: Stage) -> None:
+        stage.desk.offer("w", request(deadline_s=4.0))
+        await stage.settled()
+
+    stage = Stage(slow, retries=5)
+    play(stage, scene)
+    assert stage.pool.limits == [4.0, left_s][:attempts]

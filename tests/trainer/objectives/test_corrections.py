@@ -288,3 +288,94 @@ def test_corrections_do_not_depend_on_the_cut_of_a_step(
     for other in found[1:]:
         for name in names:
             assert other[name] == pytest.approx(found[0][name], rel=1e-4, abs=1e-9), name
+
+
+# ---------------------------------------------------------------- ends of windows, and far out
+
+
+def _factor(kind: str, drift: list[float], lengths: list[int] | None = None, **options: Any) -> list[float]:
+    """What a correction makes of these log-ratios, one sequence per token unless said otherwise."""
+    drift_N = torch.tensor(drift, dtype=torch.float64)
+    lengths = lengths or [1] * len(drift)
+    ids_N = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    zero_N = torch.zeros(len(drift), dtype=torch.float64)
+    tokens = TokenInputs(
+        zero_N, zero_N - 1.0, zero_N, zero_N, sequences=Sequences(ids_N, len(lengths)), drift_N=drift_N,
+        current_N=drift_N,
+    )  # fmt: skip
+    one = CORRECTIONS[kind]
+    found: list[float] = one.factor(tokens, one.options(**options)).double().tolist()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["icepop", "geometric_mask", "sequence_rejection"])
+def test_ends_of_a_window_are_inside_it(kind: str) -> None:
+    low, high = (float(torch.tensor(end, dtype=torch.float64).exp()) for end in (-0.7, 0.9))
+    assert _factor(kind, [-0.7, 0.9, -0.7001, 0.9001], low=low, high=high) == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["icepop", "geometric_mask", "sequence_rejection"])
+def test_log_ratio_beyond_20_counts_as_20(kind: str) -> None:
+    low, high = (float(torch.tensor(end, dtype=torch.float64).exp()) for end in (-20.0, 20.0))
+    assert _factor(kind, [-900.0, 900.0], low=low, high=high) == [1, 1]
+
+
+def test_weight_of_a_sequence_is_finite_however_far_out_it_is() -> None:
+    assert _factor("sequence_weight", [-900.0, 900.0], max=1e12) == pytest.approx([np.exp(-20.0), np.exp(20.0)])
+
+
+def test_bound_of_a_divergence_stays_and_what_is_beyond_it_goes() -> None:
+    bound = 0.5 - np.log(1.5)  # k3 of a ratio of 1.5
+    close = {"level": "token", "estimator": "k3"}
+    assert _factor("kl_rejection", [np.log(1.5)], max_kl=bound * (1 + 1e-9), **close) == [1]
+    assert _factor("kl_rejection", [np.log(1.5)], max_kl=bound * (1 - 1e-9), **close) == [0]
+    assert _factor("kl_rejection", [2.0, -2.0, 2.1], max_kl=2.0, level="token", estimator="k2") == [1, 1, 0]
+    far = {"level": "token", "estimator": "k2"}
+    assert _factor("kl_rejection", [25.0, -25.0], max_kl=200.0, **far) == [1, 1], "a log-ratio counts as 20 at most"
+    assert _factor("opsm", [-0.5, -0.5001], max_kl=0.5) == [1, 0]
+    assert _factor("opsm", [0.5, 0.5001], max_kl=0.5) == [1, 1], "likelier than when it was sampled"
+
+
+def test_veto_drops_the_sequence_of_a_token_beyond_either_end_alone() -> None:
+    low, high = np.exp(-2.0), np.exp(3.0)
+    drift, lengths = [0.0, -1.99, 0.0, -2.01, 2.99, 0.0, 3.01], [2, 2, 2, 1]
+    assert _factor("veto", drift, lengths, min_ratio=low, max_ratio=high) == [1, 1, 0, 0, 1, 1, 0]
+    assert _factor("veto", drift, lengths, min_ratio=low) == [1, 1, 0, 0, 1, 1, 1]
+
+
+def test_token_without_an_advantage_is_no_stale_negative() -> None:
+    drift_N = torch.tensor([-9.0, -9.0, -9.0], dtype=torch.float64)
+    ids_N = torch.arange(3)
+    zero_N = torch.zeros(3, dtype=torch.float64)
+    tokens = TokenInputs(
+        zero_N, torch.tensor([-1.0, 0.0, 1.0]), zero_N, zero_N, sequences=Sequences(ids_N, 3), current_N=drift_N
+    )
+    opsm = CORRECTIONS["opsm"]
+    assert opsm.factor(tokens, opsm.options(max_kl=0.1)).tolist() == [False, True, True]
+
+
+def test_kpop_compares_both_directions_and_takes_its_bound() -> None:
+    x = {"b": np.log([0.9, 0.99, 0.5, 0.5]), "p": np.log([0.99, 0.9, 0.5, 0.6])}
+    kl = np.maximum(_binary_kl(np.exp(x["p"]), np.exp(x["b"])), _binary_kl(np.exp(x["b"]), np.exp(x["p"])))
+    b_N, p_N = torch.from_numpy(x["b"]), torch.from_numpy(x["p"])
+    kpop, zero_N = CORRECTIONS["kpop"], torch.zeros(4)
+    tokens = TokenInputs(b_N, zero_N, zero_N, zero_N, drift_N=p_N - b_N)
+    for bound in sorted({*kl[kl > 0]}):
+        for share in (1 + 1e-9, 1 - 1e-9):
+            kept = kpop.factor(tokens, kpop.options(max_kl=bound * share)).tolist()
+            assert kept == (kl <= bound * share).tolist()
+
+
+def test_m2po_keeps_the_largest_number_of_tokens_below_its_bound_and_none_at_it() -> None:
+    def kept(drift: list[float], bound: float) -> float:
+        zero_N = torch.zeros(len(drift))
+        part = TokenInputs(zero_N, zero_N, zero_N, zero_N, drift_N=torch.tensor(drift, dtype=torch.float64))
+        m2po = CORRECTIONS["m2po"]
+        assert m2po.statistics is not None
+        return m2po.statistics([part], list, m2po.options(max_second_moment=bound))["largest"]
+
+    assert kept([1.0, 2.0, 3.0], 14 / 3 + 1e-6) >= 9.0
+    assert 4.0 <= kept([1.0, 2.0, 3.0], 14 / 3) < 9.0, "the mean of all three is the bound, not below it"
+    assert 1.0 <= kept([1.0, 2.0, 3.0], 2.5) < 4.0
+    assert kept([1.0, 2.0, 3.0], 1.0) < 1.0
+    assert kept([2.0, 2.0, 0.1], 2.0) < 4.0, "equal values are dropped together"

@@ -299,3 +299,44 @@ def test_metrics_over_ranks_are_those_of_all_their_tokens() -> None:
     assert together == pytest.approx(whole, rel=1e-9)
     empty = mine.emptied().over(TwoRanks(other)).metrics(1)  # type: ignore[arg-type]
     assert empty == pytest.approx(other.metrics(1), rel=1e-9)
+
+
+@pytest.mark.parametrize(("mode", "name"), [("mask", "weight_masked_share"), ("truncate", "weight_truncated_share")])
+def test_weights_at_the_ends_of_their_range_are_neither_masked_nor_truncated(mode: Any, name: str) -> None:
+    low, high = (float(torch.tensor(end, dtype=torch.float64).exp()) for end in (-0.5, 0.5))
+    settings = LossSettings(weight=WeightClip(mode=mode, low=low, max=high))
+    zero = torch.zeros(5, dtype=torch.float64)
+    behaviour_N = torch.tensor([0.5, -0.5, 0.51, -0.51, 0.0], dtype=torch.float64)
+    inputs = TokenInputs(behaviour_N, zero + 1, zero, zero + 1, proximal_N=zero)
+    loss, sums = policy_loss(zero.clone().requires_grad_(), zero, inputs, settings)
+    assert sums.metrics(1)[name] == pytest.approx(0.4 if mode == "mask" else 0.2)
+    w = [low, high, 0.0, 0.0, 1.0] if mode == "mask" else [low, high, np.exp(-0.51), high, 1.0]
+    assert loss.item() == pytest.approx(-sum(w))
+
+
+def test_log_ratios_count_as_20_at_most_and_weights_as_their_own_clamp() -> None:
+    settings = LossSettings(weight=WeightClip(mode="exact", log_clamp=3.0), eps_high=1e12)
+    zero = torch.zeros(1, dtype=torch.float64)
+    inputs = TokenInputs(zero - 50, zero + 1, zero, zero + 1, proximal_N=zero)
+    loss, sums = policy_loss(zero + 90, zero, inputs, settings)
+    assert loss.item() == pytest.approx(-np.exp(3.0) * np.exp(20.0))
+    metrics = sums.metrics(1)
+    assert metrics["weight_max"] == pytest.approx(np.exp(3.0))
+    assert metrics["ratio_max"] == pytest.approx(np.exp(20.0))
+    assert metrics["kl_behaviour_proximal"] == pytest.approx(np.exp(3.0) - 3.0 - 1.0)
+    assert metrics["kl_proximal_current"] == pytest.approx(np.exp(20.0) - 20.0 - 1.0)
+
+
+def test_effective_sample_size_is_0_where_every_weight_is() -> None:
+    settings = LossSettings(weight=WeightClip(mode="mask", low=2.0, max=3.0))
+    zero = torch.zeros(2, dtype=torch.float64)
+    _, sums = policy_loss(zero, zero, TokenInputs(zero, zero, zero, zero, proximal_N=zero), settings)
+    assert (sums.metrics(1)["ess"], sums.metrics(1)["weight_masked_share"]) == (0.0, 1.0)
+
+
+def test_loss_is_the_mean_over_the_updates_of_the_step() -> None:
+    one = torch.ones(2, dtype=torch.float64)
+    loss, sums = policy_loss(0 * one, 0 * one, TokenInputs(0 * one, one, 0 * one, one), LossSettings())
+    assert sums.metrics(1)["loss"] == pytest.approx(loss.item())
+    assert sums.metrics(4)["loss"] == pytest.approx(loss.item() / 4)
+    assert sums.metrics(4)["weight_mean"] == 1.0
