@@ -70,7 +70,9 @@ def critic_problems(config: RunConfig) -> Iterator[Problem]:
     is_known = trainer.advantage.kind in ADVANTAGES and not any(loss_faults(trainer.loss, has_critic=True))
     if is_known and not reads_values(trainer.loss, trainer.advantage):
         what = f"trains a critic, and neither {trainer.advantage.kind} nor {trainer.loss.kind} reads its values"
-        yield Problem(("trainer.critic", "trainer.advantage.kind"), what, "advantage.kind: gae, or critic: null")
+        yield Problem(
+            ("trainer.critic", "trainer.advantage.kind"), what, "trainer.advantage.kind: gae, or trainer.critic: null"
+        )
     if critic.warmup_steps >= config.num_steps:
         yield Problem(
             ("trainer.critic.warmup_steps", "num_steps"),
