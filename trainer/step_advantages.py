@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -126,8 +127,9 @@ def _with(micro_batch: MicroBatch, of_samples: Mapping[str, list[np.ndarray]]) -
     """The micro-batch with these numbers of its tokens; one that counts for nothing gets zeros where it needs some."""
     if micro_batch.is_dummy:
         zeros_N = torch.zeros_like(micro_batch.inputs.advantage_N)
-        return replace(micro_batch, inputs=replace(micro_batch.inputs, **dict.fromkeys(of_samples, zeros_N)))
-    own = {
+        nothing: dict[str, Any] = dict.fromkeys(of_samples, zeros_N)
+        return replace(micro_batch, inputs=replace(micro_batch.inputs, **nothing))
+    own: dict[str, Any] = {
         name: torch.from_numpy(np.concatenate([numbers[sample] for sample in micro_batch.samples_S]))
         for name, numbers in of_samples.items()
     }
