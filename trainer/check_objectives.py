@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 from areal_like.errors import UserError
 from areal_like.user_check import answer
 from trainer.config import AdvantageSettings, LossSettings
-from trainer.objectives.advantage import advantages
+from trainer.objectives.advantage import advantages_of, rewarded, targets_of
 from trainer.objectives.own_code import ADVANTAGE_KEY, own_advantage
 from trainer.objectives.port import Fault
 from trainer.objectives.registry import advantage_faults, loss_faults
@@ -29,26 +30,38 @@ from trainer.objectives.registry import advantage_faults, loss_faults
 
 def check_objective(name: str, section: dict[str, Any]) -> None:
     """Check a loss or advantages with their section. Raises UserError for the first thing that is wrong."""
-    if section.pop("of") == "advantage":
-        check_advantage(AdvantageSettings.model_validate(section))
+    kind, has_critic = section.pop("of"), section.pop("has_critic", False)
+    if kind == "advantage":
+        check_advantage(AdvantageSettings.model_validate(section), has_critic=has_critic)
     else:
-        check_loss(LossSettings.model_validate(section))
+        check_loss(LossSettings.model_validate(section), has_critic=has_critic)
 
 
-def check_loss(settings: LossSettings) -> None:
+def check_loss(settings: LossSettings, *, has_critic: bool = False) -> None:
     """Import it, check its options and combinations, and call it on four tokens if torch is here. Raises UserError."""
-    _raise_first(loss_faults(settings, imports_own=True))
+    _raise_first(loss_faults(settings, imports_own=True, has_critic=has_critic))
     if find_spec("torch") is not None:
         from trainer.objectives.trial import try_loss  # takes seconds, and the controller may have no torch
 
         try_loss(settings)
 
 
-def check_advantage(settings: AdvantageSettings) -> None:
+def check_advantage(settings: AdvantageSettings, *, has_critic: bool = False) -> None:
     """Import it, check its options, and call it on two groups of two samples. Raises UserError."""
-    _raise_first(advantage_faults(settings, group_size=2, advantage=own_advantage(settings.kind)))
+    own = own_advantage(settings.kind)
+    _raise_first(advantage_faults(settings, group_size=2, advantage=own, has_critic=has_critic))
     try:
-        advantages(np.array([0.0, 1.0, 1.0, 1.0]), np.array([0, 0, 1, 1]), [2, 1, 3, 2], settings)
+        samples = rewarded(np.array([0.0, 1.0, 1.0, 1.0]), np.array([0, 0, 1, 1]), [2, 1, 3, 2], settings)
+        if has_critic:
+            samples = replace(
+                samples,
+                values_N=np.array([0.5, 0.4, 0.1, 0.3, 0.6, 0.9, 0.2, 0.0]),
+                end_values_B=np.array([0.2, 0.1, 0.8, 0.0]),
+                turn_starts_N=np.array([True, True, True, True, True, False, True, False]),
+                is_cut_B=np.array([False, True, False, False]),
+            )
+            targets_of(samples, settings)
+        advantages_of(samples, settings)
     except UserError:
         raise
     except Exception as error:  # the user's own code

@@ -36,11 +36,14 @@ class SharedDevices:
         device: torch.device,
         *,
         is_shared: bool,
+        critic: Backend | None = None,
         ranks: Ranks | None = None,
         tracer: Spans | None = None,
     ) -> None:
-        """`device`: this rank's. `reference`: a second model that stays with the policy. `ranks`: None for one rank."""
+        """`device`: this rank's. `reference`: a second model that stays with the policy; `critic` likewise. `ranks`:
+        None for one rank."""
         self._policy, self._reference, self._device = policy, reference, device
+        self._critic = critic
         self._is_shared, self._ranks, self._tracer = is_shared, ranks, tracer
 
     def take(self) -> None:
@@ -63,6 +66,8 @@ class SharedDevices:
             return
         with contextlib.nullcontext() if self._tracer is None else self._tracer.span(name):
             num_bytes = self._policy.move(device)
+            if self._critic is not None:
+                num_bytes += self._critic.move(device)
             if self._reference is not None:
                 self._reference.to(device)  # type: ignore[arg-type]
         if num_bytes:

@@ -105,8 +105,8 @@ class AdvantageSettings(Settings):
     kind: str = "grpo"
     """`grpo`: (r - mean) / (std + eps) within the group; `grpo_no_std`: r - mean; `rloo`: leave-one-out baseline;
     `global_norm`: normalised over the whole batch (the paper's); `lite_ppo`: (r - mean of the group) / std of the
-    batch; `reinforce_pp`, `reinforce_pp_baseline`: normalised over all tokens (docs/algorithms.md); or
-    `module:function` of your own (docs/extending.md)."""
+    batch; `reinforce_pp`, `reinforce_pp_baseline`: normalised over all tokens; `gae`: from the values of
+    `trainer.critic` (docs/algorithms.md); or `module:function` of your own (docs/extending.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the kind, for those that have some; keyword arguments of a function of your own."""
     std_eps: float = Field(1e-4, gt=0)
@@ -117,6 +117,17 @@ class AdvantageSettings(Settings):
     """See reward_scale."""
     reward_clip: float | None = Field(None, gt=0)
     """Bound on |reward| after scale and bias."""
+
+
+class CriticSettings(Settings):
+    """A critic: a second model, made of the starting model with a head that gives one number, the value of a state."""
+
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """AdamW of the critic."""
+    value_clip: float | None = Field(0.2, gt=0)
+    """How far from the value at the start of the step the value loss follows; null: the plain squared error."""
+    warmup_steps: int = Field(0, ge=0, le=limits.STEPS)
+    """Steps at the start of the run in which only the critic is trained and the policy stays as it is."""
 
 
 class CheckpointSettings(Settings):
@@ -315,6 +326,9 @@ class TrainerSettings(Settings):
     """Decoupled PPO."""
     advantage: AdvantageSettings = AdvantageSettings()
     """Rewards to advantages."""
+    critic: CriticSettings | None = None
+    """For `advantage.kind: gae`, and losses or advantages of your own that need values; `{}` takes the defaults; null:
+    there is none."""
     checkpoint: CheckpointSettings = CheckpointSettings()
     """Checkpoints."""
     weights: WeightStoreSettings = WeightStoreSettings()

@@ -11,6 +11,8 @@ gradient is taken, so p = sg(c) bit for bit, u = 1, and w = exp(c - b). `behavio
 A loss or correction that asks for statistics of the whole step always gets that pass.
 Sequences without an advantage have no gradient, unless the loss says otherwise (`Needs.every_sequence`): those that
 fill micro-batches of their own get no backward pass.
+With a critic a step begins with its values, from which the advantages are made; then policy and critic take their
+passes and updates in turns. While the critic is alone (its warm-up) the policy's passes are for the metrics only.
 
 Deterministic: on a CPU the same model, batch and settings give the same bits. On CUDA that takes
 `torch.use_deterministic_algorithms(True)`; the flash kernels' backward pass adds in any order without it.
@@ -21,7 +23,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -30,8 +32,8 @@ from areal_like.errors import UserError
 from areal_like.wire.messages import BatchSample
 from trainer.backends.policy_module import policy_logprobs
 from trainer.backends.port import Backend, Setup
+from trainer.critic import Critic, update_metrics
 from trainer.data.batch import MicroBatch, PreparedBatch, prepare_batch
-from trainer.kl_reward import advantages_with_kl
 from trainer.model import agreement
 from trainer.model.attention import AttentionChoice, attach
 from trainer.objectives.loss import policy_loss
@@ -42,6 +44,9 @@ from trainer.objectives.registry import loss_of, needs_reference
 from trainer.objectives.step_statistics import needs_statistics, step_statistics
 from trainer.objectives.trial import try_loss
 from trainer.optimizer import UpdateResult
+from trainer.step_advantages import Place, step_advantages
+
+Result = TypeVar("Result")
 
 
 class Spans(Protocol):
@@ -57,20 +62,31 @@ def ready_model(model: PreTrainedModel, setup: Setup) -> float:
     Returns the largest difference seen, in nats. Raises UserError where it is too large. A model that is still on the
     host, to be spread over GPUs, is proved with the kernel that runs there.
     """
-    model.eval()
-    if setup.settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.train()  # transformers recomputes activations in training mode only; agreement.check sees dropout
+    _switch_to_training(model, setup)
     choice = setup.attention if model.device.type == setup.ranks.device.type else AttentionChoice("sdpa", "on the host")
     disagreement_nats = agreement.check(model, choice, setup.compute_dtype, setup.temperature, setup.max_context)
     attach(model, setup.attention)
     return disagreement_nats
 
 
+def ready_critic(model: PreTrainedModel, setup: Setup) -> None:
+    """Switch a critic to training. It attends as the policy does, which is proved already."""
+    _switch_to_training(model, setup)
+    attach(model, setup.attention)
+
+
+def _switch_to_training(model: PreTrainedModel, setup: Setup) -> None:
+    model.eval()
+    if setup.settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()  # transformers recomputes activations in training mode only; agreement.check sees dropout
+
+
 class TrainStep:
     """Turns policy version n - 1 into version n on one batch. Made once per process.
 
-    `reference` is needed where the loss needs it (kl_coef > 0), whole on every rank, and is never changed.
+    `reference` is needed where the loss needs it (kl_coef > 0), whole on every rank, and is never changed. `critic` is
+    there where `trainer.critic` is.
     `before_update()` is called before weights and optimizer change. Raises UserError where a loss of the user's cannot
     be used.
     """
@@ -82,6 +98,7 @@ class TrainStep:
         *,
         groups_per_step: int,
         reference: PreTrainedModel | None = None,
+        critic: Critic | None = None,
         tracer: Spans | None = None,
         before_update: Callable[[], None] = lambda: None,
     ) -> None:
@@ -92,7 +109,8 @@ class TrainStep:
         if needs_reference(settings.loss) and reference is None:
             what = f"{settings.loss.kind} needs a reference model, which cannot be emulated"
             raise UserError(what, where="trainer.loss.kind", remedy="train on real devices, or take another loss")
-        self.policy, self.settings = policy, settings
+        assert (critic is None) == (settings.critic is None)
+        self.policy, self.critic, self.settings = policy, critic, settings
         self.groups_per_step = groups_per_step
         self.reference = reference if needs_reference(settings.loss) else None
         self.device = setup.ranks.device
@@ -117,23 +135,62 @@ class TrainStep:
         """One step, by all ranks together; returns its metrics, the same on each. Weights change in place."""
         sums: LossSums | None = None
         updates: list[UpdateResult] = []
-        if self.settings.loss.kl_coef > 0 and self.settings.loss.kl_in == "reward":
-            prepared = self._with_kl_in_reward(prepared)
+        critic, prepared = self.critic, self._with_step_advantages(prepared)
+        is_policy_trained = critic is None or not critic.is_alone(prepared.step)
+        if critic is not None:
+            critic.begin(prepared)
         proximal = self._proximal(prepared)
         statistics = self._statistics(prepared, proximal)
         for number, mini_batch in enumerate(prepared.mini_batches):
-            self.policy.zero_grad()
+            self._zero_grad()
             for place, micro_batch in enumerate(mini_batch):
                 with self._span("micro_batch", mini_batch=number, tokens=micro_batch.packed.num_tokens):
                     is_last = place == len(mini_batch) - 1
+                    micro_batch = self._placed(micro_batch, is_policy_trained)
                     part = self._backward(micro_batch, proximal.get((number, place)), statistics, is_last=is_last)
+                    if critic is not None:
+                        critic.backward(micro_batch, is_last=is_last)
                 sums = part if sums is None else sums.plus(part)
             with self._span("update", mini_batch=number):
                 self._before_update()
-                updates.append(self.policy.update(prepared.step))
+                if is_policy_trained:
+                    updates.append(self.policy.update(prepared.step))
+                if critic is not None:
+                    critic.update(prepared.step)
         assert sums is not None
-        total = sums.over(self._ranks)
-        return {**prepared.metrics, **total.metrics(len(prepared.mini_batches)), **_update_metrics(updates)}
+        metrics = {**sums.over(self._ranks).metrics(len(prepared.mini_batches)), **update_metrics(updates)}
+        return {**prepared.metrics, **metrics, **({} if critic is None else critic.metrics())}
+
+    def _zero_grad(self) -> None:
+        self.policy.zero_grad()
+        if self.critic is not None:
+            self.critic.zero_grad()
+
+    def _placed(self, micro_batch: MicroBatch, is_policy_trained: bool) -> MicroBatch:
+        """On the device; without a backward pass of the policy where it is not trained."""
+        moved = micro_batch.to(self.device)
+        return moved if is_policy_trained else replace(moved, is_silent=True)
+
+    def _with_step_advantages(self, prepared: PreparedBatch) -> PreparedBatch:
+        """The batch with the advantages that take passes of a model: the reference model, the critic."""
+        loss, references, values = self.settings.loss, None, None
+        if loss.kl_coef > 0 and loss.kl_in == "reward":
+            with self._span("reference"), torch.no_grad():
+                references = self._of_each(prepared, self._reference_logprobs)
+        if self.critic is not None:
+            with self._span("values"):
+                values = self._of_each(prepared, self.critic.values)
+        if references is None and values is None:
+            return prepared
+        return step_advantages(prepared, self.settings, self._ranks, references=references, values=values)
+
+    def _of_each(self, prepared: PreparedBatch, compute: Callable[[MicroBatch], Result]) -> dict[Place, Result]:
+        """What `compute` gives for each micro-batch, on the device, by its place."""
+        return {
+            (number, place): compute(micro_batch.to(self.device))
+            for number, mini_batch in enumerate(prepared.mini_batches)
+            for place, micro_batch in enumerate(mini_batch)
+        }
 
     def _proximal(self, prepared: PreparedBatch) -> dict[tuple[int, int], torch.Tensor]:
         """Log-probs of the whole batch under the policy the step starts from, by (mini-batch, micro-batch)."""
@@ -142,21 +199,7 @@ class TrainStep:
         if not is_needed and not needs_statistics(self._loss):
             return {}
         with self._span("proximal"), torch.no_grad():
-            return {
-                (number, place): self._logprobs(micro_batch.to(self.device), with_entropy=False)[0]
-                for number, mini_batch in enumerate(prepared.mini_batches)
-                for place, micro_batch in enumerate(mini_batch)
-            }
-
-    def _with_kl_in_reward(self, prepared: PreparedBatch) -> PreparedBatch:
-        """The batch with advantages of rewards minus the divergence from the reference model."""
-        with self._span("reference"), torch.no_grad():
-            references = {
-                (number, place): self._reference_logprobs(micro_batch.to(self.device))
-                for number, mini_batch in enumerate(prepared.mini_batches)
-                for place, micro_batch in enumerate(mini_batch)
-            }
-        return advantages_with_kl(prepared, references, self.settings, self._ranks)
+            return self._of_each(prepared, lambda one: self._logprobs(one, with_entropy=False)[0])
 
     def _reference_logprobs(self, micro_batch: MicroBatch) -> torch.Tensor:
         assert self.reference is not None
@@ -216,15 +259,3 @@ class TrainStep:
 
     def _span(self, name: str, lane: str = "main", **args: Any) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._tracer is None else self._tracer.span(name, lane, **args)
-
-
-def _update_metrics(updates: Sequence[UpdateResult]) -> dict[str, float]:
-    """Norms are means and maxima over the updates that were applied; 0 where none was."""
-    norms = [update.grad_norm for update in updates if update.is_applied]
-    return {
-        "grad_norm": sum(norms) / len(norms) if norms else 0.0,
-        "grad_norm_max": max(norms, default=0.0),
-        "lr": updates[-1].lr,
-        "updates": float(len(norms)),
-        "skipped_updates": float(len(updates) - len(norms)),
-    }

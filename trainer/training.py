@@ -39,6 +39,9 @@ from trainer.checkpoints import checkpoint
 from trainer.checkpoints.checkpoint import CheckpointState, Retention
 from trainer.colocation import SharedDevices
 from trainer.config import DEFAULT_BACKEND, TrainerSettings
+from trainer.critic import Critic
+from trainer.critic_start import make_critic
+from trainer.critic_state import critic_parts, restore_critic_moments
 from trainer.data.batch import PreparedBatch
 from trainer.export import export_policy
 from trainer.host_copy import Copied, HostCopy, assemble
@@ -98,6 +101,9 @@ class Training:
         """By step, of the batches prepared and not trained on yet."""
         self._position = RunPosition()
         self._spans = spans
+        self._critic: Critic | None = None
+        self._critic_folder: Path | None = None
+        """The checkpoint that has the critic, where training goes on from one."""
         self._copy = HostCopy()
         self._saved: Path | None = None
         self._bad_steps = 0
@@ -122,6 +128,7 @@ class Training:
             state = checkpoint.read_state(resumed)
             check_architecture(resumed, self._source)
             self._source = resumed
+            self._critic_folder = resumed if state.version > 0 else None
         self._build()
         if resumed is not None and state is not None:
             self._restore(resumed, state)
@@ -135,9 +142,11 @@ class Training:
         spec = self.spec
         device = own_device(self.settings.device, spec)
         is_taken = spec.is_colocated and spec.is_device_taken  # all goes there when it is our turn
-        model = load_causal_lm(self._source, device="cpu" if is_taken or spec.num_ranks > 1 else str(device))
+        model_device = "cpu" if is_taken or spec.num_ranks > 1 else str(device)
+        model = load_causal_lm(self._source, device=model_device)
         num_trained = num_parameters(model)
-        choice = choose_backend(self.settings, num_trained, device)
+        num_models = 1 if self.settings.critic is None else 2
+        choice = choose_backend(self.settings, num_models * num_trained, device)
         self.settings = choice.settings
         self.ranks = self._meet(choice.descriptor)
         self.attention = choose(self.settings.attention, device, self.settings.precision)
@@ -147,16 +156,18 @@ class Training:
         disagreement_nats = ready_model(model, setup)
         self._files = ModelFiles.of(model)
         self.policy = make_backend(choice.descriptor, model, setup)
+        self._critic = make_critic(choice.descriptor, setup, self._source, self._critic_folder, device=model_device)
         reference = None
         if needs_reference(self.settings.loss):
             reference = load_causal_lm(Path(spec.model.path or ""), device="cpu" if is_taken else str(device))
         self._step = TrainStep(
-            self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, tracer=self._spans,
-            before_update=self._copy.fence,
+            self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, critic=self._critic,
+            tracer=self._spans, before_update=self._copy.fence,
         )  # fmt: skip
         self._devices = SharedDevices(
-            self.policy, reference, device, is_shared=spec.is_colocated, ranks=self.ranks, tracer=self._spans
-        )
+            self.policy, reference, device, is_shared=spec.is_colocated, ranks=self.ranks, tracer=self._spans,
+            critic=None if self._critic is None else self._critic.backend,
+        )  # fmt: skip
         self._backend_words = f"{choice.name} ({choice.reason})"
         self._record_setup(
             {
@@ -169,6 +180,7 @@ class Training:
                 "device": str(device),
                 "precision": self.settings.precision,
                 "parameters": num_trained,
+                "models_trained": num_models,
             }
         )
 
@@ -191,6 +203,8 @@ class Training:
 
     def _restore(self, folder: Path, state: CheckpointState) -> None:
         restore_training_state(folder, self.policy)
+        if self._critic is not None and self._critic_folder is not None:
+            restore_critic_moments(self._critic_folder, self._critic.backend)
         restore_generators(state.generators)
         self.version = state.version
         self.counters |= state.counters
@@ -243,10 +257,11 @@ class Training:
             settle_heap()
             self._is_settled = True
         self.counters["tokens"] += metrics["tokens"]
-        self.counters["skipped_updates"] += metrics["skipped_updates"]
+        num_skipped = metrics["skipped_updates"] + metrics.get("critic_skipped_updates", 0.0)
+        self.counters["skipped_updates"] += num_skipped
         self._position = self._positions.pop(self.version, self._position)
         self.staleness.update(self._position.staleness)
-        self._bad_steps = self._bad_steps + 1 if metrics["skipped_updates"] else 0
+        self._bad_steps = self._bad_steps + 1 if num_skipped else 0
         if self._bad_steps:
             log.warning("step %d: the gradient was not finite, the update was skipped", self.version)
         if self._bad_steps >= MAX_BAD_STEPS:
@@ -304,7 +319,8 @@ class Training:
         """
         self.ranks.tell(Order.SAVE)
         started_s = time.perf_counter()
-        copied = self._copy.take(self.policy.parts())
+        critic = [] if self._critic is None else critic_parts(self._critic.backend)
+        copied = self._copy.take([*self.policy.parts(), *critic])
         if not self.ranks.is_leader:
             folder = checkpoint.checkpoint_folder(self.run_dir, self.version)
             return lambda: self._send_part(copied, folder)

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from areal_like.errors import UserError, WeightError
 from trainer.backends.port import Backend
 from trainer.checkpoints.companion_files import copy_companions
+from trainer.critic_state import is_critics, write_critic
 from trainer.model.model import read_config, weight_files
 from trainer.weights.tensor_file import FileFacts, write_tensors
 
@@ -87,16 +88,16 @@ def write_training_state(
     files: ModelFiles,
     source: Path,
 ) -> dict[str, FileFacts]:
-    """Model (float32), tokenizer files of `source`, optimizer state and torch's generators into `folder`.
+    """Model (float32), tokenizer files of `source`, optimizer state, generators and critic into `folder`.
 
     tensors: whole ones by the keys of trainer.host_copy. Returns what is known of the large files.
     """
     weights = {key.removeprefix(_WEIGHT): value for key, value in tensors.items() if key.startswith(_WEIGHT)}
     facts = files.write(folder, weights)
     copy_companions(source, folder)
-    others = {key: value for key, value in tensors.items() if not key.startswith(_WEIGHT)}
+    others = {key: value for key, value in tensors.items() if not key.startswith(_WEIGHT) and not is_critics(key)}
     facts[OPTIMIZER] = write_tensors(folder / OPTIMIZER, {**others, **generators})
-    return facts
+    return facts | write_critic(folder, tensors)
 
 
 def restore_training_state(folder: Path, backend: Backend) -> None:

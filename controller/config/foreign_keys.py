@@ -98,6 +98,10 @@ _TABLE: Mapping[str, tuple[str, ...] | tuple[tuple[str, ...], str]] = {
          "reward_norm", "adv_norm"), "grpo, grpo_no_std, rloo, lite_ppo and others: docs/algorithms.md",
     ),
     "trainer.advantage.reward_scale": ("reward_scaling",),
+    "trainer.critic.optimizer.lr": ("critic.optim.lr", "critic.optimizer.lr", "critic_learning_rate", "critic_lr"),
+    "trainer.critic.value_clip": ("cliprange_value", "vf_clip"),
+    "trainer.critic.warmup_steps": ("critic_warmup", "freezing_actor_steps"),
+    "trainer.advantage.options": (("gae_lambda",), "{gae_lambda: ...} with kind: gae"),
     "trainer.advantage.reward_clip": ("reward_clip_range",),
     # staleness and mode
     "staleness.max_staleness": ("max_head_offpolicyness", "max_off_policy_steps", "max_trajectory_age_steps", "eta",

@@ -72,16 +72,19 @@ def _size(sizes: Mapping[str, Any], key: str, default: int | None = None) -> int
 
 
 def trainer_state(config: RunConfig, parameters: float) -> TrainerState:
-    """The state of one rank, as its backend lays it out."""
+    """The state of one rank, as its backend lays it out. parameters: of the policy; a critic has as many."""
+    has_critic = config.trainer.critic is not None
+    parameters *= 1 + has_critic
     ranks, whole = config.trainer.ranks, WEIGHT_BYTES + GRADIENT_BYTES + MOMENT_BYTES
     layout = backend_of(config).state(config.trainer, StateDemand(parameters * whole, LARGEST_GPU_BYTES))
     terms = ((WEIGHT_BYTES, layout.weights), (GRADIENT_BYTES, layout.gradients), (MOMENT_BYTES, layout.moments))
     on_device = sum(num_bytes * share.part for num_bytes, share in terms if not share.on_host)
     on_host = sum(num_bytes * share.part for num_bytes, share in terms if share.on_host)
+    noun = "parameters of policy and critic" if has_critic else "parameters"
     if layout.words:
-        words = f"{parameters / 1e9:.3g}G parameters, {layout.words}"
+        words = f"{parameters / 1e9:.3g}G {noun}, {layout.words}"
     else:
-        words = f"{parameters / 1e9:.3g}G parameters x {whole} bytes" + (f" / {ranks} ranks" if ranks > 1 else "")
+        words = f"{parameters / 1e9:.3g}G {noun} x {whole} bytes" + (f" / {ranks} ranks" if ranks > 1 else "")
         words += ", in host memory" if not on_device else ""
     return TrainerState(parameters * on_device, parameters * on_host, words)
 

@@ -260,12 +260,14 @@ def _own_engine(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
 def _own_objectives(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
     """The user's loss and advantages, with their whole sections."""
     loss, advantage = config.trainer.loss, config.trainer.advantage
+    has_critic = config.trainer.critic is not None
     found = {}
     if names := [kind for kind in (loss.kind, *(one.kind for one in loss.corrections)) if ":" in kind]:
         key = "trainer.loss.kind" if names[0] == loss.kind else "trainer.loss.corrections"
-        found[key] = (", ".join(names), {"of": "loss", **loss.model_dump(mode="json")})
+        found[key] = (", ".join(names), {"of": "loss", "has_critic": has_critic, **loss.model_dump(mode="json")})
     if ":" in advantage.kind:
-        found["trainer.advantage.kind"] = (advantage.kind, {"of": "advantage", **advantage.model_dump(mode="json")})
+        section = {"of": "advantage", "has_critic": has_critic, **advantage.model_dump(mode="json")}
+        found["trainer.advantage.kind"] = (advantage.kind, section)
     return found
 
 

@@ -48,7 +48,7 @@ def sections(data: RunData) -> list[Section]:
         Section("answers", "Answers", (lengths(data), length_histogram(data), cut_share(steps))),
         Section("optimisation", "Optimisation", (clip_fraction(steps), entropy(steps), kl(steps),
                                                  effective_samples(steps), weights(steps),
-                                                 gradient(data), loss(steps))),
+                                                 gradient(data), loss(steps), *critic(steps))),
         Section("machine", "Processes", (flow.memory(data), flow.processor_time(data), flow.reward_queue(data))),
     ]  # fmt: skip
 
@@ -252,3 +252,21 @@ def loss(steps: Rows) -> Chart:
     """The surrogate loss."""
     caption = "The surrogate objective. Its level means little: it is near zero by construction, even while learning."
     return of_steps(steps, "chart-loss", "Loss", Axis("loss"), [("loss", "loss", "c6")], caption)
+
+
+def critic(steps: Rows) -> tuple[Chart, ...]:
+    """The critic's loss and how well it foretells; nothing of a run without one."""
+    if not any("value_loss" in row for row in steps):
+        return ()
+    caption = (
+        "Half the squared error of the values, clipped as trainer.critic.value_clip says, over the step's updates."
+    )
+    y, lines = Axis("value loss", bottom=0.0), [("value_loss", "value loss", "c6")]
+    value_loss = of_steps(steps, "chart-value-loss", "Value loss", y, lines, caption)
+    caption = (
+        "Explained variance: 1 - Var(target - value) / Var(target), of the values before the step: 1 is a perfect"
+        " critic, 0 one that knows the mean only. Clipped: tokens whose value has moved as far as it may in one step."
+    )
+    shares = [("explained_variance", "explained variance", "c2"), ("value_clip_fraction", "clipped", "c0")]
+    y = Axis("share", is_share=True, top=1.0)
+    return (value_loss, of_steps(steps, "chart-critic", "Critic", y, shares, caption, np.min))

@@ -51,6 +51,13 @@ def test_the_device_is_taken_for_a_step_and_left_after_it_and_the_timeline_shows
     assert spans.names == ["take_memory", "release_memory"]
 
 
+def test_a_critic_goes_where_the_policy_goes() -> None:
+    policy, critic = PlayedPolicy(), PlayedPolicy()
+    devices = SharedDevices(policy, None, torch.device("cpu"), is_shared=True, critic=critic)  # type: ignore[arg-type]
+    devices.take()
+    assert policy.moves == critic.moves == ["cpu"]
+
+
 def test_a_trainer_with_a_device_of_its_own_never_moves() -> None:
     policy = PlayedPolicy()
     devices = SharedDevices(policy, None, torch.device("cuda:1"), is_shared=False)

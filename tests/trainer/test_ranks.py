@@ -45,6 +45,11 @@ LIMIT_S = 300.0
 SILENT = (5, 6)
 """Groups without an advantage."""
 LOSS_ATOL, WEIGHT_ATOL = 2e-5, 2e-4
+CRITIC: dict[str, Any] = {
+    "critic": {"optimizer": {"lr": 1e-3}, "warmup_steps": 1},
+    "advantage": {"kind": "gae", "options": {"gae_lambda": 0.9}},
+}  # fmt: skip
+CRITIC_STEPS = 4
 SETTINGS: dict[str, Any] = {
     "optimizer": {"lr": 1e-3, "schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.01, "max_grad_norm": 0.5},
     "mini_batches": 2, "micro_batch_tokens": 48, "rank_timeout_s": 120.0,
@@ -138,15 +143,17 @@ class Stage:
         tensors = {**load_file(folder / "model.safetensors"), **load_file(folder / "optimizer.safetensors")}
         return {key: value for key, value in tensors.items() if not key.startswith("generator")}
 
-    def single(self, name: str, resume_from: Path | None = None, **settings: Any) -> list[dict[str, float]]:
+    def single(
+        self, name: str, resume_from: Path | None = None, until: int = STEPS, **settings: Any
+    ) -> list[dict[str, float]]:
         """The same on plain torch, in this process."""
         training = Training(self.spec(name, 1, settings, resume_from=str(resume_from) if resume_from else None))
         training.open()
         metrics = []
-        while training.version < STEPS:
+        while training.version < until:
             step = training.version + 1
             metrics.append(training.run(training.prepare(self.batches[step - 1], step)))
-            if step in (HALF, STEPS):
+            if step in (HALF, until):
                 training.save()()
         training.close()
         return metrics
@@ -187,6 +194,7 @@ def fsdp(stage: Stage, torch_metrics: Any) -> Stage:
             stage.scene("fsdp-bfloat16", 2, {**fsdp, "precision": "bfloat16"}, until=2),
             stage.scene("fsdp-bad", 2, fsdp, until=2, bad_step=1),
             stage.scene("fsdp-from-torch", 2, fsdp, resume_from=stage.at("torch", HALF)),
+            stage.scene("fsdp-critic", 2, {**fsdp, **CRITIC}, until=CRITIC_STEPS, save_at=2),
         ],
     )  # fmt: skip
     return stage
@@ -211,6 +219,10 @@ def zero(fsdp: Stage) -> Stage:
             "zero-3-offloaded", 2,
             {"backend": "deepspeed", "deepspeed": {"stage": 3, "offload_optimizer": True, "offload_param": True}},
         ),
+        fsdp.scene(
+            "zero-3-critic", 2, {**third, **CRITIC}, until=CRITIC_STEPS, resume_from=fsdp.at("fsdp-critic", 2)
+        ),
+        fsdp.scene("zero-1-critic", 2, {**first, **CRITIC}, until=CRITIC_STEPS),
     ]  # fmt: skip
     fsdp.play("zero-job", 2, scenes)
     return fsdp
@@ -242,6 +254,29 @@ def assert_states_agree(stage: Stage, name: str) -> None:
 
 def test_fsdp_on_two_ranks_trains_as_one_process_does(fsdp: Stage, torch_metrics: Any) -> None:
     assert_agree(fsdp, "fsdp", torch_metrics)
+
+
+@pytest.fixture(scope="module")
+def critic_metrics(stage: Stage) -> list[dict[str, float]]:
+    torch.set_num_threads(1)
+    return stage.single("torch-critic", until=CRITIC_STEPS, **CRITIC)
+
+
+@pytest.mark.parametrize("name", ["fsdp-critic", pytest.param("zero-1-critic", marks=needs_deepspeed),
+                                  pytest.param("zero-3-critic", marks=needs_deepspeed)])  # fmt: skip
+def test_critic_trains_on_two_ranks_as_in_one_process(name: str, critic_metrics: Any, request: Any) -> None:
+    """Also where it goes on from the checkpoint of another backend."""
+    stage: Stage = request.getfixturevalue("zero" if name.startswith("zero") else "fsdp")
+    ours = stage.metrics(name)
+    for a, b in zip(ours, critic_metrics[-len(ours) :], strict=True):
+        for key in ("loss", "value_loss", "value_mean", "explained_variance", "advantage_abs_mean"):
+            assert a[key] == pytest.approx(b[key], abs=2e-4), key
+        assert a["critic_grad_norm"] == pytest.approx(b["critic_grad_norm"], rel=5e-3)
+        assert a["updates"] == b["updates"]
+    expected, found = (load_file(stage.at(one, CRITIC_STEPS) / checkpoint.CRITIC) for one in ("torch-critic", name))
+    assert found.keys() == expected.keys()
+    worst = max(float((found[key] - expected[key]).abs().max()) for key in expected if key.startswith("weight/"))
+    assert worst < WEIGHT_ATOL, worst
 
 
 def test_offload_checkpointed_activations_and_kept_parameters_change_nothing(fsdp: Stage, torch_metrics: Any) -> None:

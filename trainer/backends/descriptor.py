@@ -85,6 +85,8 @@ class BackendDescriptor:
     """Must be installed where the ranks run."""
     adapts_to_memory: bool = False
     """It moves to host memory by itself what a device cannot hold."""
+    trains_critics: bool = False
+    """Made with `Setup.is_critic`, it gives values instead of log-probs (port.py)."""
     when_colocated: str = ""
     """How it is configured to release devices between steps, as advice; empty: it cannot."""
 

@@ -12,6 +12,7 @@ class FsdpDescriptor(BackendDescriptor):
     name = "fsdp"
     factory = "trainer.backends.fsdp:FsdpBackend"
     section = "fsdp"
+    trains_critics = True
     when_colocated = "fsdp with trainer.fsdp.cpu_offload: true"
 
     def releases_devices(self, settings: TrainerSettings) -> bool:

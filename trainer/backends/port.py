@@ -5,13 +5,13 @@ Owns: the port `Backend`, and the facts all backends are made with. Refuses: los
 Every method but `parts` is collective: all ranks call it, in the same order. Names of parameters are Hugging Face's; of
 tied parameters only the first is there.
 
-Shapes: N predictions of one packed micro-batch.
+Shapes: N predictions and T tokens of one packed micro-batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -34,7 +34,7 @@ a scalar; float32."""
 @dataclass(frozen=True)
 class Setup:
     """What a backend is made with. num_steps: of the run, for the learning rate's schedule. max_context: longest
-    sequence in tokens; None: whatever the model's positions cover."""
+    sequence in tokens; None: whatever the model's positions cover. is_critic: the model's head gives one number."""
 
     settings: TrainerSettings
     temperature: float
@@ -42,22 +42,32 @@ class Setup:
     attention: AttentionChoice
     ranks: Ranks
     max_context: int | None = None
+    is_critic: bool = False
 
     @property
     def compute_dtype(self) -> torch.dtype:
         """Type the passes compute in."""
         return torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32
 
+    def for_critic(self) -> Setup:
+        """What the critic's backend is made with: the same, with an optimizer of its own."""
+        assert self.settings.critic is not None
+        settings = self.settings.model_copy(update={"optimizer": self.settings.critic.optimizer})
+        return replace(self, settings=settings, is_critic=True)
+
 
 class Backend(Protocol):
-    """The policy in training, whole or in parts."""
+    """The policy in training, or the critic, whole or in parts."""
 
     @property
     def model(self) -> PreTrainedModel:
         """The transformers model; its parameters may be parts of the full ones."""
 
     def logprobs(self, packed: PackedSequences, *, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probs [N] and entropies [N] of a micro-batch under the policy (trainer.logprobs)."""
+        """Log-probs [N] and entropies [N] of a micro-batch under the policy (trainer.model.logprobs).
+
+        Of a critic: the value after each of the T packed tokens (trainer.model.values), and None.
+        """
 
     def zero_grad(self) -> None:
         """Forget the gradients."""

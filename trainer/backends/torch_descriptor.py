@@ -13,6 +13,7 @@ class TorchDescriptor(BackendDescriptor):
     factory = "trainer.backends.torch_single:TorchBackend"
     max_ranks = 1
     needs_process_group = False
+    trains_critics = True
     when_colocated = "torch"
 
     def releases_devices(self, settings: TrainerSettings) -> bool:

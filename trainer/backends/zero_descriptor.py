@@ -15,6 +15,7 @@ class ZeroDescriptor(BackendDescriptor):
     name = "deepspeed"
     factory = "trainer.backends.zero:ZeroBackend"
     section = "deepspeed"
+    trains_critics = True
     packages = (RequiredPackage("deepspeed", "pip install 'areal-like[deepspeed]', or trainer.backend: fsdp"),)
 
     def state(self, settings: TrainerSettings, demand: StateDemand) -> StateLayout:

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 FORMAT = 2
 MANIFEST = "manifest.json"
 STATE = "state.json"
+CRITIC = "critic.safetensors"
+"""Of a run with a critic; no part of the policy."""
 _STEP_FOLDER = re.compile(r"step_(\d{6,})")
 
 

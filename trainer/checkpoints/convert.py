@@ -89,7 +89,7 @@ def import_folder(source: Path, out: Path) -> tuple[int, str]:
 def stored_tensors(folder: Path) -> dict[str, Stored]:
     """Every tensor of a folder's weights by name. Raises UserError where there are none, or a file is damaged."""
     files = sorted(folder.glob("*.safetensors"))
-    files = [file for file in files if file.name != OPTIMIZER]
+    files = [file for file in files if file.name not in (OPTIMIZER, checkpoint.CRITIC)]
     if (folder / INDEX).is_file():
         try:
             named = set(json.loads((folder / INDEX).read_text())["weight_map"].values())

@@ -59,11 +59,30 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class BatchRewards:
-    """What advantages are computed from, of the whole batch: raw rewards, groups, sampled tokens of each sample."""
+    """What advantages are computed from, of the whole batch: raw rewards, groups, sampled tokens of each sample.
+
+    turn_starts_N: bool, the sampled tokens, in the order of the samples, that begin a turn. is_cut_B: bool, the answer
+    ended at the token limit.
+    """
 
     rewards_B: np.ndarray
     group_ids_B: np.ndarray
     lengths_B: tuple[int, ...]
+    turn_starts_N: np.ndarray
+    is_cut_B: np.ndarray
+
+    @staticmethod
+    def of(samples: Sequence[BatchSample]) -> BatchRewards:
+        """Those of `samples`."""
+        masks = [sample.trajectory.loss_mask_T for sample in samples]
+        return BatchRewards(
+            rewards_B=np.asarray([sample.reward for sample in samples], np.float64),
+            group_ids_B=np.asarray([sample.group_id for sample in samples], np.int64),
+            lengths_B=tuple(sample.trajectory.num_sampled for sample in samples),
+            # the first token of a sequence is never sampled
+            turn_starts_N=np.concatenate([~mask_T[:-1][mask_T[1:]] for mask_T in masks]),
+            is_cut_B=np.array([sample.trajectory.finish_reason == "length" for sample in samples]),
+        )
 
 
 @dataclass(frozen=True)
@@ -86,19 +105,23 @@ def prepare_batch(
 ) -> PreparedBatch:
     """Pack the part that `rank` has of `samples` for the step that starts from policy `version`.
 
-    Advantages, denominators and metrics are those of the whole batch. Raises ValueError for an empty batch.
+    Advantages, denominators and metrics are those of the whole batch. Where there is a critic advantages are 0 for now:
+    they take its values (trainer/step_advantages.py). Raises ValueError for an empty batch.
     """
     if not samples:
         raise ValueError("a batch needs at least one sample")
     lengths = [len(sample.trajectory) for sample in samples]
-    group_ids_B = np.asarray([sample.group_id for sample in samples], np.int64)
-    rewards_B = np.asarray([sample.reward for sample in samples], np.float64)
-    sampled_lengths = [sample.trajectory.num_sampled for sample in samples]
-    found_advantages = advantages(rewards_B, group_ids_B, sampled_lengths, settings.advantage)
+    rewards = BatchRewards.of(samples)
+    group_ids_B, sampled_lengths = rewards.group_ids_B, rewards.lengths_B
+    has_critic = settings.critic is not None
+    if has_critic:
+        found_advantages = np.zeros(len(samples), np.float32)
+    else:
+        found_advantages = advantages(rewards.rewards_B, group_ids_B, sampled_lengths, settings.advantage)
     advantages_BN = by_sample(found_advantages, sampled_lengths)
     shares = split(lengths, group_ids_B.tolist(), settings.mini_batches)
     coefficients_B = token_coefficients(sampled_lengths, group_ids_B.tolist(), settings.loss, num_updates=len(shares))
-    may_be_silent = not loss_of(settings.loss).needs.every_sequence
+    may_be_silent = not has_critic and not loss_of(settings.loss).needs.every_sequence
     is_silent_B = np.array([may_be_silent and not advantages_N.any() for advantages_N in advantages_BN])
     parts = [
         deal_apart([lengths[i] for i in members], is_silent_B[members].tolist(), num_ranks, settings.micro_batch_tokens)
@@ -116,9 +139,9 @@ def prepare_batch(
         )
         for members, (dealt, num_silent) in zip(shares, parts, strict=True)
     )
-    metrics = _batch_metrics(samples, rewards_B, found_advantages, version, settings)
+    metrics = _batch_metrics(samples, rewards.rewards_B, found_advantages, version, settings)
     metrics |= _dealing_metrics(lengths, shares, parts, settings.micro_batch_tokens)
-    return PreparedBatch(version, mini_batches, metrics, BatchRewards(rewards_B, group_ids_B, tuple(sampled_lengths)))
+    return PreparedBatch(version, mini_batches, metrics, rewards)
 
 
 def split(lengths: Sequence[int], group_ids: Sequence[int], num: int) -> list[list[int]]:

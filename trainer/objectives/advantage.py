@@ -1,7 +1,7 @@
 """Rewards to advantages: scale, bias and clip first, then the configured kind (advantages/).
 
-Owns: `advantages`, `shaped_rewards`. Refuses: how a kind compares samples. Groups are known by id, never by stride, so
-that groups which lost samples on the way are normalised right.
+Owns: `advantages`, `targets_of`, `shaped_rewards`. Refuses: how a kind compares samples. Groups are known by id, never
+by stride, so that groups which lost samples on the way are normalised right.
 
 Shapes: B samples of one batch, N sampled tokens of all of them.
 """
@@ -9,6 +9,7 @@ Shapes: B samples of one batch, N sampled tokens of all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -33,17 +34,25 @@ def advantages(
     settings: AdvantageSettings,
     penalties_N: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Compute advantages of raw rewards, float32: one per sample [B] or per sampled token [N], as the kind has it.
+    """Compute advantages of raw rewards, as `advantages_of` those of `rewarded`."""
+    return advantages_of(rewarded(rewards_B, group_ids_B, lengths_B, settings, penalties_N), settings)
+
+
+def rewarded(
+    rewards_B: np.ndarray,
+    group_ids_B: np.ndarray,
+    lengths_B: Sequence[int],
+    settings: AdvantageSettings,
+    penalties_N: np.ndarray | None = None,
+) -> RewardedSamples:
+    """Shape the rewards of a batch and take the penalties off.
 
     Args:
         rewards_B: raw rewards, finite.
         group_ids_B: group of each sample; samples of a group may be anywhere in the batch.
         lengths_B: sampled tokens of each sample.
-        settings: the kind, its options, and how rewards are scaled first.
+        settings: how rewards are scaled first.
         penalties_N: what is taken off the reward at each sampled token, in the order of the samples.
-
-    Raises:
-        UserError: advantages of the user's are of another shape, or not finite.
     """
     rewards_B = shaped_rewards(rewards_B, settings)
     if penalties_N is not None:
@@ -55,16 +64,50 @@ def advantages(
     assert samples.rewards_B.shape == samples.group_ids_B.shape == samples.lengths_B.shape
     assert len(samples.rewards_B)
     assert np.isfinite(samples.rewards_B).all()
+    return samples
+
+
+def advantages_of(samples: RewardedSamples, settings: AdvantageSettings) -> np.ndarray:
+    """Compute advantages, float32: one per sample [B] or per sampled token [N], as the kind has it.
+
+    Raises:
+        UserError: advantages of the user's are of another shape, or not finite.
+    """
     advantage, options = advantage_of(settings)
-    result = np.asarray(advantage.compute(samples, options))
     num_samples, num_tokens = len(samples.rewards_B), int(samples.lengths_B.sum())
+    result = np.asarray(advantage.compute(samples, options))
     if result.shape not in ((num_samples,), (num_tokens,)):
         what = f"{settings.kind} returned {list(result.shape)} for {num_samples} samples of {num_tokens} tokens"
         raise UserError(what, where="trainer.advantage.kind", remedy="return one number per sample, or per token")
-    if not np.isfinite(result).all():
-        what = f"{settings.kind} returned an advantage that is not finite"
-        raise UserError(what, where="trainer.advantage.kind", remedy="bound the divisor")
+    _check_finite(result, "an advantage", settings)
     return result.astype(np.float32)
+
+
+def targets_of(samples: RewardedSamples, settings: AdvantageSettings) -> np.ndarray:
+    """Compute what a critic is trained towards, float32 per sampled token [N]: as the kind has it, or the return.
+
+    Raises:
+        UserError: targets of the user's are of another shape, or not finite.
+    """
+    advantage, options = advantage_of(settings)
+    result = np.asarray((advantage.targets or _returns)(samples, options))
+    if result.shape != (num_tokens := int(samples.lengths_B.sum()),):
+        what = f"{settings.kind} returned {list(result.shape)} targets for {num_tokens} tokens"
+        raise UserError(what, where="trainer.advantage.kind", remedy="return one number per token")
+    _check_finite(result, "a target", settings)
+    return result.astype(np.float32)
+
+
+def _returns(samples: RewardedSamples, options: Any) -> np.ndarray:
+    """Sum of rewards from each token to the end of its sample, [N]."""
+    parts = np.split(samples.token_rewards_N(), np.cumsum(samples.lengths_B)[:-1])
+    return np.concatenate([np.cumsum(part[::-1])[::-1] for part in parts])
+
+
+def _check_finite(result: np.ndarray, noun: str, settings: AdvantageSettings) -> None:
+    if not np.isfinite(result).all():
+        what = f"{settings.kind} returned {noun} that is not finite"
+        raise UserError(what, where="trainer.advantage.kind", remedy="bound the divisor")
 
 
 def by_sample(advantages: np.ndarray, lengths_B: Sequence[int]) -> list[np.ndarray]:

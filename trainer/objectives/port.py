@@ -39,7 +39,8 @@ class Needs:
 
     proximal: `any`: whatever `trainer.loss.proximal` says; `behaviour`: the ratio counts from the policy that sampled,
     which takes `proximal: behaviour`; `recompute`: log-probs of the whole step under the policy it starts from.
-    sequences: `tokens.sequences`. reference: `tokens.reference_N`. values: `tokens.values_N`, of a critic.
+    sequences: `tokens.sequences`. reference: `tokens.reference_N`. values: `tokens.values_N` and `tokens.target_N`, of
+    a critic (trainer.critic).
     entropy: `tokens.entropy_N`, over the whole vocabulary, with gradient.
     every_sequence: the loss has a gradient where the advantage is 0, so that no sequence may be left out.
     """
@@ -98,8 +99,9 @@ class TokenInputs:
 
     coefficient_N: weight of each token in its update's loss (`token_coefficients`). proximal_N: for `recompute`
     alone; None means p = sg(c), which is what a recomputation would give before the first update of a step; a loss
-    always gets the log-probs of the configured mode. is_cut_N: bool, the answer ended at the token limit. The others
-    are None unless needed (`Needs`).
+    always gets the log-probs of the configured mode. is_cut_N: bool, the answer ended at the token limit. values_N: of
+    the critic at the start of the step; target_N: what it is trained towards. The others are None unless needed
+    (`Needs`).
 
     For corrections only: current_N, the current log-probs, and drift_N, those at the start of the step minus
     behaviour_N. Where the step did not compute them, the current ones take their place.
@@ -114,6 +116,7 @@ class TokenInputs:
     proximal_N: torch.Tensor | None = None
     reference_N: torch.Tensor | None = None
     values_N: torch.Tensor | None = None
+    target_N: torch.Tensor | None = None
     entropy_N: torch.Tensor | None = None
     sequences: Sequences | None = None
     is_cut_N: torch.Tensor | None = None
@@ -203,7 +206,10 @@ class RewardedSamples:
 
     rewards_B: float64, after scale, bias and clip, minus the KL penalties of all tokens where there are any.
     group_ids_B, lengths_B: int64; lengths in sampled tokens. penalties_N: the KL penalty of each sampled token in the
-    order of the samples (`kl_in: reward`); values_N: of a critic, likewise. None unless configured.
+    order of the samples (`kl_in: reward`). None unless configured.
+
+    Where there is a critic: values_N: its value before each sampled token; end_values_B: after the last token.
+    turn_starts_N: bool, the tokens that begin a turn. is_cut_B: bool, the answer ended at the token limit.
     """
 
     rewards_B: np.ndarray
@@ -211,6 +217,20 @@ class RewardedSamples:
     lengths_B: np.ndarray
     penalties_N: np.ndarray | None = None
     values_N: np.ndarray | None = None
+    end_values_B: np.ndarray | None = None
+    turn_starts_N: np.ndarray | None = None
+    is_cut_B: np.ndarray | None = None
+
+    def token_rewards_N(self) -> np.ndarray:
+        """Compute the reward of each sampled token: the answer's at its last one, minus the token's own penalty."""
+        ends_B = np.cumsum(self.lengths_B)
+        rewards_N = np.zeros(int(ends_B[-1]))
+        rewards_N[ends_B - 1] = self.rewards_B
+        if self.penalties_N is not None:
+            # rewards_B has lost all penalties: they come back, and go where they belong
+            rewards_N[ends_B - 1] += np.add.reduceat(self.penalties_N, ends_B - self.lengths_B)
+            rewards_N -= self.penalties_N
+        return rewards_N
 
     def groups(self) -> Iterator[np.ndarray]:
         """Indices of the samples of each group, which may be anywhere in the batch."""
@@ -224,6 +244,8 @@ class Advantage:
 
     compute: called as `compute(samples, options)`; returns one advantage per sample [B] or per sampled token [N].
     keys: fields of `options` that are keys of `trainer.advantage` itself. needs_values: a critic's values.
+    targets: called likewise where there is a critic; returns what it is trained towards, for each sampled token [N].
+    None: the sum of rewards from the token on.
     is_within_group: a sample is compared with its own group only, so that a group of equal rewards has no advantage.
     single_sample: why a sample alone in its group has the advantage 0; empty where it has another.
     """
@@ -233,5 +255,6 @@ class Advantage:
     options: type[Settings] = NoOptions
     keys: tuple[str, ...] = ()
     needs_values: bool = False
+    targets: Callable[[RewardedSamples, Any], np.ndarray] | None = None
     is_within_group: bool = True
     single_sample: str = ""

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainer.config import AdvantageSettings, CorrectionSettings, LossSettings
 from trainer.objectives.advantages import (
+    gae,
     global_norm,
     grpo,
     grpo_no_std,
@@ -82,12 +83,14 @@ ADVANTAGES: Mapping[str, Advantage] = {
         lite_ppo.ADVANTAGE,
         reinforce_pp.ADVANTAGE,
         reinforce_pp_baseline.ADVANTAGE,
+        gae.ADVANTAGE,
     )
 }
 """Built-in advantages: `trainer.advantage.kind`."""
 
 LOSS_SECTION = "trainer.loss"
 ADVANTAGE_SECTION = "trainer.advantage"
+CRITIC_REMEDY = "trainer.critic: {}"
 _KEYS_OF_SOME = ("eps_low", "eps_high", "dual_clip")
 """Keys of trainer.loss that only some losses read."""
 
@@ -143,13 +146,14 @@ def corrects_for_sampling(settings: LossSettings) -> bool:
     return settings.proximal != "behaviour" and (settings.weight.mode != "off" or bool(weighs))
 
 
-def loss_faults(settings: LossSettings, *, imports_own: bool = False) -> Iterator[Fault]:
+def loss_faults(settings: LossSettings, *, imports_own: bool = False, has_critic: bool = False) -> Iterator[Fault]:
     """Find what of trainer.loss does not fit together.
 
     imports_own: import a user's modules and check them as well (raises UserError); without it they are left out.
+    has_critic: there is a section trainer.critic.
     """
     if not is_own(settings.kind) or imports_own:
-        yield from _objective_faults(settings)
+        yield from _objective_faults(settings, has_critic)
     found: list[Correction | None] = []
     for number, one in enumerate(settings.corrections):
         key = f"{LOSS_SECTION}.corrections.{number}"
@@ -160,6 +164,8 @@ def loss_faults(settings: LossSettings, *, imports_own: bool = False) -> Iterato
         if one.kind in [other.kind for other in settings.corrections[:number]]:
             yield Fault(f"{key}.kind", f"`{one.kind}` is there twice", "once is enough")
         if correction is not None:
+            if correction.needs.values and not has_critic:
+                yield _no_critic(f"{key}.kind", one.kind)
             faults = option_faults(correction.options, one, key)
             yield from faults or correction.conflicts(settings, options_of(correction.options, one, key))
         found.append(correction)
@@ -198,7 +204,19 @@ def _weight_faults(settings: LossSettings, corrections: Iterable[Correction | No
         yield Fault(key, what, remedy)
 
 
-def _objective_faults(settings: LossSettings) -> Iterator[Fault]:
+def _no_critic(key: str, kind: str) -> Fault:
+    return Fault(key, f"`{kind}` needs the values of a critic, and there is none", CRITIC_REMEDY)
+
+
+def reads_values(loss: LossSettings, advantage: AdvantageSettings) -> bool:
+    """True where something may read a critic's values; a user's code may. Imports no module of the user's."""
+    kinds = (loss.kind, advantage.kind, *(one.kind for one in loss.corrections))
+    if any(is_own(kind) for kind in kinds):
+        return True
+    return ADVANTAGES[advantage.kind].needs_values or loss_of(loss).needs.values
+
+
+def _objective_faults(settings: LossSettings, has_critic: bool) -> Iterator[Fault]:
     chosen = own_objective(settings.kind) if is_own(settings.kind) else OBJECTIVES.get(settings.kind)
     if chosen is None:
         yield Fault(
@@ -217,8 +235,8 @@ def _objective_faults(settings: LossSettings) -> Iterator[Fault]:
         anchor = "the policy that sampled the tokens" if needs.proximal == "behaviour" else "recomputed log-probs"
         what = f"`{settings.kind}` needs {anchor} as its proximal policy, not `{settings.proximal}`"
         yield Fault(f"{LOSS_SECTION}.proximal", what, keys)
-    if needs.values:
-        yield Fault(f"{LOSS_SECTION}.kind", f"`{settings.kind}` needs the values of a critic, and there is none")
+    if needs.values and not has_critic:
+        yield _no_critic(f"{LOSS_SECTION}.kind", settings.kind)
     yield from chosen.conflicts(settings, options)
 
 
@@ -241,7 +259,7 @@ def advantage_of(settings: AdvantageSettings) -> tuple[Advantage, Any]:
 
 
 def advantage_faults(
-    settings: AdvantageSettings, group_size: int, advantage: Advantage | None = None
+    settings: AdvantageSettings, group_size: int, advantage: Advantage | None = None, *, has_critic: bool = False
 ) -> Iterator[Fault]:
     """Find what of trainer.advantage does not fit, as `loss_faults`."""
     if advantage is None and is_own(settings.kind):
@@ -251,8 +269,8 @@ def advantage_faults(
     if chosen is None:
         yield Fault(kind, f"no advantage `{settings.kind}`", f"{', '.join(ADVANTAGES)}, or module:function")
         return
-    if chosen.needs_values:
-        yield Fault(kind, f"`{settings.kind}` needs the values of a critic, and there is none")
+    if chosen.needs_values and not has_critic:
+        yield _no_critic(kind, settings.kind)
     if group_size == 1 and chosen.single_sample:
         others = [name for name, one in ADVANTAGES.items() if not one.single_sample]
         yield Fault(

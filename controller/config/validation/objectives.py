@@ -1,7 +1,8 @@
 """Whether loss and advantages fit the rest of the configuration. Imports no torch and no module of the user's.
 
-Owns: `loss_problems`, `advantage_problems`, `is_corrected`: what the descriptors of trainer/objectives say, and the
-window of the correction weight. Refuses: a loss of the user's (trainer/check_objectives.py).
+Owns: `loss_problems`, `advantage_problems`, `critic_problems`, `is_corrected`: what the descriptors of
+trainer/objectives say, and the window of the correction weight. Refuses: a loss of the user's
+(trainer/check_objectives.py).
 """
 
 from __future__ import annotations
@@ -9,10 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from areal_like.import_path import is_import_path
+from controller.config.backends import REGISTERED, backend_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
 from trainer.objectives.port import Fault
-from trainer.objectives.registry import ADVANTAGES, advantage_faults, corrects_for_sampling, loss_faults
+from trainer.objectives.registry import (
+    ADVANTAGES,
+    advantage_faults,
+    corrects_for_sampling,
+    loss_faults,
+    reads_values,
+)
 
 WITHIN_GROUP = frozenset(name for name, one in ADVANTAGES.items() if one.is_within_group)
 """Built-in advantages that compare a sample with its own group only."""
@@ -36,7 +44,7 @@ def loss_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 (f"trainer.loss.corrections.{number}.kind",), f"no correction `{one.kind}`", "module:function"
             )
-    yield from _as_problems(loss_faults(loss))
+    yield from _as_problems(loss_faults(loss, has_critic=config.trainer.critic is not None))
     yield from _window_problems(config)
 
 
@@ -50,7 +58,34 @@ def advantage_problems(config: RunConfig) -> Iterator[Problem]:
     advantage = config.trainer.advantage
     if ":" in advantage.kind and not is_import_path(advantage.kind):
         yield Problem(("trainer.advantage.kind",), f"no advantage `{advantage.kind}`", "module:function")
-    yield from _as_problems(advantage_faults(advantage, config.group_size))
+    has_critic = config.trainer.critic is not None
+    yield from _as_problems(advantage_faults(advantage, config.group_size, has_critic=has_critic))
+
+
+def critic_problems(config: RunConfig) -> Iterator[Problem]:
+    """Find what of trainer.critic cannot be. Asked where loss and advantage are known."""
+    trainer, critic = config.trainer, config.trainer.critic
+    if critic is None:
+        return
+    is_known = trainer.advantage.kind in ADVANTAGES and not any(loss_faults(trainer.loss, has_critic=True))
+    if is_known and not reads_values(trainer.loss, trainer.advantage):
+        what = f"trains a critic, and neither {trainer.advantage.kind} nor {trainer.loss.kind} reads its values"
+        yield Problem(
+            ("trainer.critic", "trainer.advantage.kind"), what, "trainer.advantage.kind: gae, or trainer.critic: null"
+        )
+    if critic.warmup_steps >= config.num_steps:
+        yield Problem(
+            ("trainer.critic.warmup_steps", "num_steps"),
+            f"{critic.warmup_steps} steps for the critic alone leave the policy none of the {config.num_steps}",
+            "fewer steps for the critic alone",
+        )
+    backend = backend_of(config)
+    if not backend.trains_critics:
+        able = [name for name, known in REGISTERED.items() if known.trains_critics]
+        what = f"{trainer.backend} cannot train a critic"
+        yield Problem(("trainer.critic", "trainer.backend"), what, f"trainer.backend: {', '.join(able)}")
+    if config.emulation is not None:
+        yield Problem(("trainer.critic", "emulation"), "a critic cannot be emulated", "critic: null")
 
 
 def _as_problems(faults: Iterable[Fault]) -> Iterator[Problem]:

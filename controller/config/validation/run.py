@@ -29,7 +29,7 @@ from controller.config.run_config import (
 from controller.config.stall_limit import stall_problems
 from controller.config.validation.engine import device_problems, emulation_problems, engine_problems, rollout_problems
 from controller.config.validation.launcher import launcher_problems
-from controller.config.validation.objectives import advantage_problems, loss_problems
+from controller.config.validation.objectives import advantage_problems, critic_problems, loss_problems
 from controller.config.validation.pool_sizes import placement_problems, pool_problems
 from controller.config.validation.trainer_backend import backend_problems
 from controller.config.validation.weight_transfer import transfer_kind_problems, transfer_problems
@@ -64,6 +64,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         _sampling,
         _context,
         loss_problems,
+        critic_problems,
         backend_problems,
         _reward,
         device_problems,

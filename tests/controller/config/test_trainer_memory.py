@@ -72,6 +72,15 @@ def test_what_is_spread_over_ranks_or_kept_in_host_memory_is_counted_so(trainer:
     assert bool(problem_of(QWEN3_32B, **trainer)) is refused
 
 
+def test_a_critic_takes_as_much_as_the_policy() -> None:
+    alone, both = (
+        trainer_state(make(trainer={"critic": critic, "advantage": {"kind": kind}}), 8e9)
+        for critic, kind in ((None, "grpo"), ({}, "gae"))
+    )
+    assert both.device_bytes == 2 * alone.device_bytes
+    assert "16G parameters of policy and critic" in both.words
+
+
 def test_emulated_devices_hold_anything() -> None:
     config = make(trainer__device="cuda", emulation={"model": "32b"})
     assert memory_problem(config, trainer_state(config, 32.8e9), None) is None

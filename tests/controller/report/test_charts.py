@@ -102,6 +102,16 @@ def test_a_long_series_is_thinned_and_keeps_its_peaks():
     assert max(y for y in thin.ys if y is not None) == 7.0
 
 
+def test_a_run_with_a_critic_alone_has_its_charts():
+    rows = step_rows(3)
+    keys = {c.key for s in sections(made_run(steps=rows)) for c in s.charts}
+    critics = {"chart-value-loss", "chart-critic"}
+    assert not keys & critics
+    more = {"value_loss": 0.5, "explained_variance": 0.1, "value_clip_fraction": 0.0}
+    found = sections(made_run(steps=[{**row, **more} for row in rows]))
+    assert {c.key for s in found for c in s.charts} == keys | critics
+
+
 def test_a_thinned_chart_says_so():
     chart = next(
         c for s in sections(made_run(steps=step_rows(3 * MAX_POINTS))) for c in s.charts if c.key == "chart-loss"

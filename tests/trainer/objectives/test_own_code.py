@@ -65,14 +65,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     own_correction.cache_clear()
 
 
-def check_loss(**changes: Any) -> None:
+def check_loss(*, has_critic: bool = False, **changes: Any) -> None:
     settings = LossSettings(kind="toy_losses:toy", **changes)
-    check_objective(settings.kind, {"of": "loss", **settings.model_dump(mode="json")})
+    check_objective(settings.kind, {"of": "loss", "has_critic": has_critic, **settings.model_dump(mode="json")})
 
 
-def check_advantage(**changes: Any) -> None:
-    settings = AdvantageSettings(kind="toy_advantages:toy", **changes)
-    check_objective(settings.kind, {"of": "advantage", **settings.model_dump(mode="json")})
+def check_advantage(kind: str = "toy_advantages:toy", *, has_critic: bool = False, **changes: Any) -> None:
+    settings = AdvantageSettings(kind=kind, **changes)
+    check_objective(settings.kind, {"of": "advantage", "has_critic": has_critic, **settings.model_dump(mode="json")})
 
 
 def test_toy_loss_takes_the_place_of_the_clipped_term() -> None:
@@ -286,6 +286,35 @@ def test_toy_advantage_of_the_users_is_trained_with(make_samples: Any) -> None:
             want = advantage_N[-1] * 0.5 ** torch.arange(len(advantage_N)).flip(0)
             torch.testing.assert_close(advantage_N, want)
     check_advantage(options={"discount": 0.5})
+
+
+VALUED = """
+from trainer.objectives.port import Advantage
+
+
+def errors(samples, options):
+    return samples.token_rewards_N() - samples.values_N
+
+
+def targets(samples, options):
+    return errors(samples, options)[:TAKEN]
+
+
+toy = Advantage("toy", errors, needs_values=True, targets=targets, is_within_group=False)
+"""
+
+
+def test_advantage_and_loss_of_the_users_that_need_values_pass_the_check_with_a_critic_only() -> None:
+    Path("toy_advantages.py").write_text(VALUED.replace("TAKEN", "None"))
+    Path("toy_losses.py").write_text(SEQUENCE_TOY.replace("Needs(", "Needs(values=True, "))
+    check_advantage(has_critic=True)
+    check_loss(has_critic=True)
+    for check in (check_advantage, check_loss):
+        with pytest.raises(UserError, match="needs the values of a critic, and there is none"):
+            check()
+    Path("toy_more.py").write_text(VALUED.replace("TAKEN", "3"))
+    with pytest.raises(UserError, match=r"returned \[3\] targets for 8 tokens"):
+        check_advantage("toy_more:toy", has_critic=True)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,10 @@ def test_a_valid_configuration_is_accepted_and_written_out_unchanged() -> None:
             "keeps its state on the devices between two steps"
             " -> trainer.backend: torch, or fsdp with trainer.fsdp.cpu_offload: true",
         ),
+        (
+            {"trainer__critic": {}, "trainer__advantage": {"kind": "gae"}},
+            f"trainer.critic: {TOY} cannot train a critic -> trainer.backend: torch, fsdp, deepspeed, auto",
+        ),
     ],
 )
 def test_what_its_descriptor_excludes_is_refused(changes: dict[str, Any], words: str) -> None:

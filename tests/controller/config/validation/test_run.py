@@ -73,6 +73,23 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
             "filter_zero_signal",
             "every group would be filtered",
         ),
+        ({"trainer.advantage.kind": "gae"}, "trainer.advantage.kind", "-> trainer.critic: {}"),
+        ({"trainer.critic": {}}, "trainer.critic", "neither grpo nor decoupled_ppo reads its values"),
+        (
+            {"trainer.critic": {"warmup_steps": 10_000}, "trainer.advantage.kind": "gae"},
+            "trainer.critic.warmup_steps",
+            "leave the policy none",
+        ),
+        (
+            {"trainer.critic": {}, "trainer.advantage.kind": "gae", "trainer.advantage.options": {"unit": "step"}},
+            "trainer.advantage.options.unit",
+            "'token' or 'turn'",
+        ),
+        (
+            {"trainer.critic": {}, "trainer.advantage.kind": "gae", "emulation": {}},
+            "trainer.critic",
+            "cannot be emulated",
+        ),
         ({"staleness.max_staleness": -1}, "staleness.max_staleness", "0 is synchronous"),
         ({"staleness.max_staleness": "unbounded"}, "staleness.on_stale", "on_stale: keep"),
         (

@@ -13,11 +13,11 @@ from trainer.backends.port import Setup
 from trainer.backends.torch_single import TorchBackend
 from trainer.config import AdvantageSettings, LossSettings, OptimizerSettings, TrainerSettings
 from trainer.data.batch import PreparedBatch, prepare_batch
-from trainer.kl_reward import advantages_with_kl
 from trainer.model.attention import AttentionChoice
 from trainer.objectives.advantage import advantages, by_sample
 from trainer.ranks import Ranks
 from trainer.step import TrainStep, ready_model
+from trainer.step_advantages import step_advantages
 
 GROUPS = (4, 2, 3, 1)
 COEF = 0.3
@@ -85,12 +85,12 @@ def test_advantages_are_those_of_penalised_rewards_on_every_rank(
     made = [prepare_batch(samples, 3, settings, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
     alone = [OneOfSeveral(torch.zeros(1)) for _ in made]
     for prepared, ranks in zip(made, alone, strict=True):
-        advantages_with_kl(prepared, _reference(prepared), settings, ranks)  # type: ignore[arg-type]
+        step_advantages(prepared, settings, ranks, references=_reference(prepared))  # type: ignore[arg-type]
     seen = set()
     for rank, prepared in enumerate(made):
         others = sum((one.own for number, one in enumerate(alone) if number != rank), torch.zeros(1))
         ranks = OneOfSeveral(others)
-        changed = advantages_with_kl(prepared, _reference(prepared), settings, ranks)  # type: ignore[arg-type]
+        changed = step_advantages(prepared, settings, ranks, references=_reference(prepared))  # type: ignore[arg-type]
         for micro_batch in (one for mini_batch in changed.mini_batches for one in mini_batch if not one.is_dummy):
             want = np.concatenate([expected[sample] for sample in micro_batch.samples_S])
             np.testing.assert_allclose(micro_batch.inputs.advantage_N, want, rtol=1e-4, atol=1e-5)

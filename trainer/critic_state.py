@@ -1,0 +1,87 @@
+"""The critic in a checkpoint: one file of its weights and AdamW's state, which no engine and no export reads.
+
+Owns: its name, writing it, both halves of reading it. Refuses: the rest of a checkpoint (training_state.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
+
+from areal_like.errors import UserError, WeightError
+from trainer.backends.port import Backend
+from trainer.checkpoints.checkpoint import CRITIC
+from trainer.export import named_tensors
+from trainer.host_copy import Part
+from trainer.weights.tensor_file import FileFacts, write_tensors
+
+_PREFIX = "critic/"
+_WEIGHT = "weight/"
+
+
+def critic_parts(backend: Backend) -> list[Part]:
+    """What this rank has of it, by keys that are no key of the policy's."""
+    return [part._replace(key=_PREFIX + part.key) for part in backend.parts()]
+
+
+def write_critic(folder: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, FileFacts]:
+    """Write what `critic_parts` gave, whole, of all tensors of a checkpoint; nothing where there is no critic."""
+    own = {key.removeprefix(_PREFIX): value for key, value in tensors.items() if is_critics(key)}
+    return {CRITIC: write_tensors(folder / CRITIC, own)} if own else {}
+
+
+def is_critics(key: str) -> bool:
+    """True for the key of a critic's tensor."""
+    return key.startswith(_PREFIX)
+
+
+def load_critic_weights(folder: Path, model: PreTrainedModel) -> None:
+    """Put the weights of a checkpoint into a critic that is still whole.
+
+    Raises UserError where it was saved without a critic, WeightError where the file is damaged.
+    """
+    file = folder / CRITIC
+    if not file.is_file():
+        raise UserError(
+            "the checkpoint holds no critic: the run was trained without one",
+            where=str(folder),
+            remedy="remove trainer.critic, or start a new run from this policy",
+        )
+    weights = named_tensors(model)
+    try:
+        with safe_open(str(file), framework="pt") as opened, torch.no_grad():
+            _check_names(file, opened.keys(), weights)
+            for name, tensor in weights.items():
+                tensor.copy_(opened.get_tensor(_WEIGHT + name))
+    except (OSError, SafetensorError, RuntimeError) as error:  # RuntimeError: another shape
+        raise WeightError(f"{file} cannot be read ({error})") from error
+
+
+def restore_critic_moments(folder: Path, backend: Backend) -> None:
+    """Put AdamW's state where `write_critic` found it. Collective. Raises WeightError."""
+    file = folder / CRITIC
+    try:
+        with safe_open(str(file), framework="pt") as opened:
+            kinds: dict[str, list[str]] = {}
+            for key in sorted(opened.keys()):
+                kind, _, name = key.partition("/")
+                if not key.startswith(_WEIGHT):
+                    kinds.setdefault(name, []).append(kind)
+
+            def read(name: str) -> dict[str, torch.Tensor]:
+                # clone: out of the mapped file, into aligned memory
+                return {kind: opened.get_tensor(f"{kind}/{name}").clone() for kind in kinds.get(name, ())}
+
+            backend.load_moments(read)
+    except (OSError, SafetensorError) as error:
+        raise WeightError(f"{file} cannot be read ({error})") from error
+
+
+def _check_names(file: Path, keys: Iterable[str], weights: Mapping[str, torch.Tensor]) -> None:
+    stored = {key.removeprefix(_WEIGHT) for key in keys if key.startswith(_WEIGHT)}
+    if different := sorted(stored ^ weights.keys()):
+        raise WeightError(f"{file} belongs to another model: {different[0]} is in one of them only")

@@ -1,0 +1,39 @@
+"""A critic as a model: a causal language model whose head gives one number, and the values it gives.
+
+Owns: `load_critic`, `token_values`. Refuses: losses and targets, how the model is spread over ranks.
+
+Shapes: T packed tokens, D hidden.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from trainer.model.logprobs import hidden_states
+from trainer.model.model import load_causal_lm
+from trainer.model.packed import PackedSequences
+
+
+def load_critic(folder: Path, *, device: str = "cpu") -> PreTrainedModel:
+    """The model in `folder` with a head of one number in place of its output layer. The head begins at zero: no answer
+    is worth more than another, and all ranks begin alike. Raises UserError as `load_causal_lm`."""
+    model = load_causal_lm(folder, device=device)
+    weight_VD = model.get_output_embeddings().weight
+    head = torch.nn.utils.skip_init(torch.nn.Linear, weight_VD.shape[1], 1, bias=False, device=weight_VD.device)
+    torch.nn.init.zeros_(head.weight)
+    model.set_output_embeddings(head)
+    return model
+
+
+def token_values(model: PreTrainedModel, packed: PackedSequences) -> torch.Tensor:
+    """The value after each packed token, float32 [T], with gradient where grad mode is on.
+
+    The head multiplies in float32 whatever the passes before it compute in.
+    """
+    hidden_TD = hidden_states(model, packed)
+    with torch.autocast(hidden_TD.device.type, enabled=False):
+        weight_1D = model.get_output_embeddings().weight
+        return torch.nn.functional.linear(hidden_TD.float(), weight_1D.float())[:, 0]

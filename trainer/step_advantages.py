@@ -1,0 +1,136 @@
+"""Advantages that take a pass of a model: `kl_in: reward`, and the values of a critic.
+
+Owns: `step_advantages`. Refuses: the passes themselves (step.py, critic.py), estimators (objectives/kl.py), how
+advantages are computed (objectives/).
+
+Penalties are of the policy that sampled, whose log-prob was recorded: the reward belongs to the answer it gave
+(REINFORCE++, arXiv 2501.03262). Members of a group may be on different ranks, and deviations are those of the batch, so
+every rank gets the penalties and values of all samples.
+
+Shapes: B samples of the batch, N sampled tokens: of all of them, or of a micro-batch; S sequences of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer.config import LossSettings, TrainerSettings
+from trainer.data.batch import MicroBatch, PreparedBatch
+from trainer.objectives.advantage import advantages_of, by_sample, rewarded, targets_of
+from trainer.objectives.kl import KL_ESTIMATORS
+from trainer.ranks import Ranks
+
+Place = tuple[int, int]
+"""Number of a mini-batch, and of a micro-batch in it."""
+Values = tuple[torch.Tensor, torch.Tensor]
+"""Of a micro-batch: before each sampled token [N], after the last token of each sequence [S]."""
+
+
+def step_advantages(
+    prepared: PreparedBatch,
+    settings: TrainerSettings,
+    ranks: Ranks,
+    *,
+    references: Mapping[Place, torch.Tensor] | None = None,
+    values: Mapping[Place, Values] | None = None,
+) -> PreparedBatch:
+    """Compute the advantages again, and what the critic is trained towards. Collective.
+
+    Args:
+        prepared: this rank's part of the batch.
+        settings: of the trainer.
+        ranks: all of them.
+        references: log-probs under the reference model, of this rank's micro-batches by their places; where given, the
+            divergence from them is taken off the rewards.
+        values: of the critic, likewise.
+    """
+    rewards, metrics, penalties_N = prepared.rewards, {}, None
+    if references is not None:
+        kl_N = _of_all_tokens(prepared, lambda one, place: _kl(one, references[place], settings.loss), ranks)
+        penalties_N = settings.loss.kl_coef * kl_N
+        metrics["kl_reward"] = float(kl_N.mean())
+    samples = rewarded(rewards.rewards_B, rewards.group_ids_B, rewards.lengths_B, settings.advantage, penalties_N)
+    found = {}
+    if values is not None:
+        samples = replace(
+            samples,
+            values_N=_of_all_tokens(prepared, lambda _, place: values[place][0], ranks),
+            end_values_B=_of_all_samples(prepared, lambda place: values[place][1], ranks),
+            turn_starts_N=rewards.turn_starts_N,
+            is_cut_B=rewards.is_cut_B,
+        )
+        assert samples.values_N is not None
+        found = {"values_N": samples.values_N.astype(np.float32), "target_N": targets_of(samples, settings.advantage)}
+        metrics |= _value_metrics(samples.values_N, found["target_N"].astype(np.float64))
+    found["advantage_N"] = advantages_of(samples, settings.advantage)
+    metrics["advantage_abs_mean"] = float(np.abs(found["advantage_N"]).mean())
+    of_samples = {name: by_sample(numbers, rewards.lengths_B) for name, numbers in found.items()}
+    mini_batches = tuple(
+        tuple(_with(micro_batch, of_samples) for micro_batch in mini_batch) for mini_batch in prepared.mini_batches
+    )
+    return replace(prepared, mini_batches=mini_batches, metrics={**prepared.metrics, **metrics})
+
+
+def _kl(micro_batch: MicroBatch, reference_N: torch.Tensor, settings: LossSettings) -> torch.Tensor:
+    estimate = KL_ESTIMATORS[settings.kl_estimator]
+    return estimate(micro_batch.inputs.behaviour_N.double(), reference_N.double().cpu())
+
+
+def _of_all_tokens(
+    prepared: PreparedBatch, of: Callable[[MicroBatch, Place], torch.Tensor], ranks: Ranks
+) -> np.ndarray:
+    """Numbers of micro-batches' sampled tokens, in the order of the samples, from all ranks; float64 [N]."""
+    lengths_B = prepared.rewards.lengths_B
+    ends_B = np.cumsum(lengths_B)
+    all_N = torch.zeros(int(ends_B[-1]), dtype=torch.float64)
+    for micro_batch, place in _own(prepared):
+        own = of(micro_batch, place).double().cpu().split([lengths_B[sample] for sample in micro_batch.samples_S])
+        for sample, numbers_N in zip(micro_batch.samples_S, own, strict=True):
+            all_N[ends_B[sample] - lengths_B[sample] : ends_B[sample]] = numbers_N
+    return ranks.sum(all_N.to(ranks.device)).cpu().numpy()
+
+
+def _of_all_samples(prepared: PreparedBatch, of: Callable[[Place], torch.Tensor], ranks: Ranks) -> np.ndarray:
+    """One number of each sample, from all ranks; float64 [B]."""
+    all_B = torch.zeros(len(prepared.rewards.lengths_B), dtype=torch.float64)
+    for micro_batch, place in _own(prepared):
+        all_B[list(micro_batch.samples_S)] = of(place).double().cpu()
+    return ranks.sum(all_B.to(ranks.device)).cpu().numpy()
+
+
+def _own(prepared: PreparedBatch) -> list[tuple[MicroBatch, Place]]:
+    """This rank's micro-batches with their places, without those that only keep the others company."""
+    return [
+        (micro_batch, (number, place))
+        for number, mini_batch in enumerate(prepared.mini_batches)
+        for place, micro_batch in enumerate(mini_batch)
+        if not micro_batch.is_dummy
+    ]
+
+
+def _value_metrics(values_N: np.ndarray, targets_N: np.ndarray) -> dict[str, float]:
+    """explained_variance: 1 - Var(R - V) / Var(R) of the values before the step; 0 where all targets are equal."""
+    variance = float(targets_N.var())
+    return {
+        "value_mean": float(values_N.mean()),
+        "value_target_mean": float(targets_N.mean()),
+        "explained_variance": 1.0 - float((targets_N - values_N).var()) / variance if variance else 0.0,
+    }
+
+
+def _with(micro_batch: MicroBatch, of_samples: Mapping[str, list[np.ndarray]]) -> MicroBatch:
+    """The micro-batch with these numbers of its tokens; one that counts for nothing gets zeros where it needs some."""
+    if micro_batch.is_dummy:
+        zeros_N = torch.zeros_like(micro_batch.inputs.advantage_N)
+        nothing: dict[str, Any] = dict.fromkeys(of_samples, zeros_N)
+        return replace(micro_batch, inputs=replace(micro_batch.inputs, **nothing))
+    own: dict[str, Any] = {
+        name: torch.from_numpy(np.concatenate([numbers[sample] for sample in micro_batch.samples_S]))
+        for name, numbers in of_samples.items()
+    }
+    return replace(micro_batch, inputs=replace(micro_batch.inputs, **own))
