@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trainer.config import OptimizerSettings
-from trainer.optimizer import PolicyOptimizer, learning_rate
+from trainer.optimizer import PolicyOptimizer, learning_rate, make_adamw
 
 
 def _model() -> torch.nn.Module:
@@ -106,3 +106,91 @@ def test_learning_rate_zero_leaves_the_weights_alone() -> None:
         parameter.grad = torch.ones_like(parameter)
     assert optimizer.update(1).is_applied
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def _with_gradients(model: torch.nn.Module, step: int = 1) -> None:
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.sin(parameter.detach() * 10 + step + number)
+
+
+def test_moments_go_by_name_and_only_those_of_updated_parameters_are_there() -> None:
+    model = _model()
+    optimizer = PolicyOptimizer(model, OptimizerSettings(lr=0.1), 10)
+    assert optimizer.moments() == {}
+    _with_gradients(model)
+    model[1].bias.grad = None
+    optimizer.update(1)
+    moments = optimizer.moments()
+    assert sorted(moments) == ["0.bias", "0.weight", "1.weight"]
+    assert set(moments["0.weight"]) == {"step", "exp_avg", "exp_avg_sq"}
+    again = _model()
+    loading = PolicyOptimizer(again, OptimizerSettings(lr=0.1), 10)
+    loading.load_moments(lambda name: moments.get(name, {}))
+    loaded = loading.moments()
+    assert sorted(loaded) == sorted(moments)
+    for name, entry in moments.items():
+        for kind, value in entry.items():
+            assert torch.equal(loaded[name][kind], value), (name, kind)
+
+
+def test_loaded_moments_go_on_with_this_runs_settings() -> None:
+    model = _model()
+    before = PolicyOptimizer(model, OptimizerSettings(beta1=0.5, beta2=0.6, eps=1e-3, weight_decay=0.9), 10)
+    _with_gradients(model)
+    before.update(1)
+    now = PolicyOptimizer(model, OptimizerSettings(beta1=0.1, beta2=0.2, eps=1e-5, weight_decay=0.3), 10)
+    now.load_state_dict(before.state_dict())
+    decays, plain = now.state_dict()["param_groups"]
+    for group in (decays, plain):
+        assert (group["betas"], group["eps"]) == ((0.1, 0.2), 1e-5)
+    assert (decays["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)
+
+
+def test_adamw_has_the_settings_and_leaves_groups_out_that_are_empty() -> None:
+    settings = OptimizerSettings(lr=0.3, beta1=0.5, beta2=0.6, eps=1e-3, weight_decay=0.9)
+    matrix, vector = (torch.nn.Parameter(torch.ones(*size)) for size in ((2, 2), (2,)))
+    adamw = make_adamw([(matrix, True), (vector, False)], settings)
+    assert [(len(group["params"]), group["weight_decay"]) for group in adamw.param_groups] == [(1, 0.9), (1, 0.0)]
+    for group in adamw.param_groups:
+        assert (group["lr"], group["betas"], group["eps"], group["fused"]) == (0.3, (0.5, 0.6), 1e-3, True)
+    assert [group["weight_decay"] for group in make_adamw([(vector, False)], settings).param_groups] == [0.0]
+
+
+def test_parameters_that_need_no_gradient_are_left_alone() -> None:
+    model = _model()
+    model[0].weight.requires_grad_(False)
+    optimizer = PolicyOptimizer(model, OptimizerSettings(lr=0.1, weight_decay=0.5), 10)
+    kept = model[0].weight.detach().clone()
+    for parameter in list(model.parameters())[1:]:
+        parameter.grad = torch.ones_like(parameter)
+    result = optimizer.update(1)
+    assert result.grad_norm == pytest.approx(math.sqrt(12))
+    assert torch.equal(model[0].weight, kept)
+
+
+def test_gradient_below_the_bound_is_not_scaled_and_the_rate_is_the_steps() -> None:
+    model = _model()
+    optimizer = PolicyOptimizer(model, OptimizerSettings(lr=0.4, warmup_steps=4, max_grad_norm=1e3), 10)
+    seen: list[tuple[float, float]] = []
+    step = optimizer._adamw.step
+    optimizer._adamw.step = lambda *_: (  # type: ignore[method-assign]
+        seen.append((float(model[0].weight.grad.max()), optimizer._adamw.param_groups[1]["lr"])) or step()
+    )
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 3.0)
+    assert optimizer.update(3).lr == pytest.approx(0.3)
+    assert seen == [(3.0, pytest.approx(0.3))]
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert optimizer.skipped_updates == 0
+
+
+def test_state_that_moves_is_counted_in_bytes_once() -> None:
+    model = _model()
+    optimizer = PolicyOptimizer(model, OptimizerSettings(lr=0.1), 10)
+    _with_gradients(model)
+    optimizer.update(1)
+    values = [value for entry in optimizer.moments().values() for value in entry.values()]
+    assert optimizer.move(torch.device("cpu")) == 0
+    assert optimizer.move(torch.device("meta")) == sum(value.nbytes for value in values)
+    assert all(value.device.type == "meta" for entry in optimizer.moments().values() for value in entry.values())
+    assert optimizer.move(torch.device("meta")) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
+from areal_like.errors import UserError
 from areal_like.wire.messages import BatchSample
 from trainer.backends.port import Setup
 from trainer.backends.torch_single import TorchBackend
@@ -24,8 +26,9 @@ from trainer.data.dealing import micro_batches
 from trainer.model.attention import AttentionChoice, attach
 from trainer.model.logprobs import token_logprobs
 from trainer.model.packed import PackedSequences
+from trainer.optimizer import UpdateResult
 from trainer.ranks import Ranks
-from trainer.step import TrainStep, ready_model
+from trainer.step import TrainStep, _update_metrics, ready_model
 
 SDPA = AttentionChoice("sdpa", "test")
 UNEQUAL = (4, 2, 3, 4, 1)
@@ -308,6 +311,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(
     metrics = trainer.run(prepared)
     assert metrics["skipped_updates"] == 1
     assert metrics["updates"] == 0
+    assert metrics["grad_norm"] == metrics["grad_norm_max"] == 0.0, "no update has one"
     assert all(torch.equal(a, b) for a, b in zip(before, _weights(model), strict=True))
 
 
@@ -317,19 +321,53 @@ def test_more_groups_than_a_step_has_is_our_mistake(tiny_model: Callable[..., An
         trainer.prepare(make_samples(UNEQUAL), version=3)
 
 
-def test_spans_name_what_runs(tiny_model: Callable[..., Any], make_samples: Any) -> None:
-    import contextlib
+def test_norms_are_of_the_updates_that_were_applied_and_the_rate_is_the_last_ones() -> None:
+    updates = [UpdateResult(3.0, 0.5, True), UpdateResult(float("nan"), 0.25, False), UpdateResult(1.0, 0.125, True)]
+    assert _update_metrics(updates) == {
+        "grad_norm": 2.0, "grad_norm_max": 3.0, "lr": 0.125, "updates": 2.0, "skipped_updates": 1.0
+    }  # fmt: skip
+
+
+def test_reference_is_switched_off_and_must_be_there_where_the_loss_needs_it(tiny_model: Callable[..., Any]) -> None:
+    reference = tiny_model(seed=1).train()
+    trainer = _trainer(tiny_model(), _settings(loss=LossSettings(kl_coef=0.1)), reference=reference)
+    assert trainer.reference is reference
+    assert not reference.training
+    assert not any(parameter.requires_grad for parameter in reference.parameters())
+    assert _trainer(tiny_model(), _settings(), reference=reference).reference is None
+    with pytest.raises(UserError, match="decoupled_ppo needs a reference model"):
+        _trainer(tiny_model(), _settings(loss=LossSettings(kl_coef=0.1)))
+
+
+def test_each_update_is_announced_before_the_weights_change(tiny_model: Callable[..., Any], make_samples: Any) -> None:
+    seen: list[list[torch.Tensor]] = []
+    model = tiny_model()
+    trainer = _trainer(model, _settings(mini_batches=2), before_update=lambda: seen.append(_weights(model)))
+    first = _weights(model)
+    trainer.run(trainer.prepare(make_samples(UNEQUAL), version=3))
+    assert len(seen) == 2
+    assert all(torch.equal(a, b) for a, b in zip(first, seen[0], strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(seen[0], seen[1], strict=True))
+
+
+def test_span_tells_which_mini_batch_and_how_many_tokens(tiny_model: Callable[..., Any], make_samples: Any) -> None:
+    spans: list[tuple[str, str, dict[str, Any]]] = []
 
     class Spans:
-        names: list[str] = []  # noqa: RUF012
-
         def span(self, name: str, lane: str = "main", **args: Any) -> contextlib.AbstractContextManager[None]:
-            self.names.append(name)
+            spans.append((name, lane, args))
             return contextlib.nullcontext()
 
-    trainer = _trainer(tiny_model(), _settings(mini_batches=2, micro_batch_tokens=10_000), tracer=Spans())
-    trainer.run(trainer.prepare(make_samples(UNEQUAL), version=3))
-    assert Spans.names == ["pack", "proximal", "micro_batch", "update", "micro_batch", "update"]
+    config = _settings(mini_batches=2, micro_batch_tokens=10_000)
+    trainer = _trainer(tiny_model(), config, tracer=Spans())
+    prepared = trainer.prepare(make_samples(UNEQUAL), version=3)
+    trainer.run(prepared)
+    tokens = [one.packed.num_tokens for mini_batch in prepared.mini_batches for one in mini_batch]
+    assert spans == [
+        ("pack", "prepare", {}), ("proximal", "main", {}),
+        ("micro_batch", "main", {"mini_batch": 0, "tokens": tokens[0]}), ("update", "main", {"mini_batch": 0}),
+        ("micro_batch", "main", {"mini_batch": 1, "tokens": tokens[1]}), ("update", "main", {"mini_batch": 1}),
+    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------- learning

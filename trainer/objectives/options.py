@@ -77,11 +77,19 @@ def options_of(model: type[Settings], settings: Settings, section: str, keys: Se
 
 
 def options_of_function(function: Callable[..., Any], num_inputs: int) -> type[Settings]:
-    """Make a settings class of the parameters that `function` has after its first `num_inputs`."""
+    """Make a settings class of the parameters that `function` has after its first `num_inputs`.
+
+    Inputs are passed by position, so `*inputs` may take them all, and a keyword-only parameter is never one.
+    """
     try:
-        parameters = list(inspect.signature(function).parameters.values())[num_inputs:]
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
         return _AnyOptions
+    parameters = [
+        one
+        for place, one in enumerate(signature.parameters.values())
+        if place >= num_inputs or one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD)
+    ]
     named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     fields: dict[str, Any] = {
         one.name: (Any, ... if one.default is one.empty else one.default)

@@ -1,4 +1,4 @@
-"""Claims about packed attention's rules: who shares a call, which kernel is chosen and why, what is refused."""
+"""Claims about packed attention's rules: which kernel is chosen and why, what is refused."""
 
 from __future__ import annotations
 
@@ -14,46 +14,6 @@ from trainer.model.attention import MAX_FLASH_HEAD_DIM, AttentionChoice, attach,
 from trainer.model.segments import make_segments
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-
-
-# ---------------------------------------------------------------- who shares a call
-
-
-@pytest.mark.parametrize(
-    ("lengths", "groups"),
-    [
-        ((40, 24), ((2, 40),)), ((40, 23), ((1, 40), (1, 23))),  # shorter by at most 16 tokens
-        ((400, 350), ((2, 400),)), ((400, 349), ((1, 400), (1, 349))),  # or by an eighth
-        ((10, 400, 30, 390, 12), ((2, 400), (1, 30), (2, 12))), ((5,), ((1, 5),)), ((7, 7, 7), ((3, 7),)),
-        ((60, 44, 28), ((2, 60), (1, 28))),  # than the longest of its group, not than its neighbour
-    ],
-)  # fmt: skip
-def test_sequences_share_a_call_with_the_longest_they_are_not_much_shorter_than(lengths: Any, groups: Any) -> None:
-    segments = make_segments(lengths)
-    assert segments.groups == groups
-    assert segments.longest == max(lengths)
-    assert len(segments.to_padded_P) == sum(number * width for number, width in groups)
-    assert len(segments.padding) == len(segments.to_padded_P) - sum(lengths)
-
-
-def test_slot_of_padding_repeats_the_first_token_of_its_own_sequence() -> None:
-    segments = make_segments((2, 4))
-    assert segments.groups == ((2, 4),)
-    assert segments.to_padded_P.tolist() == [2, 3, 4, 5, 0, 1, 0, 0]
-    assert segments.padding.tolist() == [6, 7]
-    assert segments.to_packed_T.tolist() == [4, 5, 0, 1, 2, 3]
-    assert segments.cu_seqlens.tolist() == [0, 2, 6]
-    assert segments.cu_seqlens.dtype == torch.int32
-
-
-def test_segments_on_another_device_are_the_same_there() -> None:
-    segments = make_segments((2, 4))
-    assert segments.to(CPU) is segments
-    moved = segments.to(torch.device("meta"))
-    for name in ("cu_seqlens", "to_padded_P", "to_packed_T", "padding"):
-        assert getattr(moved, name).device.type == "meta"
-        assert getattr(moved, name).shape == getattr(segments, name).shape
-    assert (moved.longest, moved.groups) == (segments.longest, segments.groups)
 
 
 # ---------------------------------------------------------------- choosing

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
+from areal_like.context_limit import ContextLimit
+from areal_like.errors import UserError
 from trainer.model import logprobs
 from trainer.model.attention import AttentionChoice, attach
 from trainer.model.logprobs import Head, token_logprobs
@@ -163,3 +167,142 @@ def test_softmax_is_float32_under_bfloat16_autocast(tiny_model: Callable[..., An
     assert entropy_N is not None
     assert entropy_N.dtype == torch.float32
     assert (rough_N - exact_N).abs().max() < 0.05
+
+
+# ---------------------------------------------------------------- the head
+
+
+class Config:
+    """A model that says only this of its head."""
+
+    def __init__(self, **keys: Any) -> None:
+        self.model_type = "x"
+        vars(self).update(keys)
+
+    def get_text_config(self) -> Config:
+        return self
+
+
+@pytest.mark.parametrize(
+    ("keys", "scale", "cap"),
+    [
+        ({}, 1.0, None), ({"logit_scale": 0.25}, 0.25, None),
+        ({"logit_scale": None, "logits_scaling": 8.0}, 0.125, None),
+        ({"logits_scaling": 8.0, "model_type": "hyperclovax"}, 8.0, None), ({"final_logit_softcapping": 30}, 1.0, 30.0),
+        ({"logit_scale": None, "final_logit_softcapping": None}, 1.0, None),
+    ],
+)  # fmt: skip
+def test_head_is_what_the_config_says(keys: dict[str, Any], scale: float, cap: float | None) -> None:
+    model: Any = SimpleNamespace(config=Config(**keys))
+    assert Head.of(model, 0.5) == Head(scale, cap, 0.5)
+
+
+@pytest.mark.parametrize(
+    "head", [Head(1.0, None, 1.0), Head(0.5, None, 0.5), Head(0.5, None, 0.8), Head(2.0, 3.0, 0.7), Head(1.0, 3.0, 1.0)]
+)
+def test_logits_are_the_scaled_and_capped_output_over_the_temperature(head: Head) -> None:
+    raw = torch.linspace(-5.0, 5.0, 12).view(3, 4)
+    scaled = head.scale * raw
+    capped = scaled if head.cap is None else head.cap * torch.tanh(scaled / head.cap)
+    kept = raw.clone()
+    with_grad = head.logits(kept)
+    torch.testing.assert_close(with_grad, capped / head.temperature)
+    assert torch.equal(kept, raw), "what autograd may need is not changed"
+    with torch.no_grad():
+        torch.testing.assert_close(head.logits(raw.clone()), capped / head.temperature)
+
+
+@pytest.mark.parametrize("head", [Head(1.0, None, 1.0), Head(0.5, None, 0.8), Head(2.0, 3.0, 0.7)])
+def test_gradient_of_the_raw_output_is_autograds(head: Head) -> None:
+    raw = torch.linspace(-2.0, 2.0, 12, dtype=torch.float64).view(3, 4).requires_grad_()
+    gradient = torch.linspace(1.0, 2.0, 12, dtype=torch.float64).view(3, 4)
+    logits = head.logits(raw)
+    (expected,) = torch.autograd.grad(logits, raw, gradient)
+    torch.testing.assert_close(head.raw_gradient(gradient.clone(), logits.detach().clone()), expected)
+
+
+def _operands(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight, bias = (torch.randn(*size, generator=generator) for size in ((20, 6), (11, 6), (11,)))
+    targets = torch.randint(0, 11, (20,), generator=generator)
+    return hidden.to(dtype), weight, bias, targets
+
+
+@pytest.mark.parametrize("which", [(0,), (1,), (2,), (0, 1), (1, 2)])
+def test_chunked_gradients_are_made_for_what_needs_one_alone(which: tuple[int, ...]) -> None:
+    *operands, targets = _operands()
+    head, results = Head(1.0, None, 0.7), []
+    for with_chunks in (False, True):
+        made = [x.clone().requires_grad_(place in which) for place, x in enumerate(operands)]
+        if with_chunks:
+            values, entropy = logprobs._ChunkedLogprobs.apply(*made, targets, head, torch.float32, 7, True)
+        else:
+            values, entropy = logprobs._direct(*made, targets, head, True)
+        _objective(values, entropy).backward()
+        results.append([x.grad for x in made])
+    for plain, chunked in zip(*results, strict=True):
+        assert (plain is None) == (chunked is None)
+        if plain is not None:
+            torch.testing.assert_close(chunked, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_of_the_entropy_alone_is_right() -> None:
+    hidden, weight, bias, targets = _operands()
+    head, results = Head(1.0, None, 0.7), []
+    for with_chunks in (False, True):
+        x = hidden.clone().requires_grad_()
+        if with_chunks:
+            _, entropy = logprobs._ChunkedLogprobs.apply(x, weight, bias, targets, head, torch.float32, 7, True)
+        else:
+            _, entropy = logprobs._direct(x, weight, bias, targets, head, True)
+        (entropy * torch.linspace(0.0, 1.0, 20)).sum().backward()
+        results.append(x.grad)
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
+def test_without_entropy_there_is_none_to_differentiate() -> None:
+    hidden, weight, bias, targets = _operands()
+    values, entropy = logprobs._ChunkedLogprobs.apply(
+        hidden.requires_grad_(), weight, bias, targets, Head(1.0, None, 1.0), torch.float32, 7, False
+    )
+    assert values.requires_grad
+    assert not entropy.requires_grad
+    assert not entropy.any()
+
+
+def test_sixteen_bit_products_are_close_and_gradients_have_the_type_of_their_parameter() -> None:
+    head, results = Head(1.0, None, 1.0), []
+    for dtype in (torch.float32, torch.bfloat16):
+        *operands, targets = _operands()
+        made = [x.requires_grad_() for x in operands]
+        values, _ = logprobs._ChunkedLogprobs.apply(*made, targets, head, dtype, 7, False)
+        assert values.dtype == torch.float32
+        _objective(values, None).backward()
+        assert [x.grad.dtype for x in made if x.grad is not None] == [torch.float32] * 3
+        results.append([values.detach(), *(x.grad for x in made)])
+    for exact, rough in zip(*results, strict=True):
+        assert 0 < (rough - exact).norm() / exact.norm() < 0.05
+
+
+def test_cpu_multiplies_in_float32_and_others_in_the_type_of_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(kind: str) -> torch.dtype:
+        hidden: Any = SimpleNamespace(device=SimpleNamespace(type=kind))
+        return logprobs._compute_dtype(hidden)
+
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
+    for is_on in (False, True):
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind, flag=is_on: flag)
+        assert of("cpu") == torch.float32
+        assert of("cuda") == (torch.bfloat16 if is_on else torch.float32)
+
+
+def test_sequence_beyond_the_models_positions_is_refused(
+    tiny_model: Callable[..., Any], sequences: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("qwen3")
+    attach(model, SDPA)
+    monkeypatch.setattr(logprobs, "model_context", lambda config: ContextLimit(30))
+    for length, is_refused in ((30, False), (31, True)):
+        packed = PackedSequences.build(*sequences((9, length)))
+        with pytest.raises(UserError, match="31") if is_refused else contextlib.nullcontext():
+            logprobs.hidden_states(model, packed)

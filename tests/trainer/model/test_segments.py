@@ -46,14 +46,24 @@ def test_sequences_of_a_call_are_in_one_piece_and_near_its_longest(lengths: list
 @pytest.mark.parametrize(
     ("lengths", "groups"),
     [
-        ([20, 4, 3], ((2, 20), (1, 3))),  # shorter by 16, by 17
-        ([7, 20, 20], ((3, 20),)),
-        ([160, 140, 139], ((2, 160), (1, 139))),  # an eighth of 160 is 20
-        ([1], ((1, 1),)),
+        ((40, 24), ((2, 40),)), ((40, 23), ((1, 40), (1, 23))),  # shorter by at most 16 tokens
+        ((400, 350), ((2, 400),)), ((400, 349), ((1, 400), (1, 349))),  # or by an eighth
+        ((10, 400, 30, 390, 12), ((2, 400), (1, 30), (2, 12))), ((5,), ((1, 5),)), ((7, 7, 7), ((3, 7),)),
+        ((60, 44, 28), ((2, 60), (1, 28))),  # than the longest of its group, not than its neighbour
     ],
-)
-def test_call_is_shared_up_to_16_tokens_or_an_eighth(lengths: list[int], groups: object) -> None:
+)  # fmt: skip
+def test_sequences_share_a_call_with_the_longest_they_are_not_much_shorter_than(
+    lengths: tuple[int, ...], groups: object
+) -> None:
     assert make_segments(lengths).groups == groups
+
+
+def test_slot_of_padding_repeats_the_first_token_of_its_own_sequence() -> None:
+    segments = make_segments((2, 4))
+    assert segments.groups == ((2, 4),)
+    assert segments.to_padded_P.tolist() == [2, 3, 4, 5, 0, 1, 0, 0]
+    assert segments.padding.tolist() == [6, 7]
+    assert segments.to_packed_T.tolist() == [4, 5, 0, 1, 2, 3]
 
 
 def test_segments_on_another_device_are_the_same_there() -> None:

@@ -100,6 +100,15 @@ def test_options_of_a_function_are_its_parameters_behind_the_inputs() -> None:
     assert list(options_of_function(loss, 1).model_fields) == ["tokens", "scale", "bound"]
 
 
+def test_inputs_that_are_taken_together_hide_no_option() -> None:
+    def loss(*inputs: Any, scale: float = 1.0) -> None: ...
+
+    def any_loss(*inputs: Any, **more: Any) -> None: ...
+
+    assert list(options_of_function(loss, 2).model_fields) == ["scale"]
+    assert keywords(options_of_function(any_loss, 2)(scale=3)) == {"scale": 3}
+
+
 def test_function_that_takes_any_keyword_takes_any_option() -> None:
     def loss(current: Any, tokens: Any, *args: Any, scale: float = 1.0, **more: Any) -> None: ...
 

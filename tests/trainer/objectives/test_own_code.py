@@ -22,7 +22,7 @@ from trainer.model.attention import AttentionChoice
 from trainer.objectives.advantage import advantages
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.own_code import own_advantage, own_correction, own_objective
-from trainer.objectives.port import Sequences, TokenInputs
+from trainer.objectives.port import Needs, Sequences, TokenInputs
 from trainer.ranks import Ranks
 from trainer.step import TrainStep, ready_model
 
@@ -132,6 +132,50 @@ def test_option_or_key_that_a_loss_cannot_use_is_named(source: str, changes: dic
     with pytest.raises(UserError) as caught:
         check_loss(**changes)
     assert words in caught.value.what
+
+
+@pytest.mark.parametrize("load", [own_objective, own_correction, own_advantage])
+def test_module_that_one_of_our_packages_hides_is_named(load: Callable[[str], Any], folder: Path) -> None:
+    (folder / "trainer.py").write_text("def toy(*_): ...")
+    with pytest.raises(UserError, match="`trainer` is also the name of a package of areal_like"):
+        load("trainer:toy")
+
+
+def test_descriptors_are_taken_as_they_are_and_functions_get_one() -> None:
+    Path("toy_losses.py").write_text(
+        SEQUENCE_TOY + "\nfrom trainer.objectives.corrections.veto import CORRECTION as veto\n"
+        "from trainer.objectives.advantages.rloo import ADVANTAGE as rloo\n"
+        "def mine(*inputs, scale=2.0): return scale\n"
+    )
+    assert own_objective("toy_losses:toy").name == "toy"
+    assert own_correction("toy_losses:veto").name == "veto"
+    assert own_advantage("toy_losses:rloo").name == "rloo"
+    loss, correction, advantage = (load("toy_losses:mine") for load in (own_objective, own_correction, own_advantage))
+    assert (loss.name, correction.name, advantage.name) == ("toy_losses:mine", "mine", "toy_losses:mine")
+    assert loss.needs == Needs(sequences=True, every_sequence=True)
+    assert correction.needs == Needs(sequences=True)
+    assert not advantage.is_within_group
+    for one, number in ((loss, 2), (correction, 1), (advantage, 1)):
+        assert list(one.options.model_fields) == ["scale"], number
+
+
+def test_function_may_return_a_loss_a_pair_with_metrics_or_all_that_a_loss_can() -> None:
+    Path("toy_losses.py").write_text(
+        "from trainer.objectives.port import TokenLoss\n"
+        "def plain(x, t): return x\n"
+        "def pair(x, t): return x, {'m': x + 1}\n"
+        "def whole(x, t): return TokenLoss(x, x + 2)\n"
+        "def odd(x, t): return x, x\n"
+    )
+    results = {}
+    for name in ("plain", "pair", "whole", "odd"):
+        objective = own_objective(f"toy_losses:{name}")
+        results[name] = objective.loss(torch.ones(2), None, objective.options())  # type: ignore[arg-type]
+    assert torch.equal(results["plain"].policy_N, torch.ones(2))
+    assert not results["plain"].token_metrics
+    assert torch.equal(results["pair"].token_metrics["m"], torch.full((2,), 2.0))
+    assert torch.equal(results["whole"].unweighted_N, torch.full((2,), 3.0))
+    assert isinstance(results["odd"].policy_N, tuple), "what it means is the check's to refuse"
 
 
 def test_toy_losses_pass_the_check() -> None:
