@@ -23,11 +23,12 @@ from collections import Counter, deque
 from areal_like.descendants import children_of
 from areal_like.errors import DeadlineExceeded, OperationError, UserError
 from areal_like.slow import print_slow
-from services.reward import process_tree
+from services.processes import process_tree
+from services.processes.child_process import Died, OutputLog
 from services.reward.config import RewardSettings
 from services.reward.job import Outcome, Ready, make_setup
 from services.reward.model_hosts import ModelHosts
-from services.reward.process_handle import Died, OutputLog, Overdue, ScoringProcess
+from services.reward.process_handle import Overdue, ScoringProcess
 
 log = logging.getLogger(__name__)
 

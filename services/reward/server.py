@@ -35,7 +35,7 @@ from areal_like.transport.sockets import RateLimitedLog
 from areal_like.verdict import Verdict
 from areal_like.wire.encoding import WireLimits
 from areal_like.wire.messages import Goodbye, Heartbeat, Hello, ScoreRequest, Shutdown, StatsReply, StatsRequest
-from services.reward import process_tree
+from services.processes import process_tree
 from services.reward.cache import ScoreCache
 from services.reward.config import RewardSettings, contradictions, scorer_names
 from services.reward.pool import Pool

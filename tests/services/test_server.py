@@ -25,9 +25,10 @@ from areal_like.wire.messages import (
     StatsReply,
     StatsRequest,
 )
+from services.processes.framing import PREFIX
 from services.reward import server as module
 from services.reward.config import RewardSettings
-from services.reward.job import PREFIX, Job, Outcome, decode_for_process
+from services.reward.job import Job, Outcome, decode_for_process
 from services.reward.server import CLOSING_S, RewardServer, ServiceSpec
 
 LIMIT_S = 20.0
