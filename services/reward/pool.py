@@ -19,6 +19,7 @@ import logging
 import os
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 
 from areal_like.descendants import children_of
 from areal_like.errors import DeadlineExceeded, OperationError, UserError
@@ -47,8 +48,11 @@ IDLE_WAIT_S = START_TIMEOUT_S * 2
 class Pool:
     """`start`, then `run` as a task, then `attempt` from at most `num_workers` tasks at once, then `close`."""
 
-    def __init__(self, settings: RewardSettings) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: RewardSettings, neighbours: Callable[[], frozenset[int]] = lambda: frozenset()
+    ) -> None:
+        """`neighbours`: other processes of the service, which no sweep of orphans may end."""
+        self._settings, self._neighbours = settings, neighbours
         self._hosts = ModelHosts(settings)
         self._setup = make_setup(self._hosts.settings, os.getpid())
         self._target = settings.num_workers + settings.num_spares
@@ -68,6 +72,11 @@ class Pool:
         self.label = ""
         self.volatile: list[str] = []
         """Scorers that are not deterministic."""
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """All its processes."""
+        return self._processes.keys() | self._hosts.pids
 
     @property
     def num_ready(self) -> int:
@@ -139,7 +148,7 @@ class Pool:
             process.kill_now()
             self._strike_off(process)
         self._hosts.close()
-        await process_tree.kill_orphans(self._others)
+        await process_tree.kill_orphans(self._others | self._neighbours())
 
     # ------------------------------------------------------------ one process
 
@@ -213,7 +222,7 @@ class Pool:
         self._lost.set()  # a successor starts while this one is being killed
         await process.kill()
         self._processes.pop(process.pid, None)
-        await process_tree.kill_orphans(self._others | self._processes.keys() | self._hosts.pids)
+        await process_tree.kill_orphans(self._others | self.pids | self._neighbours())
 
     # ------------------------------------------------------------ loops
 
