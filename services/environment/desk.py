@@ -80,6 +80,7 @@ class EnvironmentDesk:
         self._homeless: dict[Key, None] = {}
         """Those that wait for a process, in order."""
         self._numbers = itertools.count(1)
+        self._incarnations: dict[str, str] = {}
         self.is_draining = False
         self._counters: Counter[str] = Counter()
 
@@ -147,8 +148,15 @@ class EnvironmentDesk:
         for episode_id in episode_ids:
             self._forget((peer, episode_id))
 
+    def welcome(self, peer: str, incarnation: str) -> None:
+        """A client said Hello. Another incarnation than before: its episodes are void."""
+        if self._incarnations.get(peer) != incarnation:
+            self.dismiss(peer)
+            self._incarnations[peer] = incarnation
+
     def dismiss(self, peer: str) -> None:
         """A client is gone for good."""
+        self._incarnations.pop(peer, None)
         for key in [key for key in self._episodes if key[0] == peer]:
             self._forget(key)
 

@@ -76,7 +76,7 @@ class Pool:
     @property
     def pids(self) -> frozenset[int]:
         """All its processes."""
-        return self._processes.keys() | self._hosts.pids
+        return frozenset(self._processes.keys() | self._hosts.pids)
 
     @property
     def num_ready(self) -> int:

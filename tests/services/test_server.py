@@ -79,7 +79,7 @@ class FakeHub:
 class FakePool:
     """Scores by `gate`: held back until it is set."""
 
-    def __init__(self, settings: RewardSettings) -> None:
+    def __init__(self, settings: RewardSettings, neighbours: Callable[[], frozenset[int]]) -> None:
         self.names, self.label, self.volatile = ["a", "b"], "a@1+b@2", []
         self.num_busy, self.num_ready = 0, 2
         self.counters: Counter[str] = Counter({"started": 2})
