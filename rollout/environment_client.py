@@ -192,7 +192,7 @@ class EnvironmentClient:
         self._waiting: dict[tuple[str, int], asyncio.Future[EnvironmentReply | None]] = {}
         self._at: dict[tuple[str, int], ServiceLink] = {}
         self._left: dict[ServiceLink, list[str]] = {}
-        """Episodes that a service has not been told to forget yet."""
+        """Episodes that a service does not know of yet."""
         self._changed = asyncio.Event()
         self.counters: dict[str, float] = {}
 
@@ -211,7 +211,7 @@ class EnvironmentClient:
         return EnvironmentEpisode(self, task, self._seed_of(task), record, watch)
 
     def leave(self, episode: EnvironmentEpisode) -> None:
-        """The episode is over here; its service is told with the next tick."""
+        """The episode is over here; its service learns of it with the next tick."""
         if episode.link is not None:
             self._left.setdefault(episode.link, []).append(episode.id)
             self._num_at[episode.link] -= 1
