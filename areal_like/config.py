@@ -23,11 +23,11 @@ DType = Literal["float32", "bfloat16"]
 AddBos = Literal["auto", "always", "never"]
 Threads = Annotated[int, Field(gt=0, le=limits.THREADS)] | Literal["auto"]
 """Compute threads of a process, or `auto`."""
-BUILT_IN_WORKFLOWS = ("single_turn", "tool_sum")
+BUILT_IN_WORKFLOWS = ("single_turn", "environment", "tool_sum")
 """Workflows alongside `module:Class`."""
 DEFAULT_TRANSFER = "shm"
 """How versions travel unless the configuration says otherwise (areal_like/weights/registry.py)."""
-BUILT_IN_TOKENIZERS = ("characters:running_sum", "characters:tool_sum", "bytes")
+BUILT_IN_TOKENIZERS = ("characters:running_sum", "characters:tool_sum", "characters:guess_number", "bytes")
 """Tokenizers that are made in code; preparing a model saves them alongside it."""
 
 
@@ -44,8 +44,8 @@ class ModelSettings(Settings):
     init: dict[str, Any] | None = None
     """Instead of `path`: a transformers config as a dict with `model_type`; weights are drawn from the run's seed."""
     tokenizer: str = "from_model"
-    """`from_model`, a tokenizer folder, or `characters:running_sum` / `characters:tool_sum` / `bytes` for those
-    built in code."""
+    """`from_model`, a tokenizer folder, or `characters:running_sum` / `characters:tool_sum` /
+    `characters:guess_number` / `bytes` for those built in code."""
     dtype: DType = "float32"
     """Parameter dtype of the published weights and of the engine."""
 

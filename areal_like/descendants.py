@@ -1,6 +1,7 @@
 """Processes below a process, by their ids.
 
-Owns: listing. Refuses: ending them (services/reward/process_tree.py), what they cost (controller/launch/processor.py).
+Owns: listing. Refuses: ending them (services/processes/process_tree.py), what they cost
+(controller/launch/processor.py).
 """
 
 from __future__ import annotations

@@ -74,6 +74,15 @@ class PromptEncoder:
             before = place + 1
         return parts
 
+    def between_turns(self, text: str, stop: str) -> list[int] | None:
+        """Tokens between an assistant's turn that ends in `stop` and the next one, with `text` as the user's message;
+        None where prompts do not go through the chat template. Raises UserError as `encode_turns`."""
+        if not self._has_chat_template or self._template is not None:
+            return None
+        before = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}]
+        num_stops = self._chat_text(before, is_whole=True).count(stop)
+        return self._ids(_after_stop(self._chat_text([*before, {"role": "user", "content": text}]), stop, num_stops))
+
     def _ids(self, text: str) -> list[int]:
         return encode_text(self._tokenizer, text, what="the messages")
 

@@ -139,6 +139,7 @@ class Connections:
             silence_s=self._spec.silence_s,
             scorer=spec.reward_scorer,
             arrow_of=lambda task: arrow_of(task, tracer),
+            seed=self._spec.seed,
         )
 
     def receiver(self) -> Receiver:

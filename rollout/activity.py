@@ -5,7 +5,8 @@ generates. Refuses: the phases (each sample says its own), what the engine measu
 its).
 
     generate      some answer is being generated (or waits for a slot alongside those that are)
-    wait:score    none is, and at least one sample waits for its verdict: scoring is what holds this worker up
+    wait:score    none is, and at least one sample waits for its verdict or its environment: the reward service is
+                  what holds this worker up
     wait:version  none of these, and samples wait for a policy version
     load          none of these, and a version is being loaded; before the worker is ready: model and engine
     workflow      none of these, and a workflow runs code of its own
@@ -25,8 +26,8 @@ from areal_like.clock import Clock
 from areal_like.state_lane import StateLane
 from areal_like.trace import Tracer
 
-Phase = Literal["start", "version", "generate", "score", "end"]
-"""Of one sample. `start`: its workflow's own code."""
+Phase = Literal["start", "version", "generate", "score", "environment", "end"]
+"""Of one sample. `start`: its workflow's own code. `environment`: a call of its environment."""
 State = Literal["load", "generate", "wait:score", "wait:version", "workflow", "wait:work"]
 
 COUNTERS: dict[State, str] = {
@@ -99,7 +100,7 @@ class WorkerActivity:
             return "load"
         if num["generate"] > 0:
             return "generate"
-        if num["score"] > 0:
+        if num["score"] + num["environment"] > 0:
             return "wait:score"
         if num["version"] > 0:
             return "wait:version"

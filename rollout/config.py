@@ -142,8 +142,8 @@ class RolloutSettings(Settings):
     routing: RoutingSettings = RoutingSettings()
     """Which worker takes which sample; without effect for a single worker."""
     workflow: str = "single_turn"
-    """How one sample is produced: `single_turn`, `tool_sum` (running sums with a calculator), or `module:Class` of
-    your own."""
+    """How one sample is produced: `single_turn`, `environment` (turns in `reward.environment`), `tool_sum` (running
+    sums with a calculator), or `module:Class` of your own."""
     workflow_options: dict[str, Any] = Field({})
     """Keyword arguments of the workflow's constructor."""
     prompt_template: str | None = None

@@ -28,7 +28,9 @@ from areal_like.errors import DeadlineExceeded, OperationError, WireError
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import (
     MAX_RESPONSE_CHARS,
+    EnvironmentReply,
     Goodbye,
+    Message,
     Refused,
     SampleTask,
     ScoreRefused,
@@ -37,11 +39,12 @@ from areal_like.wire.messages import (
     Shutdown,
     Welcome,
 )
+from rollout.environment_client import EnvironmentClient
 from rollout.hub_peer import HubPeer
 
 log = logging.getLogger(__name__)
 
-ACCEPT: frozenset[type] = frozenset({Welcome, Refused, ScoreReply, ScoreRefused, Shutdown, Goodbye})
+ACCEPT: frozenset[type] = frozenset({Welcome, Refused, ScoreReply, ScoreRefused, EnvironmentReply, Shutdown, Goodbye})
 """What the service may say to us (heartbeats are the channel's own)."""
 
 OWN_SCORER = ""
@@ -99,9 +102,12 @@ class _Link:
                 await self._client.feed(FEED)
             elif isinstance(message, ScoreRefused):
                 await self._refused(message)
+            elif isinstance(message, EnvironmentReply):
+                self._client.environments.resolve(message)
             elif isinstance(message, Goodbye):
                 log.warning("the reward service at %s ends (%s)", self.name, message.reason)
                 self.is_draining = True
+                self._client.environments.wake(self)
             elif isinstance(message, Welcome):
                 await self._welcomed()
             await self._look_after()
@@ -113,6 +119,7 @@ class _Link:
             log.warning("the reward service at %s does not answer yet", self.name)
             return False
         self.is_up = True
+        self._client.environments.wake(self)
         await self._client.feed()
         return True
 
@@ -121,6 +128,7 @@ class _Link:
         log.warning("the reward service at %s restarted; %d requests are sent again", self.name, len(self.questions))
         self._client.count("reward_restarts")
         self.is_draining = self.is_full = False
+        self._client.environments.wake(self)
         await self._send_all(lambda question: True)
         await self._client.feed()
 
@@ -148,8 +156,11 @@ class _Link:
         is_up = self.peer.hub_silence_s <= self._client.patience_s(self)
         if self.is_up and not is_up:
             log.warning("the reward service at %s is silent", self.name)
-        self.is_up = is_up
+        if self.is_up != is_up:
+            self.is_up = is_up
+            self._client.environments.wake(self)
         if is_up:
+            await self._client.environments.flush(self)
             await self._send_all(lambda question: now_s - question.sent_s > resend_s)
             await self._client.feed(PROBE)
         else:
@@ -165,6 +176,10 @@ class _Link:
         question.link = self
         self.questions[question.request.request_id] = question
         await self._send(question)
+
+    async def send(self, message: Message) -> None:
+        """As `ServiceLink.send`. What cannot be encoded cannot be sent: the caller has checked it."""
+        await self.peer.send(message, timeout_s=self._client.tick_s)
 
     async def _send(self, question: _Question) -> None:
         """Send; when that fails the question goes again later, unless it can never be sent."""
@@ -188,7 +203,7 @@ class RewardClient:
     questions by their ids and scores each once). silence_s: a service that sends nothing for this long is given up.
     move_after_s: the same while another one takes questions, since scoring twice is cheaper than waiting.
     max_in_flight: questions out at once; more wait (back-pressure). scorer: what the services are asked for. arrow_of:
-    name of a sample on the timeline, empty where it is not drawn.
+    name of a sample on the timeline, empty where it is not drawn. seed: of the run, for environments.
     """
 
     def __init__(
@@ -206,6 +221,7 @@ class RewardClient:
         scorer: str = OWN_SCORER,
         clock: Clock | None = None,
         arrow_of: Callable[[SampleTask], str] = lambda task: "",
+        seed: int = 0,
     ) -> None:
         self._links = [_Link(f"{name}->reward{index}", peer, self) for index, peer in enumerate(peers)]
         self._ids = itertools.count()
@@ -219,6 +235,11 @@ class RewardClient:
         self.silence_s, self.tick_s, self.resend_s = silence_s, tick_s, resend_s
         self.clock: Clock = clock or SystemClock()
         self.counters: dict[str, float] = {}
+        self.environments = EnvironmentClient(
+            name=name, seed=seed, total_deadline_s=total_deadline_s, tick_s=tick_s, clock=self.clock
+        )
+        """Episodes in the same services."""
+        self.environments.links.extend(self._links)
 
     @property
     def num_outstanding(self) -> int:

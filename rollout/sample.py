@@ -26,6 +26,7 @@ from areal_like.verdict import Verdict
 from areal_like.wire.messages import ReturnReason, SampleTask, Sampling
 from rollout.activity import Phase, WorkerActivity
 from rollout.engine.port import Engine, GenerationOutcome, GenerationRequest
+from rollout.environment_client import EnvironmentClient, EnvironmentEpisode
 from rollout.tokens import PromptTokens
 from rollout.transcript import Answer, EndedBy, Transcript
 from rollout.turns import Turns
@@ -56,6 +57,9 @@ class Rewards(Protocol):
     """Where verdicts come from (`reward_client.RewardClient`)."""
 
     async def score(self, task: SampleTask, response: str, finish_reason: str, num_tokens: int) -> Verdict: ...
+
+    @property
+    def environments(self) -> EnvironmentClient: ...
 
 
 class SampleContext:
@@ -112,6 +116,8 @@ class SampleRun:
         """Of all turns so far: versions never decrease along a trajectory, whatever its turns (`stamped-versions`)."""
         self._generation: asyncio.Task[GenerationOutcome] | None = None
         self._is_parked = False
+        self._asked_s = 0.0
+        """When its environment was last asked."""
         self._arrow = arrow_of(task, bench.tracer)
         self._is_arriving = bool(task.moved_from and self._arrow and len(task.prefix))
         """Its first slice of generation is where the arrow from its last worker ends."""
@@ -208,6 +214,19 @@ class SampleRun:
         if self._arrow_s is None:
             self._arrow_s = trace_s + SHORTEST_S / 2
         return verdict
+
+    def environment(self, record: Any = None) -> EnvironmentEpisode:
+        """See `SampleTools.environment`."""
+        return self._bench.rewards.environments.episode(self.task, record, self._in_environment)
+
+    def _in_environment(self, is_calling: bool) -> None:
+        now_s = self._bench.clock.monotonic_s()
+        if is_calling:
+            self._asked_s = now_s
+        else:
+            self.timings["score_s"] += now_s - self._asked_s
+            self._bench.score_wait_s += now_s - self._asked_s
+        self.phase = "environment" if is_calling else "start"
 
     def verdict(
         self, value: float, *, components: Mapping[str, float] | None = None, reason: str = "", scorer: str = "workflow"

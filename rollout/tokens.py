@@ -81,6 +81,13 @@ class PromptTokens:
                 self._encoded[text] = known
         return known.copy()
 
+    def observation(self, text: str, stop_token: int) -> np.ndarray:
+        """Tokens of what is said after a turn of the policy's that `stop_token` ended, int32: as the user's next
+        message where prompts go through the chat template, else the text as it is. Raises UserError as `encode`."""
+        stop = str(self._tokenizer.convert_ids_to_tokens(stop_token))
+        words = self._encoder.between_turns(text, stop)
+        return self.encode(text) if words is None else np.asarray(words, np.int32)
+
     def decode(self, tokens_R: np.ndarray) -> str:
         """Text of answer tokens, without special tokens (the end-of-sequence token is one)."""
         return str(

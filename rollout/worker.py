@@ -351,6 +351,7 @@ class RolloutWorker:
             **self._bench.doing.counters(),
             **self._loader.counters(),
             **{f"reward_{name}": value for name, value in self._rewards.counters.items()},
+            **self._rewards.environments.counters,
         }
         return Heartbeat(state=self._state(counters.get("paused_s", 0.0)), counters=counters)
 

@@ -19,11 +19,16 @@ from areal_like.import_check import check_own_module
 from areal_like.trajectory import Trajectory
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import SampleTask
+from rollout.environment_client import EnvironmentEpisode
 from rollout.tokens import PromptTokens
 from rollout.transcript import Answer, Transcript
 
 OPTIONS_KEY = "rollout.workflow_options"
-_BUILT_IN = {"single_turn": "rollout.workflow:SingleTurn", "tool_sum": "rollout.tool_sum:ToolSum"}
+_BUILT_IN = {
+    "single_turn": "rollout.workflow:SingleTurn",
+    "environment": "rollout.episode:EnvironmentWorkflow",
+    "tool_sum": "rollout.tool_sum:ToolSum",
+}
 """Those of `areal_like.config.BUILT_IN_WORKFLOWS`, imported where they are used."""
 
 
@@ -118,6 +123,14 @@ class SampleTools(Protocol):
 
         Returns:
             Exactly one verdict, whatever happens there.
+        """
+        ...
+
+    def environment(self, record: Any = None) -> EnvironmentEpisode:
+        """The sample's episode in `reward.environment`; use it in `async with`.
+
+        Args:
+            record: `EnvironmentEpisode.record` of a checkpoint, to go on from there; None: it begins by `reset`.
         """
         ...
 

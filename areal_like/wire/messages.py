@@ -11,6 +11,7 @@ Who sends what:
   trainer -> controller     BatchRequest, VersionPublished, VersionRewritten, CheckpointSaved, CheckpointFailed
   controller -> trainer     Batch, NoMoreBatches, RewriteVersion, SaveCheckpoint
   rollout -> reward         ScoreRequest                          reward -> rollout   ScoreReply, ScoreRefused
+  rollout -> reward         EnvironmentRequest, EnvironmentClosed reward -> rollout   EnvironmentReply
   anybody -> reward         StatsRequest                          reward -> anybody   StatsReply
 """
 
@@ -20,11 +21,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from areal_like.environment import Step
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.turn_checkpoint import TurnCheckpoint
 from areal_like.verdict import Verdict
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Number of the wire protocol; peers of another number are refused."""
 
 SHARED_RUN = "shared"
@@ -425,6 +427,52 @@ class ScoreRefused(Message, frozen=True, kw_only=True):
 
     request_id: str
     reason: Literal["full", "draining"]
+
+
+EnvironmentStatus = Literal["answered", "unknown", "full", "draining", "timed_out", "crashed", "invalid"]
+"""`answered`: there is a step. `unknown`: ask again with the history. `full`, `draining`: ask elsewhere, or later. The
+others are kinds of a verdict: the episode has failed for good."""
+
+
+class EpisodeHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """All that makes an episode again: its row, its seed, the actions so far and what was answered to reset and each
+    of them (`Step.digest`)."""
+
+    row: dict[str, Any]
+    seed: int
+    actions: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
+
+
+class EnvironmentRequest(Message, frozen=True, kw_only=True):
+    """One call of an environment. `turn` 0 is its reset, turn n its n-th action; asking again is harmless.
+
+    history: with the first request to a service, and where it says `unknown`: `turn` digests, `turn - 1` actions.
+    """
+
+    episode_id: str
+    turn: int
+    action: str = ""
+    history: EpisodeHistory | None = None
+
+
+class EnvironmentReply(Message, frozen=True, kw_only=True):
+    """The answer to one request."""
+
+    episode_id: str
+    turn: int
+    status: EnvironmentStatus
+    step: Step | None = None
+    """With `answered`."""
+    reason: str = ""
+    attempts: int = 1
+    """How often the episode was begun because of itself."""
+
+
+class EnvironmentClosed(Message, frozen=True, kw_only=True):
+    """These episodes are over; nothing is answered."""
+
+    episode_ids: tuple[str, ...]
 
 
 class StatsRequest(Message, frozen=True, kw_only=True):

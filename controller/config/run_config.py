@@ -31,7 +31,7 @@ from services.reward.config import soft_zones as soft_zones
 from services.reward.scorer_registry import SCORERS as SCORERS
 from trainer.config import SftSettings, TrainerSettings
 
-BUILT_IN_GENERATORS = ("running_sum", "tool_sum", "reasoning_gym")
+BUILT_IN_GENERATORS = ("running_sum", "tool_sum", "guess_number", "reasoning_gym")
 """Generators of rows alongside `module:function`."""
 
 
@@ -43,8 +43,8 @@ class DataSource(Settings):
     dataset: str | None = None
     """A Hugging Face dataset: hub name or local folder (needs the extra `[datasets]`)."""
     generator: str | None = None
-    """`running_sum`, `tool_sum`, `reasoning_gym`, or `module:function` of your own, called as function(seed, split,
-    limit=..., options=...)."""
+    """`running_sum`, `tool_sum`, `guess_number`, `reasoning_gym`, or `module:function` of your own, called as
+    function(seed, split, limit=..., options=...)."""
     split: str | None = None
     """Split of a dataset or generator; null: `train`, and for data.eval `eval` of a generator, `test` of a dataset."""
     config: str | None = None

@@ -310,6 +310,14 @@ def _read_generator(source: DataSource, key: str, split: str, seed: int) -> RawR
         else:
             made = tool_sum.rows(seed, split, limit=limit, options=source.options)  # type: ignore[arg-type]
         return RawRows.of(list(made), lambda index: f"tool_sum row {index}")
+    if name == "guess_number":
+        from areal_like.tasks import guess_number
+
+        if key == "warm_start.data":
+            made = guess_number.demonstrations(seed, source.options, limit)
+        else:
+            made = guess_number.rows(seed, split, limit=limit, options=source.options)  # type: ignore[arg-type]
+        return RawRows.of(list(made), lambda index: f"guess_number row {index}")
     if name == "reasoning_gym":
         from areal_like.tasks import reasoning_gym
 

@@ -41,7 +41,13 @@ from controller.launch.choice import survey
 from controller.preflight import model_init, user_code
 from controller.preflight.reward_services import problems_of
 from controller.telemetry.sink_kinds import is_installed, sinks_of
-from controller.wiring.process_specs import ENGINE_CHECK, OBJECTIVE_CHECK, SCORER_CHECK, WORKFLOW_CHECK
+from controller.wiring.process_specs import (
+    ENGINE_CHECK,
+    ENVIRONMENT_CHECK,
+    OBJECTIVE_CHECK,
+    SCORER_CHECK,
+    WORKFLOW_CHECK,
+)
 from controller.wiring.scoring import sandbox_problems
 
 MIN_WORKER_BYTES = 100_000_000
@@ -99,6 +105,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
     if purpose != "sft" and not found.problems:  # a missing module is named already
         own = {
             SCORER_CHECK: _own_scorers(config),
+            ENVIRONMENT_CHECK: _own_environment(config),
             WORKFLOW_CHECK: _own_workflow(config),
             ENGINE_CHECK: _own_engine(config),
             OBJECTIVE_CHECK: _own_objectives(config),
@@ -230,6 +237,8 @@ def _packages(config: RunConfig) -> Iterator[Problem]:
         yield Problem((f"reward.{key}",), what, remedy)
     named = [(f"reward.scorers.{index}.kind", scorer.kind) for index, scorer in enumerate(config.reward.scorers)]
     named.append(("rollout.workflow", config.rollout.workflow))
+    if config.reward.environment is not None:
+        named.append(("reward.environment.kind", config.reward.environment.kind))
     for key, name in named:
         module, colon, _ = name.partition(":")
         if colon and PathFinder.find_spec(module.partition(".")[0], [str(Path.cwd()), *sys.path]) is None:
@@ -244,6 +253,14 @@ def _own_scorers(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
         for index, scorer in enumerate(scorers)
         if ":" in scorer.kind
     }
+
+
+def _own_environment(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The user's environment, or options of a built-in one, where this run's own services run it."""
+    environment = None if config.reward.addresses else config.reward.environment
+    if environment is None or not (":" in environment.kind or environment.options):
+        return {}
+    return {"reward.environment": (environment.kind, environment.options)}
 
 
 def _own_workflow(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -32,10 +32,12 @@ FORKED = frozenset({MODULES["rollout"], MODULES["trainer"], PREPARATION})
 PRELOAD = ("torch", "transformers.models.llama.modeling_llama", "trainer.worker", "trainer.sft", "rollout.worker")
 """What they need, whatever the model: importing it starts no thread and touches no device."""
 SCORER_CHECK = "services.reward.check_functions"
+ENVIRONMENT_CHECK = "services.environment.check_environment"
 WORKFLOW_CHECK = "rollout.check_workflow"
 ENGINE_CHECK = "rollout.check_engine"
 OBJECTIVE_CHECK = "trainer.check_objectives"
-"""`python -m` names of the processes that try to import the user's scorers, workflow, engine, loss and advantages."""
+"""`python -m` names of the processes that try to import the user's scorers, environment, workflow, engine, loss and
+advantages."""
 EVENTS_PER_SAMPLE = 4
 """On the timeline of a rollout worker: its slot, generation, score, and the start of its arrow."""
 SCORE_EVENTS_PER_SAMPLE = 2
@@ -67,8 +69,8 @@ def worker_names(config: RunConfig) -> list[str]:
 
 
 def reward_names(config: RunConfig) -> list[str]:
-    """Names of the reward services that the run starts: none where it uses shared ones, or scores nothing."""
-    if config.reward.addresses or not config.reward.scorers:
+    """Names of the reward services that the run starts: none where it uses shared ones, or needs none."""
+    if config.reward.addresses or not config.reward.is_needed:
         return []
     count = config.reward.num_services
     return ["reward"] if count == 1 else [f"reward-{index}" for index in range(count)]

@@ -14,6 +14,8 @@ from pydantic import Field, ValidationError, model_validator
 from areal_like import limits
 from areal_like.settings import Settings
 from areal_like.transport.credentials import service_keys_folder
+from services.environment.config import EnvironmentSettings
+from services.environment.loading import name_fault
 from services.reward.code_options import CodeOptions
 from services.reward.scorer_needs import needs_of, unreachable
 from services.reward.scorer_options import EndpointOptions, OverlongOptions
@@ -74,8 +76,11 @@ class RewardSettings(Settings):
     """The reward service: a pool of killable processes that turn answers into verdicts."""
 
     scorers: tuple[ScorerSettings, ...] = (ScorerSettings(kind="math"),)
-    """Summed by weight; component `correct` (0 or 1), where a scorer gives it, is what evaluation averages. []: no
-    service is started, for workflows that make their own verdicts."""
+    """Summed by weight; component `correct` (0 or 1), where a scorer gives it, is what evaluation averages. []:
+    nothing is scored, for workflows that make their own verdicts."""
+    environment: EnvironmentSettings | None = None
+    """What episodes of several turns happen in (`rollout.workflow: environment`); null: nothing. Without scorers and
+    environment no service is started."""
     clip: ClipSettings | None = None
     """Bounds of the weighted sum; a gate's `otherwise` and `on_failure` are not clipped."""
     num_workers: int = Field(1, gt=0, le=limits.THREADS)
@@ -129,6 +134,11 @@ class RewardSettings(Settings):
         return {name: scorer.on_failure for name, scorer in named if scorer.on_failure is not None}
 
     @property
+    def is_needed(self) -> bool:
+        """There is something for a service to do."""
+        return bool(self.scorers) or self.environment is not None
+
+    @property
     def retries_of(self) -> dict[str, int]:
         """`retries` of the scorers that have a number of their own, by scorer name."""
         named = zip(scorer_names(self.scorers), self.scorers, strict=True)
@@ -152,6 +162,8 @@ def contradictions(reward: RewardSettings) -> Iterator[tuple[str, str, str]]:
     A program that uses up its limits must end before the scoring process that waits for it does.
     """
     yield from _contradictions_of_services(reward)
+    if reward.environment is not None and (fault := name_fault(reward.environment.kind)):
+        yield "environment.kind", *fault
     for index, scorer in enumerate(reward.scorers):
         found = SCORERS.get(scorer.kind)
         if found is None:

@@ -1,6 +1,6 @@
 """What crosses the pipe between the reward service and one scoring process: length-prefixed msgpack, no pickle.
 
-Owns: the message types and the framing. Refuses: processes, sockets of the run.
+Owns: the message types. Refuses: framing (services/processes/framing.py), processes, sockets of the run.
 
     service -> process    Setup once, then Job, one at a time; the end of the stream means: end
     process -> service    Ready or Refusal once, then for each job: Began per scorer, and one Outcome
@@ -8,7 +8,6 @@ Owns: the message types and the framing. Refuses: processes, sockets of the run.
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import msgspec
@@ -16,9 +15,6 @@ import msgspec
 from areal_like.verdict import Verdict
 from services.reward.config import RewardSettings
 
-PREFIX = struct.Struct(">I")
-MAX_ANSWER_BYTES = 1 << 20
-"""Longest message a scoring process may send."""
 MAX_REASON_CHARS = 500
 
 
@@ -95,13 +91,6 @@ class Outcome(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 _to_process = msgspec.msgpack.Decoder(Setup | Job)
 _to_service = msgspec.msgpack.Decoder(Ready | Refusal | Began | Outcome)
-_encoder = msgspec.msgpack.Encoder()
-
-
-def frame(message: msgspec.Struct) -> bytes:
-    """A message as bytes, its length in front."""
-    body = _encoder.encode(message)
-    return PREFIX.pack(len(body)) + body
 
 
 def decode_for_process(body: bytes) -> Setup | Job:

@@ -19,15 +19,17 @@ import logging
 import os
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 
 from areal_like.descendants import children_of
 from areal_like.errors import DeadlineExceeded, OperationError, UserError
 from areal_like.slow import print_slow
-from services.reward import process_tree
+from services.processes import process_tree
+from services.processes.child_process import Died, OutputLog
 from services.reward.config import RewardSettings
 from services.reward.job import Outcome, Ready, make_setup
 from services.reward.model_hosts import ModelHosts
-from services.reward.process_handle import Died, OutputLog, Overdue, ScoringProcess
+from services.reward.process_handle import Overdue, ScoringProcess
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +48,11 @@ IDLE_WAIT_S = START_TIMEOUT_S * 2
 class Pool:
     """`start`, then `run` as a task, then `attempt` from at most `num_workers` tasks at once, then `close`."""
 
-    def __init__(self, settings: RewardSettings) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: RewardSettings, neighbours: Callable[[], frozenset[int]] = lambda: frozenset()
+    ) -> None:
+        """`neighbours`: other processes of the service, which no sweep of orphans may end."""
+        self._settings, self._neighbours = settings, neighbours
         self._hosts = ModelHosts(settings)
         self._setup = make_setup(self._hosts.settings, os.getpid())
         self._target = settings.num_workers + settings.num_spares
@@ -67,6 +72,11 @@ class Pool:
         self.label = ""
         self.volatile: list[str] = []
         """Scorers that are not deterministic."""
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """All its processes."""
+        return frozenset(self._processes.keys() | self._hosts.pids)
 
     @property
     def num_ready(self) -> int:
@@ -138,7 +148,7 @@ class Pool:
             process.kill_now()
             self._strike_off(process)
         self._hosts.close()
-        await process_tree.kill_orphans(self._others)
+        await process_tree.kill_orphans(self._others | self._neighbours())
 
     # ------------------------------------------------------------ one process
 
@@ -212,7 +222,7 @@ class Pool:
         self._lost.set()  # a successor starts while this one is being killed
         await process.kill()
         self._processes.pop(process.pid, None)
-        await process_tree.kill_orphans(self._others | self._processes.keys() | self._hosts.pids)
+        await process_tree.kill_orphans(self._others | self.pids | self._neighbours())
 
     # ------------------------------------------------------------ loops
 

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import faulthandler
 import os
-import socket
 import sys
 import traceback
 
@@ -22,37 +21,20 @@ import msgspec
 from areal_like.errors import UserError
 from areal_like.import_check import append_user_path
 from areal_like.process import die_with_parent, settle_heap
+from services.processes.framing import FrameStream
+from services.processes.process_tree import become_subreaper
 from services.reward.composition import WeightedSum
 from services.reward.config import ClipSettings, ScorerSettings
-from services.reward.job import PREFIX, Began, Job, Ready, Refusal, Setup, decode_for_process, frame
-from services.reward.process_tree import become_subreaper
+from services.reward.job import Began, Job, Ready, Refusal, Setup, decode_for_process
 
 
-class Stream:
-    """Blocking, length-prefixed messages over the inherited socket."""
-
-    def __init__(self, fd: int) -> None:
-        self._socket = socket.socket(fileno=fd)
-        self._socket.setblocking(True)
-        os.set_inheritable(fd, False)
+class Stream(FrameStream):
+    """Messages of the service."""
 
     def receive(self) -> Setup | Job | None:
         """The next message; None at the end of the stream."""
-        prefix = self._exactly(PREFIX.size)
-        body = self._exactly(PREFIX.unpack(prefix)[0]) if prefix is not None else None
+        body = self.receive_frame()
         return decode_for_process(body) if body is not None else None
-
-    def send(self, message: msgspec.Struct) -> None:
-        self._socket.sendall(frame(message))
-
-    def _exactly(self, num_bytes: int) -> bytes | None:
-        chunks = bytearray()
-        while len(chunks) < num_bytes:
-            chunk = self._socket.recv(min(num_bytes - len(chunks), 1 << 20))
-            if not chunk:
-                return None
-            chunks += chunk
-        return bytes(chunks)
 
 
 def flush_output() -> None:

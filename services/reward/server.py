@@ -1,6 +1,7 @@
 """The reward service: joins its clients and the controller to the desk and the pool.
 
-Owns: sockets, start-up order, draining, heartbeats. Refuses: scoring (pool), retries and duplicates (desk).
+Owns: sockets, start-up order, draining, heartbeats. Refuses: scoring (pool), retries and duplicates (desk), episodes
+(services/environment/desk.py).
 
 Loops.  `_intake`      waits for a client's message, woken by the socket; answers at once, if only with a refusal.
         `_controller`  waits for the controller's Shutdown, woken by the socket.
@@ -34,8 +35,21 @@ from areal_like.transport.channel import Hub, Peer
 from areal_like.transport.sockets import RateLimitedLog
 from areal_like.verdict import Verdict
 from areal_like.wire.encoding import WireLimits
-from areal_like.wire.messages import Goodbye, Heartbeat, Hello, ScoreRequest, Shutdown, StatsReply, StatsRequest
-from services.reward import process_tree
+from areal_like.wire.messages import (
+    EnvironmentClosed,
+    EnvironmentReply,
+    EnvironmentRequest,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    ScoreReply,
+    ScoreRequest,
+    Shutdown,
+    StatsReply,
+    StatsRequest,
+)
+from services.environment.desk import EnvironmentDesk
+from services.processes import process_tree
 from services.reward.cache import ScoreCache
 from services.reward.config import RewardSettings, contradictions, scorer_names
 from services.reward.pool import Pool
@@ -93,13 +107,18 @@ class RewardServer:
         """`on_address` is called with the address it listens at (port 0 resolved), once it does."""
         self._spec, self._settings, self._on_address = spec, settings, on_address
         self._state, self._drain_s, self._began_s = "start", settings.drain_s, time.monotonic()
-        self._pool = Pool(settings)
+        self._environments = (
+            EnvironmentDesk(settings.environment, lambda peer, reply: self._hub.send(peer, reply), self._scoring_pids)
+            if settings.environment is not None
+            else None
+        )
+        self._pool = Pool(settings, self._environment_pids)
         self._hub = Hub(
             run_id=spec.run_id,
             role="reward",
             bind=spec.bind_address,
             curve_dir=spec.curve_dir,
-            accept=frozenset({ScoreRequest, StatsRequest}),
+            accept=frozenset({ScoreRequest, StatsRequest, EnvironmentRequest, EnvironmentClosed}),
             limits=LIMITS,
         )
         self._desk = RequestScheduler(self._pool, settings, self._hub.send, self._on_busy)
@@ -114,15 +133,18 @@ class RewardServer:
         self._stop = stop
         process_tree.become_subreaper()
         try:
-            if not await self._before_stop(self._pool.start()):
+            if not await self._before_stop(self._load()):
                 return
-            self._desk.cache = self._make_cache()
+            if self._settings.scorers:
+                self._desk.cache = self._make_cache()
             self._announce(await self._hub.start())
             self._tracer = Tracer.of(self._spec.run_dir or Path(), self._spec.name, self._spec.trace)
             self._doing = StateLane(self._tracer, "wait:requests")
             await self._serve()
         finally:
             await self._pool.close()
+            if self._environments is not None:
+                await self._environments.close()
             if self._peer is not None:
                 await self._peer.close("service ends")
             await self._hub.close()
@@ -134,8 +156,12 @@ class RewardServer:
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             intake = tasks.create_task(self._intake(), name="intake")
-            others = [tasks.create_task(self._pool.run(), name="pool")]
-            for lane in range(self._settings.num_workers):
+            others = []
+            if self._environments is not None:
+                others.append(tasks.create_task(self._environments.run(), name="environments"))
+            if self._settings.scorers:
+                others.append(tasks.create_task(self._pool.run(), name="pool"))
+            for lane in range(self._settings.num_workers if self._settings.scorers else 0):
                 others.append(tasks.create_task(self._work(lane), name=f"lane {lane}"))
             if self._peer is not None:
                 others.append(tasks.create_task(self._controller(self._peer), name="controller"))
@@ -144,6 +170,19 @@ class RewardServer:
             await self._drain()
             for task in [intake, *others]:
                 task.cancel()
+
+    async def _load(self) -> None:
+        """Load scorers and environment. Raises UserError."""
+        if self._settings.scorers:
+            await self._pool.start()
+        if self._environments is not None:
+            await self._environments.start()
+
+    def _scoring_pids(self) -> frozenset[int]:
+        return self._pool.pids
+
+    def _environment_pids(self) -> frozenset[int]:
+        return self._environments.pool.pids if self._environments is not None else frozenset()
 
     async def _before_stop(self, work: Coroutine[Any, Any, None]) -> bool:
         """Run `work` to its end; False when `stop` came first, and it was cancelled."""
@@ -185,19 +224,46 @@ class RewardServer:
             if taken is not None:
                 name, message = taken
                 if isinstance(message, ScoreRequest):
-                    self._desk.offer(name, message)
+                    self._on_score(name, message)
                 elif isinstance(message, StatsRequest):
                     self._hub.send(name, self._stats(message.request_id))
+                elif isinstance(message, EnvironmentRequest | EnvironmentClosed):
+                    self._on_environment(name, message)
                 elif isinstance(message, Hello):
                     self._desk.welcome(name, message.incarnation)
+                    if self._environments is not None:
+                        self._environments.welcome(name, message.incarnation)
                 elif isinstance(message, Goodbye):
-                    self._desk.dismiss(name)
+                    self._dismiss(name)
             if time.monotonic() - checked_s > LISTEN_S:
                 checked_s = time.monotonic()
                 for name in self._hub.silent(self._spec.silence_s):
                     log.warning("%s is silent; it must register (Hello) and send its requests again", name)
                     self._hub.forget(name)
-                    self._desk.dismiss(name)  # a dead run must not keep the pool from the others
+                    self._dismiss(name)  # a dead run must not keep the pool from the others
+
+    def _dismiss(self, name: str) -> None:
+        self._desk.dismiss(name)
+        if self._environments is not None:
+            self._environments.dismiss(name)
+
+    def _on_score(self, name: str, message: ScoreRequest) -> None:
+        if self._settings.scorers:
+            self._desk.offer(name, message)
+        else:
+            verdict = Verdict(kind="invalid", reason="nothing is scored: reward.scorers is empty")
+            self._hub.send(name, ScoreReply(request_id=message.request_id, verdict=verdict))
+
+    def _on_environment(self, name: str, message: EnvironmentRequest | EnvironmentClosed) -> None:
+        if isinstance(message, EnvironmentClosed):
+            if self._environments is not None:
+                self._environments.close_episodes(name, message.episode_ids)
+        elif self._environments is not None:
+            self._environments.offer(name, message)
+        else:
+            reason = "this reward service runs no environment (reward.environment)"
+            self._hub.send(name, EnvironmentReply(episode_id=message.episode_id, turn=message.turn, status="invalid",
+                                                  reason=reason))  # fmt: skip
 
     async def _controller(self, peer: Peer) -> None:
         await peer.connect(CONNECT_TIMEOUT_S)
@@ -225,13 +291,21 @@ class RewardServer:
     async def _drain(self) -> None:
         """Finish what somebody waits for; refuse what is left of it in the end."""
         self._state, self._desk.is_draining = "drain", True
+        if self._environments is not None:
+            self._environments.is_draining = True
         for name in list(self._hub.peers):
             self._hub.send(name, Goodbye(reason="draining"))
         give_up_s = time.monotonic() + self._drain_s
-        while self._desk.num_open and time.monotonic() < give_up_s:  # noqa: ASYNC110  (a deadline is what matters)
+        while self._num_open() and time.monotonic() < give_up_s:  # noqa: ASYNC110  (a deadline is what matters)
             await asyncio.sleep(DRAIN_POLL_S)
-        if num_refused := self._desk.refuse_open():
+        num_refused = self._desk.refuse_open()
+        if self._environments is not None:
+            num_refused += self._environments.refuse_open()
+        if num_refused:
             log.warning("exiting with %d requests unanswered; their clients were notified", num_refused)
+
+    def _num_open(self) -> int:
+        return self._desk.num_open + (self._environments.num_open if self._environments is not None else 0)
 
     # ------------------------------------------------------------ towards the controller
 
@@ -245,6 +319,7 @@ class RewardServer:
             **self._desk.tally.counters(),
         }
         flat |= {f"pool.{name}": value for name, value in self._pool.counters.items()}
+        flat |= self._environments.counters() if self._environments is not None else {}
         flat |= {f"hub.{name}": value for name, value in self._hub.counters.items()}
         return flat
 

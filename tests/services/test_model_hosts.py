@@ -15,9 +15,10 @@ import pytest
 from tiny_classifier import save_classifier
 
 from areal_like.errors import UserError
+from services.processes.framing import frame
 from services.reward.classifier import Classifier
 from services.reward.config import RewardSettings
-from services.reward.job import Job, Outcome, frame
+from services.reward.job import Job, Outcome
 from services.reward.model_wire import Item
 from services.reward.pool import Pool
 from services.reward.scorer_options import RewardModelOptions

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from areal_like.errors import OperationError, UserError
+from services.processes import process_tree
+from services.processes.child_process import Died
 from services.reward import pool as module
-from services.reward import process_tree
 from services.reward.config import RewardSettings
 from services.reward.job import Outcome, Ready
 from services.reward.pool import MAX_FAILED_STARTS, Pool
-from services.reward.process_handle import Died, Overdue
+from services.reward.process_handle import Overdue
 
 LIMIT_S = 20.0
 

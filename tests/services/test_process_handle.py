@@ -12,21 +12,12 @@ from typing import Any
 import pytest
 
 from areal_like.errors import UserError
+from services.processes import process_tree
+from services.processes.child_process import LOGGED_BYTES_PER_MINUTE, Died, OutputLog
+from services.processes.framing import MAX_ANSWER_BYTES, PREFIX, frame
 from services.reward import process_handle as module
-from services.reward import process_tree
-from services.reward.job import (
-    MAX_ANSWER_BYTES,
-    PREFIX,
-    Began,
-    Job,
-    Outcome,
-    Ready,
-    Refusal,
-    Setup,
-    decode_for_process,
-    frame,
-)
-from services.reward.process_handle import LOGGED_BYTES_PER_MINUTE, Died, OutputLog, Overdue, ScoringProcess
+from services.reward.job import Began, Job, Outcome, Ready, Refusal, Setup, decode_for_process
+from services.reward.process_handle import Overdue, ScoringProcess
 
 LIMIT_S = 20.0
 READY = Ready(names=["a"], label="a@1")

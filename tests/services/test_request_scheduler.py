@@ -13,10 +13,11 @@ import pytest
 
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import MAX_RESPONSE_CHARS, ScoreRefused, ScoreReply, ScoreRequest
+from services.processes.framing import PREFIX
 from services.reward import request_scheduler as desk_module
 from services.reward.cache import ScoreCache
 from services.reward.config import RewardSettings
-from services.reward.job import PREFIX, Job, Outcome, decode_for_process
+from services.reward.job import Job, Outcome, decode_for_process
 from services.reward.request_scheduler import RequestScheduler
 
 

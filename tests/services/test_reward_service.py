@@ -14,7 +14,7 @@ from reward_harness import PATIENCE_S, Service, wait_until
 
 from areal_like.wire.encoding import encode
 from areal_like.wire.messages import Shutdown
-from services.reward.process_tree import living
+from services.processes.process_tree import living
 
 pytestmark = pytest.mark.processes
 

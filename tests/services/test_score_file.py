@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import pytest
 
 from areal_like.errors import OperationError, UserError
+from services.processes.framing import PREFIX
 from services.reward import score_file as module
 from services.reward.code_options import CodeOptions
 from services.reward.config import RewardSettings
-from services.reward.job import MAX_REASON_CHARS, PREFIX, Job, Outcome, decode_for_process
+from services.reward.job import MAX_REASON_CHARS, Job, Outcome, decode_for_process
 from services.reward.score_file import MAX_ATTEMPTS, Order, Standing, score_file, settings_of
 
 LIMIT_S = 20.0
@@ -71,7 +72,7 @@ class FakePool:
 @pytest.fixture(autouse=True)
 def fake_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Pool", FakePool)
-    monkeypatch.setattr("services.reward.process_tree.become_subreaper", lambda: None)
+    monkeypatch.setattr("services.processes.process_tree.become_subreaper", lambda: None)
     monkeypatch.setattr(FakePool, "made", [])
 
 

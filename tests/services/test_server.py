@@ -25,9 +25,10 @@ from areal_like.wire.messages import (
     StatsReply,
     StatsRequest,
 )
+from services.processes.framing import PREFIX
 from services.reward import server as module
 from services.reward.config import RewardSettings
-from services.reward.job import PREFIX, Job, Outcome, decode_for_process
+from services.reward.job import Job, Outcome, decode_for_process
 from services.reward.server import CLOSING_S, RewardServer, ServiceSpec
 
 LIMIT_S = 20.0
@@ -78,7 +79,7 @@ class FakeHub:
 class FakePool:
     """Scores by `gate`: held back until it is set."""
 
-    def __init__(self, settings: RewardSettings) -> None:
+    def __init__(self, settings: RewardSettings, neighbours: Callable[[], frozenset[int]]) -> None:
         self.names, self.label, self.volatile = ["a", "b"], "a@1+b@2", []
         self.num_busy, self.num_ready = 0, 2
         self.counters: Counter[str] = Counter({"started": 2})

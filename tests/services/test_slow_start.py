@@ -13,9 +13,9 @@ import pytest
 import services
 from areal_like.errors import UserError
 from areal_like.import_check import USER_PATH
+from services.processes.process_tree import living
 from services.reward import pool
 from services.reward.config import RewardSettings, ScorerSettings
-from services.reward.process_tree import living
 
 pytestmark = pytest.mark.processes
 

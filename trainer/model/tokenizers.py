@@ -18,6 +18,7 @@ from areal_like.errors import UserError, first_line
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 RUNNING_SUM_CHARACTERS = "0123456789+=,;#"
 TOOL_SUM_CHARACTERS = "0123456789+=:;#()?"
+GUESS_NUMBER_CHARACTERS = "0123456789:?<>=!"
 
 
 def build_tokenizer(name: str, model_folder: Path | None) -> PreTrainedTokenizerBase:
@@ -29,6 +30,8 @@ def build_tokenizer(name: str, model_folder: Path | None) -> PreTrainedTokenizer
         return character_tokenizer(RUNNING_SUM_CHARACTERS)
     if name == "characters:tool_sum":
         return character_tokenizer(TOOL_SUM_CHARACTERS)
+    if name == "characters:guess_number":
+        return character_tokenizer(GUESS_NUMBER_CHARACTERS)
     if name == "bytes":
         return byte_tokenizer()
     if name == "from_model":

@@ -99,6 +99,12 @@ def rollout_problems(config: RunConfig) -> Iterator[Problem]:
     if workflow == "single_turn" and not config.reward.scorers and not config.reward.addresses:
         what = "there is none, and the workflow single_turn makes no verdicts"
         yield Problem(("reward.scorers",), what, "name a scorer, or a workflow that makes its own verdicts")
+    if workflow == "environment" and config.reward.environment is None and not config.reward.addresses:
+        what = "there is none, and the workflow environment takes turns with one"
+        yield Problem(("reward.environment",), what, "name one: reward.environment: {kind: module:Class}")
+    if workflow == "single_turn" and config.reward.environment is not None:
+        what = "the workflow single_turn takes no turns with an environment"
+        yield Problem(("rollout.workflow", "reward.environment"), what, "rollout.workflow: environment")
     if workflow == "single_turn" and config.rollout.workflow_options:
         yield Problem(("rollout.workflow_options",), "single_turn takes no options", "remove them, or name a workflow")
     template = config.rollout.prompt_template

@@ -18,7 +18,7 @@ import pytest
 
 from areal_like.transport.ports import can_listen
 from controller.launch.cluster.seat import SPEC_PLACE, News, Order, Seat, with_host
-from services.reward.process_tree import is_alive
+from services.processes.process_tree import is_alive
 
 pytestmark = pytest.mark.processes
 

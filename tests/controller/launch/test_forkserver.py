@@ -22,7 +22,7 @@ from controller.launch.forked import SHARED
 from controller.launch.launcher import tail_of
 from controller.launch.local import LocalLauncher, child_environment, is_forking
 from controller.wiring.process_specs import FORKED, PRELOAD
-from services.reward.process_tree import is_alive
+from services.processes.process_tree import is_alive
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fork server is used on Linux only")
 

@@ -15,7 +15,7 @@ from controller.config.loading import load_config
 from controller.config.problems import Problem
 from controller.preflight import preflight, user_code
 from controller.wiring.process_specs import SCORER_CHECK
-from services.reward.process_tree import living
+from services.processes.process_tree import living
 
 pytestmark = pytest.mark.processes
 

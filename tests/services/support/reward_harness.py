@@ -21,7 +21,7 @@ from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, Stal
 from areal_like.transport.channel import Hub, Peer
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import Goodbye, Heartbeat, Hello, Message, ScoreRefused, ScoreReply, ScoreRequest
-from services.reward.process_tree import living
+from services.processes.process_tree import living
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 30.0

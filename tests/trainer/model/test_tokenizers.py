@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from areal_like.errors import UserError
-from areal_like.tasks import running_sum, tool_sum
+from areal_like.tasks import guess_number, running_sum, tool_sum
 from trainer.model import tokenizers
 from trainer.model.tokenizers import build_tokenizer
 
@@ -28,10 +28,11 @@ def test_running_sum_is_one_token_a_character_after_the_specials(tmp_path: Path)
 def test_built_in_characters_are_those_of_their_tasks() -> None:
     assert tokenizers.RUNNING_SUM_CHARACTERS == running_sum.CHARACTERS
     assert tokenizers.TOOL_SUM_CHARACTERS == tool_sum.CHARACTERS
+    assert tokenizers.GUESS_NUMBER_CHARACTERS == guess_number.CHARACTERS
     assert len(build_tokenizer("characters:tool_sum", None)) == 3 + len(tool_sum.CHARACTERS)
 
 
-@pytest.mark.parametrize("name", ["characters:running_sum", "characters:tool_sum", "bytes"])
+@pytest.mark.parametrize("name", ["characters:running_sum", "characters:tool_sum", "characters:guess_number", "bytes"])
 def test_prompt_starts_with_exactly_one_bos(name: str, tmp_path: Path) -> None:
     tokenizer = saved_and_loaded(name, tmp_path)
     ids = tokenizer("3+8=").input_ids

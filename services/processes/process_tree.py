@@ -1,9 +1,9 @@
-"""Finding and ending whole process trees, so that nothing a scorer started stays behind.
+"""Finding and ending whole process trees, so that nothing user code started stays behind.
 
 Owns: subreaping, stop-then-kill. Refuses: listing (areal_like/descendants.py), deciding who has to go.
 
-Why nothing escapes (Linux): the service and each scoring process are subreapers, so an orphan, daemonised or not,
-becomes a child of the scoring process, or of the service when that is dead, and is found there. A tree is stopped
+Why nothing escapes (Linux): the service and each process below it are subreapers, so an orphan, daemonised or not,
+becomes a child of that process, or of the service when it is dead, and is found there. A tree is stopped
 before it is killed: a stopped process cannot fork, so the listing comes to an end even against a fork bomb. Elsewhere
 only what is still connected to the tree is found (psutil).
 """

@@ -1,0 +1,327 @@
+"""Episodes in environments of the reward services: every call ends with an answer or with the episode's verdict.
+
+Owns: calls in flight, which service has an episode, moving it, the total deadline of a call, the verdict of an episode.
+Refuses: connections (reward_client.py, which passes on replies and says when a service restarted or fell silent), the
+turns of an episode (episode.py), retries after a fault of the environment's (the service does those).
+
+An episode is made again from its history wherever it is unknown, so that nothing is lost with a service: what is
+resent, or asked elsewhere, gives the same answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol, Self
+
+import msgspec
+
+from areal_like.clock import Clock, SystemClock
+from areal_like.environment import MAX_ACTION_CHARS, MAX_TURNS, Step
+from areal_like.errors import OperationError
+from areal_like.verdict import Verdict
+from areal_like.wire.messages import (
+    EnvironmentClosed,
+    EnvironmentReply,
+    EnvironmentRequest,
+    EpisodeHistory,
+    Message,
+    SampleTask,
+)
+
+FAILED_IN = "environment"
+"""`Verdict.failed_in` of an episode whose environment failed, for `reward.on_failure`."""
+
+
+class ServiceLink(Protocol):
+    """One service, as `reward_client` knows it."""
+
+    @property
+    def takes_questions(self) -> bool: ...
+
+    async def send(self, message: Message) -> None:
+        """Raises OperationError where it cannot be sent now."""
+        ...
+
+
+class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint keeps of an episode: with row and seed it makes the environment again."""
+
+    actions: list[str]
+    digests: list[str]
+    rewards: list[float]
+    components: dict[str, float]
+    is_done: bool
+
+
+class EnvironmentEpisode:
+    """One sample's episode. `async with` it; `reset` first, then `step`, unless it goes on from a record.
+
+    failure: the verdict where the environment failed; no further call is made then.
+    """
+
+    def __init__(
+        self, client: EnvironmentClient, task: SampleTask, seed: int, record: Any, watch: Callable[[bool], None]
+    ) -> None:
+        self._client, self._row, self._seed, self._watch = client, task.row, seed, watch
+        self.id = client.new_id()
+        self.link: ServiceLink | None = None
+        """The service that has it."""
+        known = msgspec.convert(record, EpisodeRecord) if record is not None else None
+        self._actions = list(known.actions) if known else []
+        self._digests = list(known.digests) if known else []
+        self.rewards = list(known.rewards) if known else []
+        """One per action."""
+        self.components = dict(known.components) if known else {}
+        """Those of the last step."""
+        self.is_done = known.is_done if known else False
+        self.failure: Verdict | None = None
+        self.over_context = False
+        """An observation did not fit; noted by the workflow."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._client.leave(self)
+
+    @property
+    def num_turns(self) -> int:
+        """Actions that were answered."""
+        return len(self.rewards)
+
+    @property
+    def record(self) -> Any:
+        """A JSON-like value: `tools.environment(record)` goes on from here."""
+        return msgspec.to_builtins(
+            EpisodeRecord(
+                actions=self._actions, digests=self._digests, rewards=self.rewards, components=self.components,
+                is_done=self.is_done,
+            )
+        )  # fmt: skip
+
+    async def reset(self) -> Step | None:
+        """Begin; None where the environment failed (`failure`)."""
+        return await self._call(0, "")
+
+    async def step(self, action: str) -> Step | None:
+        """Take one action; None where the environment failed (`failure`)."""
+        return await self._call(len(self._actions) + 1, action)
+
+    def verdict(self, components: Mapping[str, float] | None = None) -> Verdict:
+        """The sum of the rewards so far, or the failure.
+
+        Args:
+            components: named numbers of the workflow's, which those of the environment stand before.
+        """
+        if self.failure is not None:
+            return self.failure
+        parts = {**(components or {}), **self.components}
+        value = sum(self.rewards)
+        if not math.isfinite(value):
+            return self.fail("invalid", f"the sum of its rewards is {value}")
+        return Verdict(kind="scored", value=value, components=parts, scorer=FAILED_IN)
+
+    def history(self, turn: int) -> EpisodeHistory:
+        """All before `turn`."""
+        actions = tuple(self._actions[: max(turn - 1, 0)])
+        return EpisodeHistory(row=self._row, seed=self._seed, actions=actions, digests=tuple(self._digests[:turn]))
+
+    async def _call(self, turn: int, action: str) -> Step | None:
+        assert self.failure is None, "the environment has failed"
+        assert not self.is_done, "the environment has ended the episode"
+        assert turn == len(self._digests), "`reset` comes first, and once"
+        if len(action) > MAX_ACTION_CHARS or turn > MAX_TURNS:
+            what = f"an action of {len(action)} characters in turn {turn}"
+            self.fail("invalid", f"{what}: at most {MAX_ACTION_CHARS} and {MAX_TURNS}")
+            return None
+        action = action.encode("utf-8", "replace").decode("utf-8")  # no wire carries lone surrogates
+        self._watch(True)
+        try:
+            reply = await self._client.call(self, turn, action)
+        finally:
+            self._watch(False)
+        if reply.step is None or reply.status != "answered":
+            kind = reply.status if reply.status in ("timed_out", "crashed", "invalid") else "crashed"
+            self.fail(kind, reply.reason, reply.attempts)
+            return None
+        self._digests.append(reply.step.digest)
+        if turn:
+            self._actions.append(action)
+            self.rewards.append(reply.step.reward)
+        self.components, self.is_done = reply.step.components, reply.step.is_done
+        return reply.step
+
+    def fail(self, kind: Literal["timed_out", "crashed", "invalid"], reason: str, attempts: int = 1) -> Verdict:
+        """Give the episode this verdict."""
+        parts = {"turns": float(self.num_turns)}
+        self.failure = Verdict(
+            kind=kind, reason=reason, components=parts, scorer=FAILED_IN, failed_in=FAILED_IN, attempts=attempts
+        )
+        self._client.count(f"environment_{kind}")
+        return self.failure
+
+
+class EnvironmentClient:
+    """Calls of all episodes of a worker. `links` are the reward client's.
+
+    total_deadline_s: from asking to the answer, replays and a restart of the service included. resend_s: ask again
+    where no answer came for this long.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        seed: int,
+        total_deadline_s: float,
+        resend_s: float = 15.0,
+        tick_s: float = 1.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self._name, self._run_seed = name, seed
+        self._total_deadline_s, self._resend_s, self._tick_s = total_deadline_s, resend_s, tick_s
+        self._clock = clock or SystemClock()
+        self._ids = itertools.count()
+        self.links: list[ServiceLink] = []
+        self._num_at: Counter[ServiceLink] = Counter()
+        self._waiting: dict[tuple[str, int], asyncio.Future[EnvironmentReply | None]] = {}
+        self._at: dict[tuple[str, int], ServiceLink] = {}
+        self._left: dict[ServiceLink, list[str]] = {}
+        """Episodes that a service does not know of yet."""
+        self._changed = asyncio.Event()
+        self.counters: dict[str, float] = {}
+
+    def count(self, name: str) -> None:
+        """Add one to a counter."""
+        self.counters[name] = self.counters.get(name, 0.0) + 1.0
+
+    def new_id(self) -> str:
+        """Of one attempt at an episode; never used again."""
+        return f"{self._name}:{next(self._ids)}"
+
+    def episode(
+        self, task: SampleTask, record: Any = None, watch: Callable[[bool], None] = lambda is_calling: None
+    ) -> EnvironmentEpisode:
+        """The environment of one sample. `record`: where an earlier lease left off; `watch` is called around calls."""
+        return EnvironmentEpisode(self, task, self._seed_of(task), record, watch)
+
+    def leave(self, episode: EnvironmentEpisode) -> None:
+        """The episode is over here; its service learns of it with the next tick."""
+        if episode.link is not None:
+            self._left.setdefault(episode.link, []).append(episode.id)
+            self._num_at[episode.link] -= 1
+            episode.link = None
+
+    async def call(self, episode: EnvironmentEpisode, turn: int, action: str) -> EnvironmentReply:
+        """One call; an answer, or a failure in words."""
+        started_s = self._clock.monotonic_s()
+        try:
+            async with asyncio.timeout(self._total_deadline_s):
+                return await self._ask(episode, turn, action)
+        except TimeoutError:
+            waited_s = self._clock.monotonic_s() - started_s
+            reason = f"no answer from the environment in {waited_s:.0f} s (rollout.score_timeout_s)"
+            return EnvironmentReply(episode_id=episode.id, turn=turn, status="crashed", reason=reason)
+
+    async def _ask(self, episode: EnvironmentEpisode, turn: int, action: str) -> EnvironmentReply:
+        """Ask until it is answered; bounded by `call`."""
+        needs_history = False
+        while True:
+            link = self._link_for(episode)
+            if link is None:
+                await self._pause()
+                continue
+            is_new = episode.link is not link
+            history = episode.history(turn) if is_new or needs_history else None
+            request = EnvironmentRequest(episode_id=episode.id, turn=turn, action=action, history=history)
+            if is_new:
+                self._move(episode, link)
+            reply = await self._exchange(link, request)
+            needs_history = reply is not None and reply.status == "unknown"
+            if reply is None or needs_history:
+                self.count("environment_resent")
+            elif reply.status in ("full", "draining"):
+                self.count(f"environment_{reply.status}")
+                self.leave(episode)
+                await self._pause()
+            else:
+                return reply
+
+    async def _exchange(self, link: ServiceLink, request: EnvironmentRequest) -> EnvironmentReply | None:
+        """None: ask again, here or elsewhere."""
+        key = (request.episode_id, request.turn)
+        future: asyncio.Future[EnvironmentReply | None] = asyncio.get_running_loop().create_future()
+        self._waiting[key], self._at[key] = future, link
+        try:
+            await link.send(request)
+            async with asyncio.timeout(self._resend_s):
+                return await future
+        except TimeoutError:
+            return None
+        except OperationError:
+            await self._pause()
+            return None
+        finally:
+            del self._waiting[key], self._at[key]
+
+    def _link_for(self, episode: EnvironmentEpisode) -> ServiceLink | None:
+        """Where it is, while that answers; else the service with the fewest."""
+        if episode.link is not None and episode.link.takes_questions:
+            return episode.link
+        takers = [link for link in self.links if link.takes_questions]
+        return min(takers, key=lambda link: self._num_at[link], default=None)
+
+    def _move(self, episode: EnvironmentEpisode, link: ServiceLink) -> None:
+        if episode.link is not None:
+            self.count("environment_moved")
+            self.leave(episode)
+        episode.link = link
+        self._num_at[link] += 1
+
+    async def _pause(self) -> None:
+        """Until a service changes, or a tick passes."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(self._tick_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    # ------------------------------------------------------------ for the reward client
+
+    def resolve(self, reply: EnvironmentReply) -> None:
+        """An answer came; one that nobody waits for is dropped."""
+        future = self._waiting.get((reply.episode_id, reply.turn))
+        if future is None or future.done():
+            self.count("environment_stray")
+        else:
+            future.set_result(reply)
+
+    def wake(self, link: ServiceLink) -> None:
+        """A service restarted or fell silent: what waits for it asks again."""
+        self._changed.set()
+        for key, at in self._at.items():
+            if at is link and not self._waiting[key].done():
+                self._waiting[key].set_result(None)
+
+    async def flush(self, link: ServiceLink) -> None:
+        """Have a service forget episodes that are over."""
+        if ids := self._left.pop(link, None):
+            try:
+                await link.send(EnvironmentClosed(episode_ids=tuple(ids)))
+            except OperationError:
+                self._left[link] = ids + self._left.get(link, [])
+
+    def _seed_of(self, task: SampleTask) -> int:
+        """The same for a group, so that its samples begin alike; of an evaluation, for a row."""
+        if task.purpose == "eval":
+            name = msgspec.json.encode(task.row, order="deterministic")
+        else:
+            name = str(task.group_id).encode()
+        words = f"{self._run_seed}/environment/{task.purpose}/".encode() + name
+        return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "big") >> 2

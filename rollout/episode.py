@@ -1,0 +1,129 @@
+"""The workflow `environment`: a policy and an environment take turns (areal_like/environment.py).
+
+Owns: the loop, what ends an episode, checkpoints after each turn. Refuses: running the environment
+(environment_client.py), rewards: the verdict is the sum of the environment's, and no text is judged, in which a policy
+could write the environment's words.
+
+An episode ends where the environment says so (`environment`), and as `length` after `max_turns`, at the end of the
+context, in a turn cut at its limit of tokens, and where an observation does not fit the context any more. Rewards so
+far count then. What failed is a verdict of another kind (`timed_out`, `crashed`, `invalid`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from areal_like.errors import UserError
+from areal_like.trajectory import FinishReason
+from areal_like.verdict import Verdict
+from areal_like.wire.messages import SampleTask
+from rollout.environment_client import EnvironmentEpisode
+from rollout.transcript import Answer, Transcript
+from rollout.workflow import OPTIONS_KEY, Sample, SampleTools
+
+
+class EnvironmentWorkflow:
+    """Alternates between the policy's turns and `reward.environment`."""
+
+    is_resumable = False
+
+    def __init__(self, *, max_turns: int = 16, turn_tokens: int | None = None, stop: str = "") -> None:
+        """
+        Args:
+            max_turns: actions of one episode at most.
+            turn_tokens: tokens of one turn at most; None: `sampling.max_new_tokens`.
+            stop: the last token of this text ends a turn as well as the model's end of sequence, for a model that was
+                shown such a mark. What the environment says then follows as it is, without the chat template.
+
+        Raises:
+            UserError: a bound below 1.
+        """
+        if max_turns < 1 or (turn_tokens is not None and turn_tokens < 1):
+            raise UserError("max_turns and turn_tokens must be at least 1", where=OPTIONS_KEY)
+        self._max_turns, self._turn_tokens, self._stop = max_turns, turn_tokens, stop
+
+    async def run(self, task: SampleTask, tools: SampleTools) -> Sample:
+        before = tools.resumed
+        async with tools.environment(before.state["episode"] if before else None) as episode:
+            if before is not None:
+                transcript, num_prompt = before.transcript, before.state["num_prompt"]
+            else:
+                prompt_P = await _begin(task.row, tools, episode)
+                transcript, num_prompt = Transcript(prompt_P, encode=tools.tokens.encode), len(prompt_P)
+            reason: FinishReason = "environment"
+            if episode.failure is None:
+                reason = await self._play(tools, transcript, episode, num_prompt)
+            if not transcript.num_sampled:  # a sample needs a token; its verdict decides what becomes of it
+                transcript.sampled(await tools.generate(transcript, max_new_tokens=1))
+            verdict = _verdict(episode, reason)
+        text = tools.tokens.decode(transcript.tokens_T[num_prompt:])
+        return Sample(trajectory=transcript.close(reason), verdict=verdict, response_text=text)
+
+    async def _play(
+        self, tools: SampleTools, transcript: Transcript, episode: EnvironmentEpisode, num_prompt: int
+    ) -> FinishReason:
+        """Turns until something ends the episode; what that was."""
+        stop = tools.tokens.encode(self._stop)[-1:] if self._stop else None
+        while episode.num_turns < self._max_turns:
+            answer = await tools.generate(transcript, max_new_tokens=self._turn_tokens, stop_token_ids=stop)
+            transcript.sampled(answer)
+            if answer.ended_by in ("length", "context"):
+                return "length"
+            step = await episode.step(tools.tokens.decode(answer.segment.tokens_R))
+            if step is None or step.is_done:
+                return "environment"
+            if episode.num_turns == self._max_turns:
+                break
+            given = _words(tools, answer, step.observation)
+            if len(transcript) + len(given) >= tools.tokens.max_context:
+                episode.over_context = True
+                break
+            transcript.given(given)
+            tools.checkpoint(transcript, {"episode": episode.record, "num_prompt": num_prompt})
+        return "length"
+
+
+async def _begin(row: Mapping[str, Any], tools: SampleTools, episode: EnvironmentEpisode) -> np.ndarray:
+    """The prompt [P], with what the environment says at first behind the row's own; the row's where that fails."""
+    prompt_P = tools.tokens.prompt(row)  # the row's own fault is not the environment's
+    first = await episode.reset()
+    if first is None or not first.observation:
+        return prompt_P
+    try:
+        return tools.tokens.prompt(with_observation(row, first.observation))
+    except UserError as error:
+        episode.fail("invalid", f"its first observation: {error.what}")
+        return prompt_P
+
+
+def with_observation(row: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """The row with a text behind its prompt, or behind the last message where that is the user's.
+
+    Example:
+        >>> with_observation({"prompt": "Play."}, " You see a door.")["prompt"]
+        'Play. You see a door.'
+    """
+    messages = row.get("messages")
+    if messages is None:
+        return {**row, "prompt": f"{row.get('prompt', '')}{text}"}
+    last = messages[-1] if messages else {}
+    if last.get("role") == "user" and isinstance(last.get("content"), str):
+        return {**row, "messages": [*messages[:-1], {**last, "content": f"{last['content']}{text}"}]}
+    return {**row, "messages": [*messages, {"role": "user", "content": text}]}
+
+
+def _words(tools: SampleTools, answer: Answer, observation: str) -> np.ndarray:
+    """Tokens of an observation: the next message of a chat where the turn ended as a message does, else the text."""
+    if answer.ended_by == "end_of_sequence" and answer.stop_token is not None:
+        return tools.tokens.observation(observation, answer.stop_token)
+    return tools.tokens.encode(observation)
+
+
+def _verdict(episode: EnvironmentEpisode, reason: FinishReason) -> Verdict:
+    parts = {"turns": float(episode.num_turns), "ended": float(reason == "environment")}
+    if episode.over_context:
+        parts["observation_over_context"] = 1.0
+    return episode.verdict(parts)

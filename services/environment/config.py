@@ -1,0 +1,48 @@
+"""Settings of the environments that a reward service runs. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from areal_like import limits
+from areal_like.settings import Settings
+
+BUILT_IN_ENVIRONMENTS = {"guess_number": "areal_like.tasks.guess_number:GuessNumber"}
+"""Those that come with this program, by `kind`."""
+
+
+class EnvironmentSettings(Settings):
+    """Which environment episodes happen in, and its processes."""
+
+    kind: str
+    """`guess_number`, or `module:Class` of your own."""
+    options: dict[str, Any] = Field({})
+    """Keyword arguments of its constructor."""
+    num_processes: int = Field(2, gt=0, le=limits.THREADS)
+    """Processes that the episodes are spread over; each holds many at once. Where one is lost, the others go on."""
+    step_timeout_s: float = Field(10.0, gt=0, le=limits.SECONDS)
+    """Longest `reset` or `step`. One that takes longer is cancelled, or its process killed; its verdict is
+    `timed_out`, and other episodes of the process are replayed in another one."""
+    retries: int = Field(1, ge=0, le=limits.STEPS)
+    """Replays of an episode that hung or killed its process, before that becomes its verdict."""
+    max_episodes: int = Field(8192, gt=0, le=limits.GROUPS)
+    """Episodes held at once. One more, and the one that has waited longest for its next action leaves its process; it
+    is replayed when it goes on."""
+    max_observation_kb: int = Field(64, gt=0, le=512)
+    """Longest observation, kB of UTF-8; a longer one gives the verdict `invalid`."""
+    max_memory_mb: int = Field(4096, gt=0, le=limits.MEGABYTES)
+    """Resident memory of a process and all below it; past this it is killed, and the episode that took most of it
+    fails."""
+    max_episode_memory_mb: int = Field(512, gt=0, le=limits.MEGABYTES)
+    """Memory by which a process may grow in the calls of one episode."""
+    max_episode_files: int = Field(64, ge=0, le=limits.DEVICES)
+    """Files and sockets that one episode may hold open."""
+    recycle_after: int = Field(20_000, gt=0, le=limits.ROWS)
+    """A process takes no further episodes after this many, and ends with the last one."""
+
+    @property
+    def import_path(self) -> str:
+        """`module:Class`."""
+        return BUILT_IN_ENVIRONMENTS.get(self.kind, self.kind)

@@ -1,0 +1,330 @@
+"""Episodes: requests in, one answer each out, wherever their environment is.
+
+Owns: episodes and their order of calls, replays, duplicates, the bound on episodes. Refuses: sockets (server),
+processes (pool).
+
+Replay: an episode's history makes it again. It happens where its process was lost, where it had left its process to
+make room, and where it comes from another service or worker. Each answer must come again as it was (`Step.digest`); an
+environment that answers differently gives the verdict `invalid`.
+
+Fault: an episode in whose code a process hung or died is replayed `retries` times, then it has failed. Others of that
+process are replayed without end, as each loss of a process uses up an attempt of the one at fault; where nobody is,
+MAX_LOSSES bounds it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Literal
+
+from areal_like.environment import MAX_ACTION_CHARS, MAX_TURNS, Step
+from areal_like.wire.messages import EnvironmentReply, EnvironmentRequest, EnvironmentStatus, EpisodeHistory
+from services.environment.config import EnvironmentSettings
+from services.environment.host_process import HostProcess
+from services.environment.job import Act, Answered, Begin, Close, Failed
+from services.environment.pool import HostPool
+
+log = logging.getLogger(__name__)
+
+MAX_LOSSES = 8
+"""Losses of its process that were nobody's fault, after which an episode has failed."""
+
+Key = tuple[str, str]
+Reply = Callable[[str, EnvironmentReply], bool]
+
+
+class Episode:
+    """One episode. Answers exist for turns 0 to len(digests) - 1; `cursor` is the next call of its environment."""
+
+    def __init__(self, number: int, key: Key, history: EpisodeHistory) -> None:
+        self.number, self.key = number, key
+        self.row, self.seed = history.row, history.seed
+        self.actions, self.digests = list(history.actions), list(history.digests)
+        self.cursor = 0
+        self.host: HostProcess | None = None
+        self.is_calling = False
+        self.pending: EnvironmentRequest | None = None
+        self.last: EnvironmentReply | None = None
+        self.num_faults = self.num_losses = 0
+
+    @property
+    def next_turn(self) -> int:
+        """The turn whose answer is not known."""
+        return len(self.digests)
+
+    @property
+    def has_failed(self) -> bool:
+        """It has its verdict."""
+        return self.last is not None and self.last.status != "answered"
+
+
+class EnvironmentDesk:
+    """`offer` and `close_episodes` from the server's intake; `start`, then `run` as a task. `reply(peer, message)`
+    sends."""
+
+    def __init__(
+        self,
+        settings: EnvironmentSettings,
+        reply: Reply,
+        neighbours: Callable[[], frozenset[int]] = frozenset,
+        pool: HostPool | None = None,
+    ) -> None:
+        self._settings, self._reply = settings, reply
+        self.pool = pool or HostPool(settings, self.on_message, self.on_lost, self.on_ready, neighbours)
+        self._episodes: OrderedDict[Key, Episode] = OrderedDict()
+        """Least recently asked first."""
+        self._by_number: dict[int, Episode] = {}
+        self._homeless: dict[Key, None] = {}
+        """Those that wait for a process, in order."""
+        self._numbers = itertools.count(1)
+        self._incarnations: dict[str, str] = {}
+        self.is_draining = False
+        self._counters: Counter[str] = Counter()
+
+    async def start(self) -> None:
+        """Raises UserError for an environment that cannot be used."""
+        await self.pool.start()
+
+    async def run(self) -> None:
+        """Serve until cancelled. Raises OperationError when its processes do not start."""
+        await self.pool.run()
+
+    async def close(self) -> None:
+        """End all processes."""
+        await self.pool.close()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that somebody waits for."""
+        return sum(episode.pending is not None for episode in self._episodes.values())
+
+    def counters(self) -> dict[str, float]:
+        """For heartbeats and statistics."""
+        held = {"episodes": len(self._episodes), "processes": self.pool.num_ready}
+        return {f"environment.{name}": float(n) for name, n in {**held, **self._counters, **self.pool.counters}.items()}
+
+    # ------------------------------------------------------------ clients
+
+    def offer(self, peer: str, request: EnvironmentRequest) -> None:
+        """Take a request in; it is answered by `reply`, once for each time it is asked at most."""
+        key = (peer, request.episode_id)
+        episode = self._episodes.get(key)
+        if episode is None:
+            if self.is_draining:
+                self._refuse(key, request.turn, "draining")
+                return
+            if request.history is None:
+                self._refuse(key, request.turn, "unknown")
+                return
+            if fault := _fault_of(request, request.history):
+                self._refuse(key, request.turn, "invalid", fault)
+                return
+            if not self._make_room():
+                self._refuse(key, request.turn, "full")
+                return
+            episode = Episode(next(self._numbers), key, request.history)
+            self._episodes[key] = self._by_number[episode.number] = episode
+            self._counters["begun"] += 1
+        self._episodes.move_to_end(key)
+        if episode.has_failed or (episode.last is not None and request.turn == episode.last.turn):
+            self._counters["duplicates"] += 1
+            assert episode.last is not None
+            self._send(key, _for_turn(episode.last, request.turn))
+        elif request.turn != episode.next_turn:
+            self._behind(episode, request)
+        elif episode.pending is not None:
+            self._counters["duplicates"] += 1
+        else:
+            episode.pending = request
+            if request.turn:
+                episode.actions.append(request.action)
+            self._advance(episode)
+
+    def close_episodes(self, peer: str, episode_ids: tuple[str, ...]) -> None:
+        """Their client is done with them."""
+        for episode_id in episode_ids:
+            self._forget((peer, episode_id))
+
+    def welcome(self, peer: str, incarnation: str) -> None:
+        """A client said Hello. Another incarnation than before: its episodes are void."""
+        if self._incarnations.get(peer) != incarnation:
+            self.dismiss(peer)
+            self._incarnations[peer] = incarnation
+
+    def dismiss(self, peer: str) -> None:
+        """A client is gone for good."""
+        self._incarnations.pop(peer, None)
+        for key in [key for key in self._episodes if key[0] == peer]:
+            self._forget(key)
+
+    def refuse_open(self) -> int:
+        """The time of a drain is over: what still waits goes elsewhere. Returns how many."""
+        waiting = [episode for episode in self._episodes.values() if episode.pending is not None]
+        for episode in waiting:
+            assert episode.pending is not None
+            self._refuse(episode.key, episode.pending.turn, "draining")
+            self._forget(episode.key)
+        return len(waiting)
+
+    def _behind(self, episode: Episode, request: EnvironmentRequest) -> None:
+        """A turn that was answered long ago is a late duplicate; a later one than is due means that we know less than
+        the client, as after a worker went on from another service."""
+        if request.turn < episode.next_turn:
+            self._counters["duplicates"] += 1
+        else:
+            self._forget(episode.key)
+            self._refuse(episode.key, request.turn, "unknown")
+
+    def _make_room(self) -> bool:
+        """Have the episode that waited longest leave. False where all are busy."""
+        if len(self._episodes) < self._settings.max_episodes:
+            return True
+        idle = next((episode for episode in self._episodes.values() if episode.pending is None), None)
+        if idle is None:
+            return False
+        self._counters["evicted"] += 1
+        self._forget(idle.key)
+        return True
+
+    def _refuse(self, key: Key, turn: int, status: EnvironmentStatus, reason: str = "") -> None:
+        self._counters[status] += 1
+        self._send(key, EnvironmentReply(episode_id=key[1], turn=turn, status=status, reason=reason))
+
+    def _send(self, key: Key, reply: EnvironmentReply) -> None:
+        if not self._reply(key[0], reply):
+            self._counters["undelivered"] += 1  # it asks again
+
+    # ------------------------------------------------------------ processes
+
+    def on_message(self, message: Answered | Failed) -> None:
+        """A process said something of an episode."""
+        episode = self._by_number.get(message.episode)
+        if episode is None or not episode.is_calling:
+            return
+        episode.is_calling = False
+        if isinstance(message, Failed):
+            episode.host = None
+            self._faulted(episode, message.kind, message.reason, may_retry=message.kind == "timed_out")
+            return
+        turn, step = episode.cursor, message.step
+        episode.cursor += 1
+        if turn < len(episode.digests):
+            self._counters["replayed"] += 1
+            if step.digest != episode.digests[turn]:
+                what = f"it answered differently in turn {turn} when the episode was replayed"
+                self._fail(episode, "invalid", f"the environment is not deterministic: {what}")
+                return
+        else:
+            self._answer(episode, turn, step)
+        self._advance(episode)
+
+    def on_ready(self) -> None:
+        """There is a process: those that wait for one get it."""
+        waiting, self._homeless = list(self._homeless), {}
+        for key in waiting:
+            if (episode := self._episodes.get(key)) is not None:
+                self._advance(episode)
+
+    def on_lost(self, host: HostProcess, reason: str) -> None:
+        """A process is gone."""
+        for number in host.episodes:
+            episode = self._by_number.get(number)
+            if episode is None:
+                continue
+            was_calling = episode.is_calling
+            episode.host, episode.cursor, episode.is_calling = None, 0, False
+            if number == host.culprit:
+                kind: Literal["timed_out", "crashed"] = "timed_out" if host.culprit_kind == "timed_out" else "crashed"
+                self._faulted(episode, kind, reason, may_retry=True)
+                continue
+            self._counters["moved"] += 1
+            episode.num_losses += was_calling and not host.culprit
+            if episode.num_losses > MAX_LOSSES:
+                self._fail(episode, "crashed", f"its process was lost {episode.num_losses} times; at last {reason}")
+            else:
+                self._advance(episode)
+
+    def _advance(self, episode: Episode) -> None:
+        """Make the next call: of a replay, or the one that is asked for."""
+        is_due = episode.pending is not None and episode.cursor <= episode.next_turn
+        if episode.is_calling or not is_due or episode.has_failed:
+            return
+        if episode.host is None:
+            episode.cursor = 0
+            episode.host = self.pool.place()
+            if episode.host is None:
+                self._homeless[episode.key] = None
+                return
+        episode.is_calling = True
+        if episode.cursor == 0:
+            episode.host.send(Begin(episode=episode.number, row=episode.row, seed=episode.seed))
+            self.pool.look_after(episode.host)
+        else:
+            episode.host.send(Act(episode=episode.number, action=episode.actions[episode.cursor - 1]))
+
+    def _answer(self, episode: Episode, turn: int, step: Step) -> None:
+        episode.digests.append(step.digest)
+        episode.pending = None
+        attempts = episode.num_faults + 1
+        episode.last = EnvironmentReply(
+            episode_id=episode.key[1], turn=turn, status="answered", step=step, attempts=attempts
+        )
+        self._counters["answered"] += 1
+        self._send(episode.key, episode.last)
+
+    def _faulted(self, episode: Episode, kind: Literal["timed_out", "crashed", "invalid"], reason: str, *,
+                 may_retry: bool) -> None:  # fmt: skip
+        episode.cursor = 0
+        episode.num_faults += 1
+        if may_retry and episode.num_faults <= self._settings.retries:
+            self._counters["retries"] += 1
+            self._advance(episode)
+        else:
+            self._fail(episode, kind, reason)
+
+    def _fail(self, episode: Episode, kind: Literal["timed_out", "crashed", "invalid"], reason: str) -> None:
+        """Its verdict, also for whatever it is asked later. The process forgets it."""
+        self._leave_host(episode)
+        turn = episode.pending.turn if episode.pending is not None else episode.next_turn
+        episode.pending = None
+        episode.last = EnvironmentReply(
+            episode_id=episode.key[1], turn=turn, status=kind, reason=reason, attempts=max(episode.num_faults, 1)
+        )
+        self._counters[kind] += 1
+        self._send(episode.key, episode.last)
+
+    def _leave_host(self, episode: Episode) -> None:
+        if episode.host is not None:
+            episode.host.send(Close(episode=episode.number))
+            self.pool.look_after(episode.host)
+            episode.host = None
+        episode.is_calling = False
+
+    def _forget(self, key: Key) -> None:
+        episode = self._episodes.pop(key, None)
+        self._homeless.pop(key, None)
+        if episode is not None:
+            del self._by_number[episode.number]
+            self._leave_host(episode)
+
+
+def _for_turn(reply: EnvironmentReply, turn: int) -> EnvironmentReply:
+    return EnvironmentReply(
+        episode_id=reply.episode_id, turn=turn, status=reply.status, step=reply.step, reason=reply.reason,
+        attempts=reply.attempts,
+    )  # fmt: skip
+
+
+def _fault_of(request: EnvironmentRequest, history: EpisodeHistory) -> str:
+    """Why this cannot be the history of an episode; empty where it can."""
+    num_actions = max(request.turn - 1, 0)
+    if not 0 <= request.turn <= MAX_TURNS:
+        return f"turn {request.turn} is not between 0 and {MAX_TURNS}"
+    if len(history.digests) != request.turn or len(history.actions) != num_actions:
+        return f"turn {request.turn} with {len(history.actions)} actions and {len(history.digests)} answers before it"
+    if any(len(action) > MAX_ACTION_CHARS for action in (request.action, *history.actions)):
+        return f"an action has more than {MAX_ACTION_CHARS} characters"
+    return ""

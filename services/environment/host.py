@@ -1,0 +1,332 @@
+"""One environment process: holds many episodes, each an object of the user's class, until its stream ends.
+
+    python -m services.environment.host --marker N --fd N
+
+Owns: the child's side of the pipe, calls of the user's code, the deadline of `async` methods, what an episode takes.
+Refuses: cleaning up after itself: it may hang or die at any point, and the service kills its whole tree from outside.
+
+Methods that are not `async` run one at a time. `async` ones of many episodes wait at the same time: each stretch
+between two of their waits is marked as its episode's (marker.py), and what the process grew by in it is its episode's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import faulthandler
+import inspect
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from typing import Any, NoReturn
+
+import msgspec
+
+from areal_like.environment import Environment, NoStep, as_step
+from areal_like.errors import UserError
+from areal_like.import_check import append_user_path
+from areal_like.process import die_with_parent, settle_heap
+from services.environment.config import EnvironmentSettings
+from services.environment.job import (
+    MAX_REASON_CHARS,
+    Act,
+    Answered,
+    Begin,
+    Close,
+    Failed,
+    FailureKind,
+    HostReady,
+    HostRefusal,
+    HostSetup,
+    decode_for_process,
+)
+from services.environment.loading import check_environment, find_environment
+from services.environment.marker import NOBODY, Marker
+from services.processes.framing import PREFIX, frame
+from services.processes.process_tree import become_subreaper
+
+
+class EnvironmentExit(Exception):
+    """A coroutine of the user's asked the process to end, which asyncio would do."""
+
+
+class Usage:
+    """Memory and open files of this process."""
+
+    def __init__(self) -> None:
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY) if os.path.exists("/proc/self/statm") else -1
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+
+    def num_bytes(self) -> int:
+        """Resident; 0 where the system does not say."""
+        if self._statm < 0:
+            return 0
+        return int(os.pread(self._statm, 64, 0).split()[1]) * self._page_bytes
+
+    def num_files(self) -> int:
+        """Descriptors; 0 where the system does not say."""
+        try:
+            return len(os.listdir("/proc/self/fd"))
+        except OSError:
+            return 0
+
+
+class Held:
+    """One episode."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.num_bytes = self.num_files = 0
+        """By which the process grew in its calls."""
+        self.environment: Environment | None = None
+
+
+class _Marked(Coroutine[Any, Any, Any]):
+    """A coroutine of the user's whose stretches are marked as its episode's."""
+
+    def __init__(self, inner: Coroutine[Any, Any, Any], running: Callable[[], Any]) -> None:
+        self._inner, self._running = inner, running
+
+    def send(self, value: Any) -> Any:
+        with self._running():
+            try:
+                return self._inner.send(value)
+            except (SystemExit, KeyboardInterrupt) as error:
+                raise EnvironmentExit(f"{type(error).__name__}({error})") from error
+
+    def throw(self, *error: Any) -> Any:
+        with self._running():
+            return self._inner.throw(*error)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        raise NotImplementedError("driven by a task")
+
+
+class Host:
+    """Answers `Begin` and `Act` with `send`."""
+
+    def __init__(
+        self,
+        make: Callable[[], Environment],
+        settings: EnvironmentSettings,
+        marker: Marker,
+        send: Callable[[Answered | Failed], None],
+        usage: Usage | None = None,
+    ) -> None:
+        self._make, self._settings, self._marker, self._send = make, settings, marker, send
+        self._usage = usage or Usage()
+        self._held: dict[int, Held] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._heaviest: Held | None = None
+
+    def take(self, message: Begin | Act | Close) -> None:
+        """Do what is asked; an `async` method goes on in a task of its own."""
+        if isinstance(message, Begin):
+            held = self._held[message.episode] = Held(message.episode)
+            self._call(held, "reset", lambda: self._begin(held, message))
+        elif isinstance(message, Act):
+            known = self._held.get(message.episode)
+            if known is not None and known.environment is not None:
+                environment = known.environment
+                self._call(known, "step", lambda: environment.step(message.action))
+        else:
+            self._drop(message.episode)
+
+    def _begin(self, held: Held, message: Begin) -> Any:
+        held.environment = self._make()
+        return held.environment.reset(message.row, message.seed)
+
+    def _call(self, held: Held, method: str, call: Callable[[], Any]) -> None:
+        try:
+            with self._running(held):
+                returned = call()
+        except BaseException as error:  # the user's code may raise anything, SystemExit included
+            self._raised(held, method, error)
+            return
+        if not inspect.isawaitable(returned):
+            self._answer(held, method, returned)
+            return
+        task = asyncio.get_running_loop().create_task(self._wait_for(held, method, returned))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _wait_for(self, held: Held, method: str, awaitable: Any) -> None:
+        """Bounded by `step_timeout_s`; what goes on after it was cancelled is not waited for."""
+        if not inspect.iscoroutine(awaitable):
+            awaitable = _awaiting(awaitable)
+        inner = asyncio.get_running_loop().create_task(_Marked(awaitable, lambda: self._running(held)))
+        done, _ = await asyncio.wait({inner}, timeout=self._settings.step_timeout_s)
+        if not done:
+            inner.cancel()
+            self._fail(held, "timed_out", f"{method} ran past {self._settings.step_timeout_s:g} s", is_left=True)
+            return
+        try:
+            returned = inner.result()
+        except BaseException as error:  # as above
+            self._raised(held, method, error)
+        else:
+            self._answer(held, method, returned)
+
+    @contextlib.contextmanager
+    def _running(self, held: Held) -> Iterator[None]:
+        """The episode's code runs: mark it, and note what the process grew by."""
+        used_bytes = self._usage.num_bytes()
+        num_files = self._usage.num_files()
+        self._marker.enter(held.number, used_bytes)
+        try:
+            yield
+        finally:
+            self._marker.leave()
+            held.num_bytes += self._usage.num_bytes() - used_bytes
+            held.num_files += self._usage.num_files() - num_files
+
+    def _raised(self, held: Held, method: str, error: BaseException) -> None:
+        traceback.print_exception(error, limit=8)
+        self._fail(held, "crashed", f"{method} raised {type(error).__name__}: {_last_line(error)}")
+
+    def _answer(self, held: Held, method: str, returned: Any) -> None:
+        if self._held.get(held.number) is not held:  # closed while it waited
+            return
+        settings = self._settings
+        taken_mb = held.num_bytes >> 20
+        if taken_mb > settings.max_episode_memory_mb:
+            what = f"took {taken_mb} MB, more than max_episode_memory_mb {settings.max_episode_memory_mb}"
+            self._fail(held, "crashed", what, is_left=True)
+        elif held.num_files > settings.max_episode_files:
+            what = f"holds {held.num_files} files open, more than max_episode_files {settings.max_episode_files}"
+            self._fail(held, "crashed", what, is_left=True)
+        else:
+            try:
+                step = as_step(returned, is_reset=method == "reset", max_bytes=settings.max_observation_kb << 10)
+            except NoStep as error:
+                self._fail(held, "invalid", f"{method}: {error}")
+            else:
+                self._send(Answered(episode=held.number, step=step))
+        self._note_heaviest(held)
+
+    def _fail(self, held: Held, kind: FailureKind, reason: str, *, is_left: bool = False) -> None:
+        if self._held.get(held.number) is held:
+            self._drop(held.number)
+            self._send(Failed(episode=held.number, kind=kind, reason=reason[:MAX_REASON_CHARS], is_left=is_left))
+
+    def _drop(self, episode: int) -> None:
+        held = self._held.pop(episode, None)
+        close = getattr(held.environment, "close", None) if held is not None else None
+        if held is None or not callable(close):
+            return
+        try:
+            with self._running(held):
+                returned = close()
+        except BaseException as error:  # as above; the episode is over
+            traceback.print_exception(error, limit=8)
+            return
+        if inspect.isawaitable(returned):
+            task = asyncio.get_running_loop().create_task(self._closed(held, returned))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _closed(self, held: Held, awaitable: Any) -> None:
+        inner = asyncio.get_running_loop().create_task(_Marked(_awaiting(awaitable), lambda: self._running(held)))
+        await asyncio.wait({inner}, timeout=self._settings.step_timeout_s)
+        inner.cancel()
+
+    def _note_heaviest(self, held: Held) -> None:
+        if self._heaviest is None or self._heaviest.number not in self._held:
+            self._heaviest = max(self._held.values(), key=lambda one: one.num_bytes, default=None)
+        elif held.num_bytes > self._heaviest.num_bytes and held.number in self._held:
+            self._heaviest = held
+        heaviest = self._heaviest
+        self._marker.heaviest(*((heaviest.number, heaviest.num_bytes) if heaviest is not None else (NOBODY, 0)))
+
+
+async def _awaiting(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _last_line(error: BaseException) -> str:
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # an exception whose own text raises
+        return "(its text cannot be shown)"
+    return lines[-1] if lines else ""
+
+
+def load(setup: HostSetup) -> tuple[Callable[[], Environment], EnvironmentSettings] | HostRefusal:
+    """Import the class and make one; a mistake of the user's becomes a sentence."""
+    settings = EnvironmentSettings.model_validate(setup.settings)
+    try:
+        check_environment(settings.kind, settings.options)
+        return find_environment(settings.kind, settings.options), settings
+    except UserError as error:
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        return HostRefusal(sentence=str(error))
+
+
+async def serve(stream: socket.socket, marker: Marker) -> int:
+    """Answer until the stream ends. Returns the exit status."""
+    reader, writer = await asyncio.open_connection(sock=stream)
+
+    async def receive() -> HostSetup | Begin | Act | Close | None:
+        try:
+            length = PREFIX.unpack(await reader.readexactly(PREFIX.size))[0]
+            return decode_for_process(await reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    setup = await receive()
+    if not isinstance(setup, HostSetup):
+        return 1
+    die_with_parent(setup.service_pid)
+    loaded = load(setup)
+    if isinstance(loaded, HostRefusal):
+        writer.write(frame(loaded))
+        await writer.drain()
+        return 2
+    settle_heap()
+    writer.write(frame(HostReady()))
+    make, settings = loaded
+
+    def send(message: Answered | Failed) -> None:
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the user may have closed or replaced it
+            sys.stdout.flush()
+        writer.write(frame(message))
+
+    host = Host(make, settings, marker, send)
+    while (message := await receive()) is not None:
+        assert not isinstance(message, HostSetup)
+        host.take(message)
+        await asyncio.sleep(0)  # what is answered is sent before the next call begins
+    return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="services.environment.host")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--marker", type=int, required=True)
+    arguments = parser.parse_args()
+    marker = Marker(arguments.marker)
+    os.close(arguments.marker)
+    stream = socket.socket(fileno=arguments.fd)
+    os.set_inheritable(stream.fileno(), False)
+    become_subreaper()
+    faulthandler.enable()
+    append_user_path()
+
+    async def whole() -> NoReturn:
+        status = 1
+        with contextlib.suppress(ConnectionError, msgspec.MsgspecError):  # the service is gone
+            status = await serve(stream, marker)
+        os._exit(status)  # the user's threads, tasks and exit handlers must not keep a finished process
+
+    asyncio.run(whole())
+
+
+if __name__ == "__main__":
+    main()

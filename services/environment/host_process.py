@@ -1,0 +1,140 @@
+"""The service's end of one environment process: its messages, and what its marker says.
+
+Owns: sending, the loop that receives. Refuses: start, death and output of the process (child_process.py), replacing
+processes (pool), episodes (desk).
+
+Loop `run`: waits for a message, woken by the stream; ends with `Died` when the stream or the process does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from areal_like.errors import UserError
+from services.environment.job import (
+    Act,
+    Answered,
+    Begin,
+    Close,
+    Failed,
+    HostReady,
+    HostRefusal,
+    HostSetup,
+    decode_for_service,
+)
+from services.environment.marker import Mark, Marker
+from services.processes.child_process import LAST_WORDS_S, ChildProcess, Died, OutputLog
+from services.processes.framing import MAX_ANSWER_BYTES, PREFIX, frame
+
+
+class HostProcess(ChildProcess):
+    """One child that holds many episodes."""
+
+    MODULE, NOUN = "services.environment.host", "environment process"
+    marker: Marker
+
+    def _prepared(self, marker: Marker) -> HostProcess:
+        self.marker = marker
+        self.episodes: set[int] = set()
+        """Numbers of those that it holds."""
+        self.waiting: set[int] = set()
+        """Those of which an answer is due."""
+        self.num_begun = 0
+        self.is_retired = False
+        """It takes no further episodes."""
+        self.culprit = 0
+        """The episode that it is killed for."""
+        self.culprit_kind = "crashed"
+        self.moved_s = time.monotonic()
+        """When it last did anything."""
+        self._calls = 0
+        return self
+
+    @staticmethod
+    def start(output_log: OutputLog) -> HostProcess:
+        """Spawn one. Raises Died."""
+        marker, fd = Marker.make()
+        try:
+            return HostProcess.spawn(output_log, ("--marker", str(fd)), (fd,))._prepared(marker)
+        finally:
+            os.close(fd)
+
+    async def prepare(self, setup: HostSetup, timeout_s: float) -> None:
+        """Send the setup and wait until the class is loaded. Raises UserError for a refusal, Died otherwise."""
+        self._reader, self._writer = await asyncio.open_connection(sock=self._raw)
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._writer.write(frame(setup))
+                answer = await self._receive()
+        except TimeoutError:
+            raise Died(f"loading the environment took longer than {timeout_s:g} s") from None
+        except (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError, ValueError) as error:
+            raise Died(await self._cause_of_death(error)) from error
+        if isinstance(answer, HostRefusal):
+            raise UserError(answer.sentence)
+        if not isinstance(answer, HostReady):
+            raise Died("the environment process broke its protocol while loading")
+
+    def send(self, message: Begin | Act | Close) -> None:
+        """Queue a message; a process that is gone is found by `run`."""
+        assert self._writer is not None, "prepare comes first"
+        if isinstance(message, Begin):
+            self.num_begun += 1
+            self.episodes.add(message.episode)
+        if isinstance(message, Close):
+            self.episodes.discard(message.episode)
+            self.waiting.discard(message.episode)
+        else:
+            if not self.waiting:
+                self.moved_s = time.monotonic()
+            self.waiting.add(message.episode)
+        with contextlib.suppress(OSError):
+            self._writer.write(frame(message))
+
+    async def run(self, on_message: Callable[[Answered | Failed], None]) -> str:
+        """Pass on what it says until it is gone; returns why it is."""
+        receiving = asyncio.create_task(self._receive_all(on_message))
+        try:
+            await asyncio.wait({receiving, self.died}, return_when=asyncio.FIRST_COMPLETED)
+            if not receiving.done():
+                await asyncio.wait({receiving}, timeout=LAST_WORDS_S)  # an answer may still be in the stream
+            error = receiving.exception() if receiving.done() else None
+            return await self._cause_of_death(error if isinstance(error, Exception) else None)
+        finally:
+            receiving.cancel()
+
+    async def _receive_all(self, on_message: Callable[[Answered | Failed], None]) -> None:
+        while True:
+            message = await self._receive()
+            if not isinstance(message, Answered | Failed):
+                raise ValueError(f"unexpected {type(message).__name__}")
+            self.moved_s = time.monotonic()
+            self.waiting.discard(message.episode)
+            if isinstance(message, Failed):
+                self.episodes.discard(message.episode)
+                self.is_retired = self.is_retired or message.is_left
+            on_message(message)
+
+    async def _receive(self) -> HostReady | HostRefusal | Answered | Failed:
+        assert self._reader is not None, "prepare comes first"
+        length = PREFIX.unpack(await self._reader.readexactly(PREFIX.size))[0]
+        if length > MAX_ANSWER_BYTES:
+            raise ValueError(f"an answer of {length} bytes")
+        return decode_for_service(await self._reader.readexactly(length))
+
+    def look(self) -> Mark:
+        """What its marker says; also notes whether it moves."""
+        mark = self.marker.look()
+        if mark.calls != self._calls:
+            self._calls, self.moved_s = mark.calls, time.monotonic()
+        return mark
+
+    def close_marker(self) -> None:
+        """After its end."""
+        self.marker.close()

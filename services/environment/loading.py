@@ -1,0 +1,88 @@
+"""Finds the class that `reward.environment.kind` names, and checks it before anything depends on it.
+
+Owns: import, constructor's options, signatures of `reset` and `step`. Refuses: running one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from areal_like.environment import Environment
+from areal_like.errors import UserError
+from areal_like.import_path import import_object, is_import_path
+from services.environment.config import BUILT_IN_ENVIRONMENTS
+
+WHERE = "reward.environment.kind"
+OPTIONS = "reward.environment.options"
+EXPECTED = "a class with reset(self, row, seed) and step(self, action)"
+
+
+def name_fault(kind: str) -> tuple[str, str] | None:
+    """What is wrong with a kind, and what to do, as far as its name shows; None: nothing."""
+    if kind in BUILT_IN_ENVIRONMENTS or is_import_path(kind):
+        return None
+    near = difflib.get_close_matches(kind, BUILT_IN_ENVIRONMENTS, n=1)
+    known = f"{', '.join(BUILT_IN_ENVIRONMENTS)}, or module:Class"
+    return f"no environment `{kind}`", f"did you mean {near[0]}?" if near else known
+
+
+def find_environment(kind: str, options: Mapping[str, Any]) -> Callable[[], Environment]:
+    """What makes one environment for each episode.
+
+    Args:
+        kind: a built-in environment, or `module:Class`.
+        options: keyword arguments of its constructor.
+
+    Raises:
+        UserError: it cannot be imported, or called as an environment is.
+    """
+    if fault := name_fault(kind):
+        raise UserError(fault[0], where=WHERE, remedy=fault[1])
+    made = import_object(BUILT_IN_ENVIRONMENTS.get(kind, kind), WHERE)
+    if not callable(made):
+        raise UserError(f"{kind} cannot be called", where=WHERE, remedy=EXPECTED)
+    _check_options(kind, made, options)
+    return lambda: made(**options)
+
+
+def check_environment(kind: str, options: dict[str, Any]) -> None:
+    """As an environment process does first, and make one. Raises UserError."""
+    make = find_environment(kind, options)
+    try:
+        environment = make()
+    except UserError:
+        raise
+    except Exception as error:  # the user's own code
+        raise UserError(f"{kind} cannot be made with these options ({type(error).__name__}: {error})",
+                        where=OPTIONS) from error  # fmt: skip
+    _check_methods(kind, environment)
+
+
+def _check_methods(kind: str, environment: Any) -> None:
+    for name, arguments in (("reset", ({}, 0)), ("step", ("",))):
+        method = getattr(environment, name, None)
+        if not callable(method):
+            raise UserError(f"{kind} has no method `{name}`", where=WHERE, remedy=EXPECTED)
+        try:
+            signature = inspect.signature(method)
+            signature.bind(*arguments)
+        except TypeError as error:
+            what = f"`{name}` of {kind} does not take what it is called with ({error}); its signature is {signature}"
+            raise UserError(what, where=WHERE, remedy=EXPECTED) from None
+        except ValueError:  # some built-in callables have none: the first episode will tell
+            continue
+
+
+def _check_options(kind: str, made: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(made)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        known = ", ".join(signature.parameters) or "none"
+        raise UserError(f"options of {kind}: {error}", where=OPTIONS, remedy=f"it takes {known}") from None

@@ -1,0 +1,80 @@
+"""Shared memory in which an environment process says which episode's code runs, and since when.
+
+Owns: the layout, both ends. Refuses: deciding who has to go (pool).
+
+A process that hangs or dies cannot say in whose code: the service looks here, so that the episode at fault alone pays.
+Fields are written one after the other and the episode last, and read by the only other process; a reading that changes
+meanwhile is of a process that is alive.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+import time
+from typing import NamedTuple
+
+_LAYOUT = struct.Struct("<QdQQQQ")
+_SIZE = mmap.PAGESIZE
+NOBODY = 0
+"""No episode's code runs; episodes count from 1."""
+
+
+class Mark(NamedTuple):
+    """One look. calls: entered so far. used_bytes: of the process when the call began. heaviest: episode that the
+    process grew most for, and by how many bytes."""
+
+    episode: int
+    since_s: float
+    calls: int
+    used_bytes: int
+    heaviest: int
+    heaviest_bytes: int
+
+
+class Marker:
+    """A page shared by two processes through a descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self._page = mmap.mmap(fd, _SIZE)
+        self._calls = self._heaviest = self._heaviest_bytes = 0
+
+    @staticmethod
+    def make() -> tuple[Marker, int]:
+        """A new one, and the descriptor to hand on, which the caller closes."""
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("environment-marker")
+        else:
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
+        os.ftruncate(fd, _SIZE)
+        return Marker(fd), fd
+
+    def enter(self, episode: int, used_bytes: int) -> None:
+        """Its code begins to run."""
+        self._calls += 1
+        self._write(NOBODY, used_bytes)
+        self._write(episode, used_bytes)
+
+    def leave(self) -> None:
+        """Nobody's code runs."""
+        self._write(NOBODY, 0)
+
+    def heaviest(self, episode: int, num_bytes: int) -> None:
+        """The episode that the process grew most for."""
+        self._heaviest, self._heaviest_bytes = episode, max(num_bytes, 0)
+
+    def look(self) -> Mark:
+        """What it says now."""
+        return Mark(*_LAYOUT.unpack_from(self._page))
+
+    def close(self) -> None:
+        """Unmap."""
+        self._page.close()
+
+    def _write(self, episode: int, used_bytes: int) -> None:
+        _LAYOUT.pack_into(
+            self._page, 0, episode, time.monotonic(), self._calls, used_bytes, self._heaviest, self._heaviest_bytes
+        )

@@ -1,0 +1,234 @@
+"""The environment processes: a fixed number that take episodes, replaced when one is lost.
+
+Owns: how many there are, starting successors, who must go (overdue, silent, too much memory, enough episodes), whose
+fault a death is. Refuses: episodes (desk), which learn of a death by `on_lost`.
+
+Loops.  `_refill`  waits for a lack of processes, woken by every loss; starts successors.
+        `_watch`   sleeps WATCH_S; kills who is overdue, silent or holds too much memory.
+        `_serve`   one per process: passes its answers on until it is gone.
+Stop: cancelled by the server, then `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from areal_like.descendants import children_of
+from areal_like.errors import OperationError, UserError
+from areal_like.slow import print_slow
+from services.environment.config import EnvironmentSettings
+from services.environment.host_process import HostProcess
+from services.environment.job import Answered, Failed, HostSetup
+from services.environment.marker import NOBODY
+from services.processes import process_tree
+from services.processes.child_process import Died, OutputLog
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 0.1
+MEMORY_EVERY = 3
+"""Memory is looked at every so many rounds of the watch."""
+LOOK_AGAIN_S = 5.0
+START_TIMEOUT_S = 120.0
+SLOW_START_S = 5.0
+MAX_FAILED_STARTS = 8
+"""So many starts in a row without one success end the service."""
+SILENT_S = 5.0
+"""A process that owes answers, in which no call begins or ends for this long past `step_timeout_s`, is stuck in code
+that is nobody's."""
+RETIRE_SHARE = 0.5
+"""Of `max_memory_mb`: a process that holds more takes no further episodes."""
+
+Lost = Callable[[HostProcess, str], None]
+"""Called with a process that is gone, and why."""
+
+
+class HostPool:
+    """`start`, then `run` as a task; `place` names a process for an episode."""
+
+    def __init__(
+        self,
+        settings: EnvironmentSettings,
+        on_message: Callable[[Answered | Failed], None],
+        on_lost: Lost,
+        on_ready: Callable[[], None],
+        neighbours: Callable[[], frozenset[int]],
+    ) -> None:
+        """`neighbours`: other processes of the service, which no sweep of orphans may end."""
+        self._settings, self._on_message, self._on_lost, self._on_ready = settings, on_message, on_lost, on_ready
+        self._neighbours, self._others = neighbours, frozenset(children_of(os.getpid()))
+        self._setup = HostSetup(settings=settings.model_dump(mode="json"), service_pid=os.getpid())
+        self._hosts: dict[int, HostProcess] = {}
+        """All that were spawned and not yet buried, by process id."""
+        self._ready: set[HostProcess] = set()
+        self._unserved: list[HostProcess] = []
+        self._lost = asyncio.Event()
+        self._num_failed_starts = 0
+        self._output_log = OutputLog("environments")
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def num_ready(self) -> int:
+        """Processes that take episodes."""
+        return sum(not host.is_retired for host in self._ready)
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """All its processes."""
+        return frozenset(self._hosts)
+
+    async def start(self) -> None:
+        """Load the environment in one process first (the user's mistakes show there). Raises UserError."""
+        kind = self._settings.kind
+        notice = asyncio.get_running_loop().call_later(
+            SLOW_START_S, print_slow, f"loading environment {kind}", SLOW_START_S, START_TIMEOUT_S
+        )
+        try:
+            self._unserved.append(await self._start_one())
+        except Died as error:
+            where = "reward.environment.kind"
+            raise UserError(f"{kind} cannot be loaded: {error.reason}", where=where) from error
+        finally:
+            notice.cancel()
+
+    async def run(self) -> None:
+        """Keep the processes until cancelled. Raises OperationError when there can be none."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._refill(tasks), name="environment refill")
+            tasks.create_task(self._watch(), name="environment watch")
+
+    def place(self) -> HostProcess | None:
+        """The process with the fewest episodes; None while there is none."""
+        takers = [host for host in self._ready if not host.is_retired]
+        return min(takers, key=lambda host: len(host.episodes), default=None)
+
+    def look_after(self, host: HostProcess) -> None:
+        """An episode began or left there: has it had enough?"""
+        if host.num_begun >= self._settings.recycle_after:
+            host.is_retired = True
+        if host.is_retired:
+            self._lost.set()
+
+    def blame(self, host: HostProcess, episode: int, kind: str, reason: str) -> None:
+        """Kill a process for what an episode in it did; `_serve` sees the death."""
+        if host.killed_because or host not in self._ready:
+            return
+        host.culprit, host.culprit_kind, host.killed_because = episode, kind, reason
+        log.warning("environment process %d is killed: %s", host.pid, reason)
+        process_tree.kill_tree_now(host.pid)
+
+    async def close(self) -> None:
+        """End every process and everything below them."""
+        for host in list(self._hosts.values()):
+            host.kill_now()
+            host.close_marker()
+        self._hosts.clear()
+        self._ready.clear()
+
+    # ------------------------------------------------------------ loops
+
+    async def _refill(self, tasks: asyncio.TaskGroup) -> None:
+        starting: set[asyncio.Task[None]] = set()
+        while True:
+            while self._unserved:
+                tasks.create_task(self._serve(self._unserved.pop()))
+            for host in [host for host in self._ready if host.is_retired and not host.episodes]:
+                self.counters["recycled"] += 1
+                self.blame(host, NOBODY, "crashed", "it has served enough")
+            for _ in range(self._settings.num_processes - self.num_ready - len(starting)):
+                task = tasks.create_task(self._start_again(), name="environment process start")
+                starting.add(task)
+                task.add_done_callback(starting.discard)
+                task.add_done_callback(lambda _: self._lost.set())
+            self._lost.clear()
+            with contextlib.suppress(TimeoutError):  # nothing is owed while all run; look again anyway
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await self._lost.wait()
+
+    async def _start_one(self) -> HostProcess:
+        host = HostProcess.start(self._output_log)
+        self._hosts[host.pid] = host
+        try:
+            await host.prepare(self._setup, START_TIMEOUT_S)
+        except BaseException:
+            host.kill_now()
+            host.close_marker()
+            self._hosts.pop(host.pid, None)
+            raise
+        self.counters["started"] += 1
+        self._num_failed_starts = 0
+        self._ready.add(host)
+        self._on_ready()
+        return host
+
+    async def _start_again(self) -> None:
+        if self._num_failed_starts:
+            await asyncio.sleep(min(5.0, 0.1 * 2**self._num_failed_starts))
+        try:
+            self._unserved.append(await self._start_one())
+        except (Died, UserError) as error:
+            self.counters["failed_starts"] += 1
+            self._num_failed_starts += 1
+            log.error("an environment process did not start (%d in a row): %s", self._num_failed_starts, error)
+            if self._num_failed_starts >= MAX_FAILED_STARTS:
+                raise OperationError(f"environment processes do not start any more: {error}") from error
+
+    async def _serve(self, host: HostProcess) -> None:
+        reason = await host.run(self._on_message)
+        self._ready.discard(host)
+        if not host.culprit and not host.killed_because:  # it died of itself: in whose code?
+            host.culprit = host.look().episode
+            self.counters["died"] += 1
+        if host.episodes or not host.killed_because:
+            log.warning("environment process %d is gone (%s) with %d episodes", host.pid, reason, len(host.episodes))
+        self._on_lost(host, reason)
+        self._lost.set()  # a successor starts while this one's tree is being killed
+        await host.kill()
+        host.close_marker()
+        self._hosts.pop(host.pid, None)
+        await process_tree.kill_orphans(self._others | self.pids | self._neighbours())
+
+    async def _watch(self) -> None:
+        turn = 0
+        while True:
+            await asyncio.sleep(WATCH_S)
+            turn += 1
+            for host in list(self._ready):
+                if not host.check() or host.killed_because:
+                    continue
+                self._check_time(host)
+                if turn % MEMORY_EVERY == 0:
+                    self._check_memory(host)
+
+    def _check_time(self, host: HostProcess) -> None:
+        mark, limit_s, now_s = host.look(), self._settings.step_timeout_s, time.monotonic()
+        if mark.episode != NOBODY and now_s - mark.since_s > limit_s:
+            self.counters["killed_overdue"] += 1
+            self.blame(host, mark.episode, "timed_out", f"the environment ran past {limit_s:g} s")
+        elif host.waiting and mark.episode == NOBODY and now_s - host.moved_s > limit_s + SILENT_S:
+            self.counters["killed_silent"] += 1
+            self.blame(host, NOBODY, "crashed", "the environment process is stuck")
+
+    def _check_memory(self, host: HostProcess) -> None:
+        limit_bytes = self._settings.max_memory_mb << 20
+        used_bytes = process_tree.tree_holds_more_than(host.pid, int(limit_bytes * RETIRE_SHARE))
+        if used_bytes <= limit_bytes:
+            if used_bytes and not host.is_retired:
+                self.counters["retired_memory"] += 1
+                host.is_retired = True
+                self._lost.set()
+            return
+        self.counters["killed_memory"] += 1
+        mark, half = host.look(), limit_bytes // 4
+        grown_bytes = used_bytes - mark.used_bytes if mark.episode != NOBODY else 0
+        culprit = mark.episode if grown_bytes > max(mark.heaviest_bytes, half) else NOBODY
+        if culprit == NOBODY and mark.heaviest_bytes > half:
+            culprit = mark.heaviest
+        reason = f"the environment process held {used_bytes >> 20} MB, more than max_memory_mb"
+        self.blame(host, culprit, "crashed", f"{reason} {self._settings.max_memory_mb}")

@@ -1,0 +1,80 @@
+"""The guessing game: what is answered, what it is worth, and what demonstrations show."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from areal_like.errors import UserError
+from areal_like.tasks import guess_number
+from areal_like.tasks.guess_number import GuessNumber, answer_to
+
+
+@pytest.mark.parametrize(
+    ("guess", "said"),
+    [
+        ("07?", ">"), ("11?", "="), ("12?", "<"), ("11", "="), ("?", "!"), ("=?", "!"), ("1 1?", "!"), ("-1?", "!"),
+        ("٣?", "!"), ("11?=", "!"), ("11??", "!"), ("1" * 5000, "!"),
+    ],
+)  # fmt: skip
+def test_only_a_number_is_a_guess(guess: str, said: str) -> None:
+    assert answer_to(guess, 11) == said
+
+
+def test_each_miss_costs_and_the_number_ends_the_game() -> None:
+    game = GuessNumber(par=2)
+    game.reset({"size": 16, "answer": "11"}, seed=0)
+    steps = [game.step(guess) for guess in ("3?", "x", "11?")]
+    assert [step.reward for step in steps] == [-0.1, -0.1, 1.0]
+    assert [step.is_done for step in steps] == [False, False, True]
+    assert steps[-1].components == {"correct": 0.0, "guesses": 3.0}, "found, but not within par"
+
+
+def test_par_is_what_halving_needs_at_worst() -> None:
+    for number in range(16):
+        game = GuessNumber()
+        game.reset({"size": 16, "answer": str(number)}, seed=0)
+        low, high, step = 0, 15, None
+        while step is None or not step.is_done:
+            guess = (low + high) // 2
+            step = game.step(f"{guess}?")
+            low, high = (guess + 1, high) if step.observation == ">" else (low, guess - 1)
+        assert step.components["correct"] == 1.0
+
+
+def test_without_a_number_the_seed_draws_it() -> None:
+    def found(seed: int) -> list[int]:
+        game = GuessNumber()
+        game.reset({"size": 8}, seed)
+        return [number for number in range(8) if game.step(f"{number}?").is_done]
+
+    assert found(1) == found(1)
+    assert len({found(seed)[0] for seed in range(20)}) > 1
+
+
+def test_rows_and_demonstrations_depend_on_the_seed_alone() -> None:
+    assert list(guess_number.rows(1, "train", limit=20)) == list(islice(guess_number.rows(1, "train"), 20))
+    assert list(guess_number.rows(1, "train", limit=20)) != list(guess_number.rows(2, "train", limit=20))
+    assert [row["answer"] for row in guess_number.rows(1, "eval", limit=17)] == [*map(str, range(16)), "0"]
+    assert list(guess_number.demonstrations(1, limit=9)) == list(guess_number.demonstrations(1, limit=12))[:9]
+    with pytest.raises(UserError, match=r"guess_number options.siz"):
+        next(guess_number.rows(1, "train", options={"siz": 1}))
+
+
+def test_demonstrations_train_the_guesses_alone_and_the_answers_are_right() -> None:
+    for row in guess_number.demonstrations(3, {"careless": 0.5}, 200):
+        spans = row["spans"]
+        assert [is_trained for _, is_trained in spans] == [True, False] * (len(spans) // 2)
+        said = [answer for answer, _ in spans[1::2]]
+        assert "=" not in said[:-1]
+        assert set(row["prompt"] + "".join(text for text, _ in spans)) <= set(guess_number.CHARACTERS)
+        if said[-1] == "=":
+            number = int(spans[-2][0].removesuffix("?"))
+            assert said == [answer_to(guess, number) for guess, _ in spans[::2]]
+
+
+def test_careful_demonstrations_never_guess_what_is_ruled_out() -> None:
+    for row in guess_number.demonstrations(3, {"careless": 0.0}, 100):
+        guesses = [guess for guess, _ in row["spans"][::2]]
+        assert len(guesses) == len(set(guesses))

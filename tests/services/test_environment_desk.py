@@ -1,0 +1,250 @@
+"""Episodes at the desk, with processes that the test plays: order of calls, replays, faults, duplicates, bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from areal_like.environment import Step
+from areal_like.wire.messages import EnvironmentReply, EnvironmentRequest, EpisodeHistory
+from services.environment.config import EnvironmentSettings
+from services.environment.desk import MAX_LOSSES, EnvironmentDesk
+from services.environment.job import Act, Answered, Begin, Close, Failed
+
+
+class FakeHost:
+    def __init__(self) -> None:
+        self.sent: list[Begin | Act | Close] = []
+        self.episodes: set[int] = set()
+        self.culprit, self.culprit_kind = 0, "crashed"
+
+    def send(self, message: Begin | Act | Close) -> None:
+        self.sent.append(message)
+        (self.episodes.discard if isinstance(message, Close) else self.episodes.add)(message.episode)
+
+
+class FakePool:
+    def __init__(self) -> None:
+        self.hosts = [FakeHost()]
+        self.num_ready, self.counters = 1, {}
+
+    def place(self) -> FakeHost | None:
+        return min(self.hosts, key=lambda host: len(host.episodes), default=None)
+
+    def look_after(self, host: FakeHost) -> None:
+        """Nothing to recycle."""
+
+
+class Stage:
+    """A desk, its replies, and the clients' side of an episode."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.replies: list[tuple[str, EnvironmentReply]] = []
+        self.pool = FakePool()
+        self.desk = EnvironmentDesk(
+            EnvironmentSettings(kind="guess_number", **settings),
+            lambda peer, reply: self.replies.append((peer, reply)) is None,
+            pool=self.pool,  # type: ignore[arg-type]
+        )
+
+    @property
+    def host(self) -> FakeHost:
+        return self.pool.hosts[0]
+
+    @property
+    def last(self) -> EnvironmentReply:
+        return self.replies[-1][1]
+
+    def ask(self, name: str, turn: int, action: str = "", history: EpisodeHistory | None = None) -> None:
+        if turn == 0 and history is None:
+            history = EpisodeHistory(row={"name": name}, seed=4)
+        request = EnvironmentRequest(episode_id=name, turn=turn, action=action, history=history)
+        self.desk.offer("rollout-0", request)
+
+    def answer(self, step: Step, host: FakeHost | None = None) -> None:
+        """The process answers the newest call."""
+        self.desk.on_message(Answered(episode=(host or self.host).sent[-1].episode, step=step))
+
+    def begun(self, name: str = "a") -> Stage:
+        self.ask(name, 0)
+        self.answer(Step(observation="go"))
+        return self
+
+    def lose(self, host: FakeHost, culprit: int = 0) -> FakeHost:
+        """A process is gone and another one there."""
+        self.pool.hosts[self.pool.hosts.index(host)] = fresh = FakeHost()
+        host.culprit = culprit
+        self.desk.on_lost(host, "it was killed by signal SIGKILL")  # type: ignore[arg-type]
+        return fresh
+
+
+def test_each_call_is_made_once_and_answered_once() -> None:
+    stage = Stage().begun()
+    stage.ask("a", 1, "left")
+    stage.ask("a", 1, "left")
+    assert [type(message) for message in stage.host.sent] == [Begin, Act]
+    stage.answer(Step(observation="wall", reward=0.5, is_done=True))
+    assert stage.last.step == Step(observation="wall", reward=0.5, is_done=True)
+    assert [reply.turn for _, reply in stage.replies] == [0, 1]
+
+
+def test_an_answer_that_was_lost_is_sent_again_without_another_call() -> None:
+    stage = Stage().begun()
+    stage.ask("a", 0)
+    assert stage.replies[0] == stage.replies[1]
+    assert len(stage.host.sent) == 1
+
+
+def test_a_late_duplicate_of_an_earlier_turn_is_not_answered() -> None:
+    stage = Stage().begun()
+    stage.ask("a", 1, "left")
+    stage.answer(Step(observation="wall"))
+    stage.ask("a", 0)
+    assert len(stage.replies) == 2
+
+
+def test_an_episode_of_a_lost_process_is_replayed_and_then_goes_on() -> None:
+    stage = Stage().begun()
+    stage.ask("a", 1, "left")
+    stage.answer(Step(observation="wall"))
+    fresh = stage.lose(stage.host)
+    assert fresh.sent == [], "nobody asks for it now"
+    stage.ask("a", 2, "up")
+    assert isinstance(fresh.sent[0], Begin)
+    assert (fresh.sent[0].row, fresh.sent[0].seed) == ({"name": "a"}, 4)
+    stage.answer(Step(observation="go"))
+    stage.answer(Step(observation="wall"))
+    assert [message.action for message in fresh.sent[1:]] == ["left", "up"]  # type: ignore[union-attr]
+    stage.answer(Step(observation="sky"))
+    assert (stage.last.turn, stage.last.step) == (2, Step(observation="sky"))
+    assert [reply.turn for _, reply in stage.replies] == [0, 1, 2], "a replay answers nobody"
+
+
+def test_an_environment_that_replays_differently_is_invalid_and_never_goes_on() -> None:
+    stage = Stage().begun()
+    fresh = stage.lose(stage.host)
+    stage.ask("a", 1, "left")
+    stage.answer(Step(observation="another beginning"))
+    assert stage.last.status == "invalid"
+    assert "not deterministic" in stage.last.reason
+    assert isinstance(fresh.sent[-1], Close)
+
+
+@pytest.mark.parametrize(("retries", "num_begun"), [(0, 1), (2, 3)])
+def test_the_episode_at_fault_is_tried_again_and_then_fails(retries: int, num_begun: int) -> None:
+    stage = Stage(retries=retries)
+    stage.ask("a", 0)
+    for _ in range(num_begun):
+        assert stage.replies == []
+        host = stage.host
+        assert [type(message) for message in host.sent] == [Begin]
+        stage.lose(host, culprit=host.sent[0].episode)
+    assert (stage.last.status, stage.last.attempts) == ("crashed", num_begun)
+    assert "SIGKILL" in stage.last.reason
+
+
+def test_others_of_the_process_are_replayed_however_often_somebody_is_at_fault() -> None:
+    stage = Stage(retries=0).begun("good")
+    stage.ask("good", 1, "left")
+    for number in range(2 * MAX_LOSSES):
+        stage.ask(f"bad {number}", 0)
+        culprit = next(one.episode for one in stage.host.sent if isinstance(one, Begin) and "bad" in one.row["name"])
+        stage.lose(stage.host, culprit=culprit)
+    stage.answer(Step(observation="go"))
+    stage.answer(Step(observation="wall"))
+    assert stage.last == EnvironmentReply(episode_id="good", turn=1, status="answered", step=Step(observation="wall"))
+
+
+def test_losses_that_are_nobodys_fault_end_at_a_bound() -> None:
+    stage = Stage()
+    stage.ask("a", 0)
+    for _ in range(MAX_LOSSES):
+        stage.lose(stage.host)
+    assert stage.replies == []
+    stage.lose(stage.host)
+    assert (stage.last.status, stage.last.turn) == ("crashed", 0)
+
+
+def test_a_failure_is_the_answer_to_whatever_is_asked_later() -> None:
+    stage = Stage().begun()
+    stage.ask("a", 1, "left")
+    stage.desk.on_message(Failed(episode=stage.host.sent[-1].episode, kind="invalid", reason="its reward is nan"))
+    stage.ask("a", 2, "up")
+    assert [(one.turn, one.status, one.reason) for _, one in stage.replies[1:]] == [
+        (1, "invalid", "its reward is nan"), (2, "invalid", "its reward is nan"),
+    ]  # fmt: skip
+
+
+def test_an_episode_of_another_service_goes_on_by_its_history() -> None:
+    stage = Stage()
+    stage.ask("a", 2, "up")
+    assert stage.last.status == "unknown"
+    digests = (Step(observation="go").digest, Step(observation="wall").digest)
+    stage.ask("a", 2, "up", EpisodeHistory(row={}, seed=1, actions=("left",), digests=digests))
+    for words in ("go", "wall", "sky"):
+        stage.answer(Step(observation=words))
+    assert (stage.last.turn, stage.last.step) == (2, Step(observation="sky"))
+
+
+def test_a_service_that_knows_less_than_its_client_asks_for_the_history() -> None:
+    stage = Stage().begun()
+    stage.ask("a", 3, "up")
+    assert (stage.last.status, stage.last.turn) == ("unknown", 3)
+
+
+@pytest.mark.parametrize(
+    ("turn", "history", "words"),
+    [
+        (1, EpisodeHistory(row={}, seed=1), "turn 1 with 0 actions and 0 answers"),
+        (-1, EpisodeHistory(row={}, seed=1), "turn -1 is not between"),
+        (2, EpisodeHistory(row={}, seed=1, actions=("x" * (1 << 21),), digests=("", "")), "an action has more than"),
+    ],
+)
+def test_a_history_that_cannot_be_is_refused(turn: int, history: EpisodeHistory, words: str) -> None:
+    stage = Stage()
+    stage.ask("a", turn, history=history)
+    assert stage.last.status == "invalid"
+    assert words in stage.last.reason
+
+
+def test_the_episode_that_waited_longest_makes_room_and_one_that_is_asked_does_not() -> None:
+    stage = Stage(max_episodes=2)
+    stage.begun("old").begun("new")
+    stage.ask("old", 1, "left")
+    stage.ask("third", 0)
+    assert isinstance(stage.host.sent[-2], Close)
+    stage.ask("new", 1, "left")
+    assert (stage.last.episode_id, stage.last.status) == ("new", "unknown")
+    stage.ask("new", 1, "left", EpisodeHistory(row={}, seed=1, digests=("",)))
+    assert stage.last.status == "full", "both others wait for an answer"
+
+
+def test_episodes_wait_for_a_process_where_there_is_none() -> None:
+    stage = Stage()
+    (host,), stage.pool.hosts = stage.pool.hosts, []
+    stage.ask("a", 0)
+    stage.pool.hosts = [host]
+    stage.desk.on_ready()
+    assert [type(message) for message in host.sent] == [Begin]
+
+
+def test_a_client_that_is_gone_leaves_nothing() -> None:
+    stage = Stage().begun()
+    stage.ask("a", 1, "left")
+    stage.desk.dismiss("rollout-0")
+    assert isinstance(stage.host.sent[-1], Close)
+    assert stage.desk.counters()["environment.episodes"] == 0
+    stage.answer(Step(observation="wall"))
+    assert len(stage.replies) == 1
+
+
+def test_a_service_that_drains_takes_no_new_episodes_and_sends_open_ones_elsewhere() -> None:
+    stage = Stage().begun()
+    stage.desk.is_draining = True
+    stage.ask("b", 0)
+    assert stage.last.status == "draining"
+    stage.ask("a", 1, "left")
+    assert stage.desk.num_open == 1
+    assert stage.desk.refuse_open() == 1
+    assert (stage.last.episode_id, stage.last.status) == ("a", "draining")
