@@ -23,8 +23,6 @@ DType = Literal["float32", "bfloat16"]
 AddBos = Literal["auto", "always", "never"]
 Threads = Annotated[int, Field(gt=0, le=limits.THREADS)] | Literal["auto"]
 """Compute threads of a process, or `auto`."""
-BUILT_IN_WORKFLOWS = ("single_turn", "environment", "tool_sum")
-"""Workflows alongside `module:Class`."""
 DEFAULT_TRANSFER = "shm"
 """How versions travel unless the configuration says otherwise (areal_like/weights/registry.py)."""
 BUILT_IN_TOKENIZERS = ("characters:running_sum", "characters:tool_sum", "characters:guess_number", "bytes")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -68,6 +69,35 @@ def import_factory(name: str, where: str) -> Any:
     if not callable(factory):
         raise UserError(f"{name} cannot be called", where=where, remedy="name a function or a class")
     return factory
+
+
+def check_arguments(name: str, factory: Any, arguments: Mapping[str, Any], where: str) -> None:
+    """Check the names of keyword arguments that a user's class or function will be called with.
+
+    Args:
+        name: how the configuration names it.
+        factory: what will be called; one without a signature is not checked.
+        arguments: by name.
+        where: the setting that gives them.
+
+    Raises:
+        UserError: one that it does not take, or that it needs and does not get.
+    """
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # no callable, or a built-in without a signature: the call itself fails
+        return
+    parameters = [one for one in signature.parameters.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    known = [one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY]
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+    unknown = [option for option in arguments if option not in known and not takes_all]
+    missing = [one.name for one in parameters if one.default is one.empty and one.name not in arguments]
+    faults = [
+        f"{what} {', '.join(sorted(names))}" for what, names in (("unknown", unknown), ("missing", missing)) if names
+    ]
+    if faults:
+        remedy = f"it takes {', '.join(known)}" if known else "it takes none"
+        raise UserError(f"options of {name}: {'; '.join(faults)}", where=where, remedy=remedy)
 
 
 def find_named(name: str, registered: Mapping[str, T], base: type[T], *, noun: str, where: str) -> T:

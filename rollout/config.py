@@ -14,6 +14,14 @@ Interruption = Literal["recompute", "keep_kv", "drain"]
 """What becomes of running answers when a new version is swapped in."""
 
 
+BUILT_IN_WORKFLOWS = {
+    "single_turn": "rollout.workflow:SingleTurn",
+    "environment": "rollout.episode:EnvironmentWorkflow",
+    "tool_sum": "rollout.tool_sum:ToolSum",
+}
+"""Import paths by name; imported in rollout workers only."""
+
+
 class SGLangSettings(Settings):
     """SGLang servers, one per rollout worker; used with `rollout.engine.kind: sglang`."""
 

@@ -6,8 +6,6 @@ Refuses: leases, sockets, policy versions; a workflow never learns of them, and 
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,21 +13,16 @@ import msgspec
 import numpy as np
 
 from areal_like.errors import UserError
-from areal_like.import_check import check_own_module
+from areal_like.import_path import check_arguments, import_object, is_import_path
 from areal_like.trajectory import Trajectory
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import SampleTask
+from rollout.config import BUILT_IN_WORKFLOWS
 from rollout.environment_client import EnvironmentEpisode
 from rollout.tokens import PromptTokens
 from rollout.transcript import Answer, Transcript
 
 OPTIONS_KEY = "rollout.workflow_options"
-_BUILT_IN = {
-    "single_turn": "rollout.workflow:SingleTurn",
-    "environment": "rollout.episode:EnvironmentWorkflow",
-    "tool_sum": "rollout.tool_sum:ToolSum",
-}
-"""Those of `areal_like.config.BUILT_IN_WORKFLOWS`, imported where they are used."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,21 +202,12 @@ def load_workflow(name: str, options: Mapping[str, Any] | None = None) -> Workfl
     """
     where = "rollout.workflow"
     options = dict(options or {})
-    module_name, colon, class_name = _BUILT_IN.get(name, name).partition(":")
-    if not (colon and module_name and class_name):
-        known = f"write {', '.join(_BUILT_IN)}, or module:Class"
+    path = BUILT_IN_WORKFLOWS.get(name, name)
+    if not is_import_path(path):
+        known = f"write {', '.join(BUILT_IN_WORKFLOWS)}, or module:Class"
         raise UserError(f"{name!r} is not a workflow", where=where, remedy=known)
-    check_own_module(module_name, where)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything while it is imported
-        raise UserError(
-            f"module {module_name} cannot be imported ({type(error).__name__}: {error})", where=where
-        ) from error
-    kind = getattr(module, class_name, None)
-    if kind is None:
-        raise UserError(f"module {module_name} has no {class_name}", where=where)
-    _check_options(name, kind, options)
+    kind = import_object(path, where)
+    check_arguments(name, kind, options, OPTIONS_KEY)
     try:
         workflow = kind(**options)
     except UserError:
@@ -233,25 +217,3 @@ def load_workflow(name: str, options: Mapping[str, Any] | None = None) -> Workfl
     if not isinstance(workflow, Workflow):
         raise UserError(f"{name} needs `is_resumable` and `async run(task, tools)`", where=where)
     return workflow
-
-
-def _check_options(name: str, kind: Any, options: Mapping[str, Any]) -> None:
-    """Raises UserError, in one sentence, for options that the constructor lacks or that it needs."""
-    try:
-        signature = inspect.signature(kind)
-    except (TypeError, ValueError):  # no callable, or a built-in without a signature: calling it will tell
-        return
-    parameters = [one for one in signature.parameters.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    known = [one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY]
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
-    unknown = [option for option in options if option not in known and not takes_all]
-    missing = [one.name for one in parameters if one.default is one.empty and one.name not in options]
-    faults = [
-        f"{what} {', '.join(sorted(names))}" for what, names in (("unknown", unknown), ("missing", missing)) if names
-    ]
-    if faults:
-        raise UserError(
-            f"options of {name}: {'; '.join(faults)}",
-            where=OPTIONS_KEY,
-            remedy=f"it takes {', '.join(known)}" if known else "it takes none",
-        )

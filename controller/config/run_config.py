@@ -22,6 +22,7 @@ from areal_like.wire.messages import Sampling
 from controller.config.engines import engine_of, written_devices_per_worker
 from controller.config.launch_settings import LaunchSettings
 from controller.config.launchers import launcher_of, written_launcher
+from rollout.config import BUILT_IN_WORKFLOWS as BUILT_IN_WORKFLOWS
 from rollout.config import RolloutSettings
 from services.reward.config import RewardSettings
 from services.reward.config import contradictions as contradictions

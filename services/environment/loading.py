@@ -12,7 +12,7 @@ from typing import Any
 
 from areal_like.environment import Environment
 from areal_like.errors import UserError
-from areal_like.import_path import import_object, is_import_path
+from areal_like.import_path import check_arguments, import_object, is_import_path
 from services.environment.config import BUILT_IN_ENVIRONMENTS
 
 WHERE = "reward.environment.kind"
@@ -44,7 +44,7 @@ def find_environment(kind: str, options: Mapping[str, Any]) -> Callable[[], Envi
     made = import_object(BUILT_IN_ENVIRONMENTS.get(kind, kind), WHERE)
     if not callable(made):
         raise UserError(f"{kind} cannot be called", where=WHERE, remedy=EXPECTED)
-    _check_options(kind, made, options)
+    check_arguments(kind, made, options, OPTIONS)
     return lambda: made(**options)
 
 
@@ -74,15 +74,3 @@ def _check_methods(kind: str, environment: Any) -> None:
             raise UserError(what, where=WHERE, remedy=EXPECTED) from None
         except ValueError:  # some built-in callables have none: the first episode will tell
             continue
-
-
-def _check_options(kind: str, made: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    try:
-        signature = inspect.signature(made)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(**options)
-    except TypeError as error:
-        known = ", ".join(signature.parameters) or "none"
-        raise UserError(f"options of {kind}: {error}", where=OPTIONS, remedy=f"it takes {known}") from None

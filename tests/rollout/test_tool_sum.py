@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from areal_like.config import BUILT_IN_WORKFLOWS
 from areal_like.errors import UserError
 from areal_like.trajectory import Segment
 from areal_like.verdict import Verdict
+from rollout.config import BUILT_IN_WORKFLOWS
 from rollout.tool_sum import ToolSum
 from rollout.transcript import Answer, Transcript
 from rollout.workflow import Resumed, load_workflow

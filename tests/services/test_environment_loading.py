@@ -27,7 +27,7 @@ def test_each_episode_has_an_object_of_its_own_with_the_options() -> None:
         ("environment_zoo:kept", {}, "environment_zoo:kept cannot be called"),
         ("environment_zoo:NoStep", {}, "has no method `step`"),
         ("environment_zoo:OtherStep", {}, "`step` of environment_zoo:OtherStep does not take what it is called with"),
-        ("environment_zoo:Counter", {"least": 3}, "options of environment_zoo:Counter: got an unexpected keyword"),
+        ("environment_zoo:Counter", {"least": 3}, "options of environment_zoo:Counter: unknown least"),
     ],
 )
 def test_what_cannot_be_used_says_why(kind: str, options: dict[str, Any], words: str) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from areal_like.config import BUILT_IN_WORKFLOWS
 from areal_like.emulation.machines import gpu_named, model_named
 from areal_like.errors import UserError
+from areal_like.import_path import is_import_path
 from areal_like.prompts import PLACEHOLDER
 from controller.config.engines import REGISTERED, as_problems, configured_engine, engine_job, model_problems
 from controller.config.problems import Problem
-from controller.config.run_config import RunConfig
+from controller.config.run_config import BUILT_IN_WORKFLOWS, RunConfig
 from controller.config.validation.objectives import is_corrected
 
 
@@ -93,7 +93,7 @@ def device_problems(config: RunConfig) -> Iterator[Problem]:
 def rollout_problems(config: RunConfig) -> Iterator[Problem]:
     """The workflow's name and the prompt's template."""
     workflow = config.rollout.workflow
-    if workflow not in BUILT_IN_WORKFLOWS and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", workflow):
+    if workflow not in BUILT_IN_WORKFLOWS and not is_import_path(workflow):
         known = f"{', '.join(BUILT_IN_WORKFLOWS)}, or module:Class"
         yield Problem(("rollout.workflow",), f"no workflow `{workflow}`", known)
     if workflow == "single_turn" and not config.reward.scorers and not config.reward.addresses:
