@@ -5,7 +5,6 @@ Owns: the choice and the reasons to wait. Refuses: recording it (the coordinator
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 from areal_like import staleness
@@ -18,9 +17,7 @@ def choose_batch(state: RunState) -> list[Group] | None:
     table, count = state.groups.table, state.settings.groups_per_step
     if table.num_ready < count:
         return None
-    bound = state.settings.bound
-    is_waiting = bound is not None and state.settings.over_age.waits
-    if is_waiting:  # by counts first: most events ask in vain
+    if state.settings.bound is not None and state.settings.over_age.waits:  # by counts: most events ask in vain
         taken: dict[int, int] = {}
         wanted = count
         for floor in sorted(table.ready_by_floor):
@@ -29,8 +26,6 @@ def choose_batch(state: RunState) -> list[Group] | None:
         if not _may_ship(state, taken):
             return None
     chosen = [table.live[group_id] for group_id in staleness.earliest_first(table.ready_by_floor, count)]
-    if is_waiting and not _may_ship(state, Counter(group.floor for group in chosen)):
-        return None
     return sorted(chosen, key=lambda group: group.group_id)
 
 
@@ -56,7 +51,7 @@ def overdue_groups(state: RunState) -> list[Group]:
     bound, step = state.settings.bound, state.trainer.next_step
     oldest = min(state.groups.table.num_by_floor, default=step)
     if not staleness.is_overdue(step, oldest, bound):
-        return []
+        return []  # then no group is: to ask all of them after every event would be slow
     return [
         group
         for group in state.groups.table.live.values()

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tests.mutation.targets import is_test_of_core
+from tests.mutation.targets import TESTS_OF_DECLARATIONS, is_test_of_core
 
 FORMAT = "2"
 """Of what is kept; part of every key."""
@@ -25,11 +25,15 @@ def digest(file: Path) -> str:
 
 
 def test_files(root: Path, patterns: Sequence[str] | None) -> list[Path]:
-    """Files with unit tests of core modules that match one of the patterns (all without any), relative to the root."""
+    """Files with unit tests of core modules that match one of the patterns (all without any), relative to the root.
+
+    Those of declarations match every pattern.
+    """
     files = (file.relative_to(root) for file in sorted((root / "tests").rglob("test_*.py")))
+    wanted = (*(patterns or ("*",)), *TESTS_OF_DECLARATIONS)
     return [
         file for file in files
-        if is_test_of_core(PurePosixPath(file)) and any(fnmatch(file.as_posix(), one) for one in patterns or ("*",))
+        if is_test_of_core(PurePosixPath(file)) and any(fnmatch(file.as_posix(), one) for one in wanted)
     ]  # fmt: skip
 
 
@@ -57,6 +61,7 @@ class CoverageMap:
         self.seconds: dict[str, float] = {}
         self._by_line: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         self._by_module: dict[str, set[str]] = defaultdict(set)
+        self._of_declarations: set[str] = set()
         (kept / "sources").mkdir(parents=True, exist_ok=True)
 
     def build(self, measure: Callable[[str], dict[str, Any]], say: Callable[[str], None]) -> None:
@@ -122,6 +127,7 @@ class CoverageMap:
 
     def _add(self, entry: dict[str, Any]) -> None:
         self.seconds.update(entry["tests"])
+        self._of_declarations |= {test for test in entry["tests"] if test.split("::")[0] in TESTS_OF_DECLARATIONS}
         for name, by_line in entry["lines"].items():
             for line, nodeids in by_line.items():
                 self._by_line[name][int(line)] += nodeids
@@ -139,6 +145,8 @@ class CoverageMap:
         if not found and function:
             body = max(last, function[0]) + 1 if first <= function[0] else function[0]
             found = {test for line in range(body, function[1] + 1) for test in lines.get(line, ())}
+        if not function:
+            found = self._by_module[module] | self._of_declarations
         return sorted(found or self._by_module[module], key=lambda test: self.seconds.get(test, 0.0))
 
 

@@ -13,15 +13,17 @@ CAUGHT = (KILLED, AT_IMPORT, TIMEOUT)
 
 
 def equivalents(file: Path) -> dict[str, str]:
-    """Reasons by mutant: blocks of `key` and an indented reason."""
+    """Reasons by mutant: blocks of keys, one a line, and an indented reason that they share."""
     found: dict[str, str] = {}
-    key = ""
+    keys: list[str] = []
     for line in file.read_text().splitlines() if file.exists() else []:
-        if line.startswith((" ", "\t")) and key:
-            found[key] = f"{found[key]} {line.strip()}".strip()
-        elif line.strip() and not line.startswith("#"):
-            key = line.strip()
-            found[key] = ""
+        if line.startswith((" ", "\t")):
+            found |= {key: f"{found[key]} {line.strip()}".strip() for key in keys}
+        elif not line.strip():
+            keys = []
+        elif not line.startswith("#"):
+            keys.append(line.strip())
+            found[keys[-1]] = ""
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from tests.mutation.coverage_map import CoverageMap
 from tests.mutation.draw import draw, named
 from tests.mutation.operators import is_real, mutants
 from tests.mutation.page import equivalents
-from tests.mutation.targets import LEFT_OUT, PACKAGES, core_modules, reason_left_out
+from tests.mutation.targets import LEFT_OUT, PACKAGES, TESTS_OF_DECLARATIONS, core_modules, reason_left_out
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -78,6 +79,16 @@ def test_code_that_runs_at_import_is_seen_by_the_tests_of_its_function_or_module
     assert set(tests.find("m.py", 9, 9, (7, 9))) == {"uses"}, "a statement that no test executes: all of its function"
 
 
+def test_code_that_runs_at_import_is_seen_by_the_tests_that_read_declarations(tmp_path: Path) -> None:
+    (declarations,) = TESTS_OF_DECLARATIONS
+    assert (REPOSITORY / declarations).is_file()
+    reads = f"{declarations}::test_reads"
+    tests = CoverageMap(tmp_path, tmp_path / "kept")
+    tests._add({"tests": {"uses": 0.1, reads: 0.2}, "lines": {"m.py": {"4": ["uses"]}}})
+    assert set(tests.find("m.py", 1, 1, None)) == {"uses", reads}
+    assert tests.find("m.py", 4, 4, (3, 5)) == ["uses"]
+
+
 def test_map_measures_and_uses_only_test_files_that_match_a_pattern(tmp_path: Path) -> None:
     for name in ("tests/trainer/data/test_a.py", "tests/trainer/test_b.py", "tests/rollout/test_c.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +132,29 @@ def test_draw_depends_on_the_seed_alone() -> None:
 
 def test_equivalent_mutants_have_a_reason() -> None:
     judged = equivalents(REPOSITORY / "tests" / "mutation" / "equivalent.txt")
-    assert all(len(reason) > 20 for reason in judged.values())
+    assert [key for key, reason in judged.items() if len(reason) <= 20] == []
+
+
+def test_every_judged_mutant_changes_a_line_that_is_there() -> None:
+    """So that no reason outlives the code that it is about."""
+    gone = []
+    for key in equivalents(REPOSITORY / "tests" / "mutation" / "equivalent.txt"):
+        module, _, change = key.split(" | ", 2)
+        before = change.split(" +", 1)[0].removeprefix("-").strip()
+        pattern = ".*".join(re.escape(part) for part in re.split(r"\*| - ", before))
+        if not re.search(pattern, " ".join((REPOSITORY / module).read_text().split())):
+            gone.append(key)
+    assert gone == []
+
+
+def test_a_reason_is_that_of_all_keys_of_its_block(tmp_path: Path) -> None:
+    file = tmp_path / "equivalent.txt"
+    file.write_text("# comment\n\none | a\ntwo | b\n    Both are\n    the same.\n\nthree | c\n    Other.\n")
+    assert equivalents(file) == {
+        "one | a": "Both are the same.",
+        "two | b": "Both are the same.",
+        "three | c": "Other.",
+    }
 
 
 MODULE = """

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 from desk import Desk, has, leased, only
 
-from controller.coordinator.effects import Effect, Note, SendAck, StoreFinished, StorePartial
+from controller.coordinator.effects import Effect, Note, SendAck, SendCancel, StoreFinished, StorePartial
+from controller.coordinator.events import SampleReported
+from controller.coordinator.sample_outcome import SampleOutcome
 
 
 def running(**changes: int) -> Desk:
@@ -92,6 +97,7 @@ def test_a_finished_sample_is_stored_as_reported_and_used_once() -> None:
     assert (done.first_version, done.last_version, done.verdict_kind) == (0, 0, "scored")
     assert (kept.value, kept.is_kept, kept.policy) == (0.5, True, "")
     assert desk.coordinator.counts().samples_finished == 1
+    assert not has(effects, SendCancel), "its worker has nothing left to cancel"
     again = desk.report(lease_id, group_id=0, worker=worker)
     assert only(again, Note).text == f"{worker} reports lease {lease_id} again or too late"
     assert only(again, SendAck).lease_ids == (lease_id,)
@@ -126,3 +132,52 @@ def test_a_sample_handed_back_normally_is_never_a_loss(reason: str) -> None:
         effects = desk.give_back(desk.lease_of(0), 0, [], reason)
         assert not [one for one in effects if isinstance(one, Note) and one.kind == "returned"]
     assert desk.coordinator.counts().dropped == {}
+
+
+def test_a_sample_whose_answer_is_refused_was_lost_and_is_given_out_again() -> None:
+    desk = running(max_sample_losses=1)
+    first = desk.finish(0, first=-1, last=0)
+    assert only(first, Note).text.endswith("group 0 sample 0: sampled below its lease's minimum version 0")
+    assert [(order.group_id, order.prefix_tokens) for order in leased(first)] == [(0, 0)]
+    assert not has(first, StoreFinished)
+    desk.finish(0, first=-1, last=0)
+    assert desk.coordinator.counts().dropped == {"lost_too_often": 1}
+
+
+def test_work_is_estimated_by_the_answers_that_have_finished() -> None:
+    desk = running(max_new_tokens=1000, groups_per_step=8)
+    for group_id in range(8):
+        desk.finish(group_id)
+    assert desk.coordinator._state.routing.lengths.mean == 5.0, "each of them had five tokens"
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_used"),
+    [
+        ({"num_tokens": 1}, True), ({"num_tokens": 0}, False),
+        ({"last_version": 2}, True), ({"last_version": -1}, False),
+        ({"first_version": 2, "last_version": 1}, False), ({"first_version": -1}, False),
+    ],
+)  # fmt: skip
+def test_an_answer_is_used_if_it_has_tokens_and_its_versions_do_not_decrease(
+    facts: dict[str, Any], is_used: bool
+) -> None:
+    desk = running()
+    whole = SampleOutcome(
+        lease_id=desk.lease_of(0), group_id=0, sample_index=0, num_tokens=5, first_version=0, last_version=0,
+        verdict_kind="scored", value=1.0, failed_in="", reason="",
+    )  # fmt: skip
+    outcome = msgspec.structs.replace(whole, **facts)
+    assert has(desk.do(SampleReported(worker=holder(desk), outcome=outcome)), StoreFinished) == is_used
+
+
+@pytest.mark.parametrize(("last", "is_used"), [(0, False), (1, True)])
+def test_an_answer_that_goes_on_ends_with_no_older_version_than_its_prefix(last: int, is_used: bool) -> None:
+    desk = running(max_staleness=4)
+    desk.finish(1)
+    desk.ask(1)
+    desk.publish(1)
+    for worker in ("w0", "w1"):
+        desk.load(worker, 1)
+    desk.give_back(desk.lease_of(0), 0, [0, 1], "drain")
+    assert has(desk.finish(0, first=0, last=last), StoreFinished) == is_used

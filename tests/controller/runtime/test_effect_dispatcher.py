@@ -1,0 +1,278 @@
+"""What is remembered before anything is sent, and what each effect of the coordinator does."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from areal_like.wire import messages as m
+from controller.coordinator.effects import (
+    DropGroup,
+    Effect,
+    EndRun,
+    EndWorker,
+    EvalDone,
+    EvalDropped,
+    Note,
+    PurgePayloads,
+    RecordIncident,
+    SendAck,
+    SendBatch,
+    SendCancel,
+    SendLeases,
+    SendNoMoreBatches,
+    SendRecall,
+    SendRelease,
+    SendRewrite,
+    SendSwap,
+    SendVersion,
+)
+from controller.coordinator.events import Tick, WorkerLost
+from controller.runtime.effect_dispatcher import EffectDispatcher
+from controller.runtime.inbound import InboundEvent
+from controller.runtime.outcome import Outcome, RunEnd
+from controller.runtime.trainer_progress import TrainerProgress
+
+DROPPED = DropGroup(group_id=3, reason="stale", detail="late")
+ACK = SendAck(worker="w", lease_ids=(1,))
+
+
+class Bench:
+    """A coordinator that answers each event with the next planned effects; records what is done, in order."""
+
+    def __init__(self, *planned: list[Effect]) -> None:
+        self.planned = list(planned)
+        self.done: list[tuple[Any, ...]] = []
+        self.times: list[float] = []
+        self.lost: list[Any] = []
+        self.is_sampling = True
+        self.watched = {"rollout"}
+        self.num_scored = 2
+        self.end, self.trainer = RunEnd(), TrainerProgress(SimpleNamespace(trained=0))  # type: ignore[arg-type]
+        self.coordinator = SimpleNamespace(version=0, handle=self.next_effects, counts=lambda: "counts")
+        tally = SimpleNamespace(
+            lengths=SimpleNamespace(record=self.note("lengths")), accuracy={4: 0.5},
+            add_evaluation=lambda version, values: self.num_scored,
+        )  # fmt: skip
+        display = SimpleNamespace(note=self.note("show"), accuracy=self.note("accuracy"))
+        components = SimpleNamespace(
+            coordinator=self.coordinator,
+            ledger=SimpleNamespace(apply=self.apply, purge=self.note("purge")),
+            supervisor=SimpleNamespace(end=self.note("end"), watches_role=lambda role: role in self.watched),
+            end=self.end,
+            tracer=SimpleNamespace(
+                span=lambda name, **facts: contextlib.nullcontext(), instant=self.note("instant")
+            ),
+            telemetry=SimpleNamespace(
+                display=display, journal=SimpleNamespace(measure=self.note("measure")), tally=tally
+            ),
+        )  # fmt: skip
+        out = SimpleNamespace(
+            leases=lambda effect: self.note("leases")() or self.is_sampling, send=self.note("send"),
+            version=self.note("version"), batch=lambda effect, counts: self.batch(effect, counts),
+            forget_ended_evals=self.note("forget"), take_lost=self.take_lost,
+        )  # fmt: skip
+        steps = SimpleNamespace(
+            published=self.note("published"), starts=self.note("starts"), shipped=self.note("shipped")
+        )
+        self.dispatcher = EffectDispatcher(
+            components,  # type: ignore[arg-type]
+            out,  # type: ignore[arg-type]
+            trainer=self.trainer,
+            steps=steps,  # type: ignore[arg-type]
+            clock=lambda: 7.0,
+        )
+
+    def note(self, what: str) -> Any:
+        return lambda *args, **facts: self.done.append((what, *args, *facts.items()))
+
+    def next_effects(self, event: Any, now_s: float) -> list[Effect]:
+        self.times.append(now_s)
+        return self.planned.pop(0) if self.planned else []
+
+    def apply(self, entries: list[Any]) -> None:
+        self.done.append(("apply", *(entry.effect for entry in entries)))
+
+    def take_lost(self) -> list[Any]:
+        lost, self.lost = self.lost, []
+        return lost
+
+    def batch(self, effect: SendBatch, counts: str) -> Any:
+        sample = SimpleNamespace(trajectory=SimpleNamespace(num_sampled=5))
+        self.done.append(("batch", effect.step, counts))
+        return SimpleNamespace(position=SimpleNamespace(staleness=(0, 1)), samples=[sample, sample])
+
+    def handle(self, *metrics: dict[str, float]) -> list[tuple[Any, ...]]:
+        """One burst, of as many events as there are metrics."""
+        self.dispatcher.handle([InboundEvent(Tick(), metrics=one) for one in metrics or ({},)])
+        return self.done
+
+
+def test_all_that_a_burst_must_remember_is_one_transaction_before_anything_is_sent() -> None:
+    bench = Bench([DROPPED, ACK], [DROPPED])
+    assert bench.handle({}, {}) == [
+        ("apply", DROPPED, DROPPED),
+        ("lengths", DROPPED),
+        ("measure", "dropped", ("group_id", 3), ("reason", "stale"), ("detail", "late")),
+        ("lengths", DROPPED),
+        ("measure", "dropped", ("group_id", 3), ("reason", "stale"), ("detail", "late")),
+        ("send", "w", m.SampleAck(lease_ids=(1,))),
+    ]
+    assert bench.times == [7.0, 7.0]
+
+
+def test_a_burst_with_nothing_to_remember_writes_nothing() -> None:
+    assert Bench([ACK]).handle() == [("send", "w", m.SampleAck(lease_ids=(1,)))]
+
+
+def test_after_a_write_that_failed_nothing_is_handled() -> None:
+    bench = Bench([DROPPED, ACK], [ACK])
+    bench.dispatcher._ledger = SimpleNamespace(apply=lambda entries: 1 / 0)  # type: ignore[assignment]
+    with pytest.raises(ZeroDivisionError):
+        bench.handle()
+    assert bench.handle() == []
+    assert len(bench.times) == 1
+
+
+def test_a_worker_found_out_of_reach_while_sending_is_an_event_of_its_own() -> None:
+    bench = Bench([ACK], [DROPPED])
+    bench.lost = [WorkerLost(worker="w", reason="unreachable")]
+    assert [what for what, *_ in bench.handle()] == ["send", "apply", "lengths", "measure"]
+
+
+def test_a_step_is_reported_once_however_often_its_version_is_announced() -> None:
+    bench = Bench()
+    versions = iter([1, 1, 2])
+
+    def publish(event: Any, now_s: float) -> list[Effect]:
+        bench.coordinator.version = next(versions)
+        return []
+
+    bench.coordinator.handle = publish
+    assert bench.handle({"loss": 1.0}, {"loss": 2.0}, {}) == [("published", 1, {"loss": 1.0})]
+
+
+@pytest.mark.parametrize(
+    ("effect", "peer", "message"),
+    [
+        (SendCancel(worker="w", lease_ids=(1,)), "w", m.CancelLeases(lease_ids=(1,))),
+        (SendRecall(worker="w", lease_ids=(2,)), "w", m.RecallLeases(lease_ids=(2,))),
+        (SendSwap(worker="w", version=3, lineage="l0"), "w", m.SwapVersion(version=3, lineage="l0")),
+        (SendRelease(worker="w", number=4), "w", m.ReleaseMemory(number=4)),
+        (SendRewrite(version=5, lineage="l0"), "trainer", m.RewriteVersion(version=5, lineage="l0")),
+    ],
+)
+def test_what_is_for_a_process_is_sent_to_it(effect: Effect, peer: str, message: m.Message) -> None:
+    assert Bench([effect]).handle() == [("send", peer, message)]
+
+
+def test_the_trainers_last_step_is_remembered_and_sent() -> None:
+    bench = Bench([SendNoMoreBatches(last_step=6, reason="stopped")])
+    assert bench.handle() == [("send", "trainer", m.NoMoreBatches(last_step=6, reason="stopped"))]
+    assert bench.trainer.last_step == 6
+
+
+@pytest.mark.parametrize("is_sampling", [True, False])
+def test_a_step_starts_with_the_first_lease_of_training(is_sampling: bool) -> None:
+    bench = Bench([SendLeases(worker="w", leases=())])
+    bench.is_sampling = is_sampling
+    assert bench.handle() == [("leases",), ("starts",)][: 1 + is_sampling]
+
+
+def test_a_version_is_announced() -> None:
+    effect = SendVersion(worker="w", version=1, lineage="l0", manifest_path="v1")
+    assert Bench([effect]).handle() == [("version", effect)]
+
+
+def test_a_worker_is_terminated_and_the_user_knows_why() -> None:
+    assert Bench([EndWorker(worker="w", reason="it keeps its memory")]).handle() == [
+        ("show", "w is terminated: it keeps its memory", "warning"), ("end", "w", "it keeps its memory"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_replay", [True, False])
+def test_a_batch_is_sent_measured_and_marked(is_replay: bool) -> None:
+    effect = SendBatch(step=2, lineage="l0", groups=(), is_replay=is_replay)
+    assert Bench([effect]).handle() == [
+        ("batch", 2, "counts"),
+        ("shipped", 2, ("staleness", [0, 1]), ("num_samples", 2), ("num_tokens", 10), ("is_replay", is_replay)),
+        ("instant", "batch_sent", ("step", 2), ("groups", 0)),
+    ]
+
+
+def evaluated(num_scored: int) -> list[tuple[Any, ...]]:
+    bench = Bench([EvalDone(version=4, requested_version=3, kind="periodic", values=(1.0, 0.0, None))])
+    bench.num_scored = num_scored
+    return bench.handle()
+
+
+def test_an_evaluation_is_measured_by_its_scores_and_the_user_knows_how_many_are_missing() -> None:
+    measured = [
+        (
+            "measure", "eval", ("version", 4), ("accuracy", 0.5), ("num_scored", 2), ("num_rows", 3),
+            ("eval", "periodic"),
+        ),
+        ("accuracy", 4, 0.5, 2),
+    ]  # fmt: skip
+    missing = ("show", "1 of 3 evaluated answers got no score", "warning")
+    assert evaluated(2) == [("forget",), missing, *measured]
+    assert [what for what, *_ in evaluated(3)] == ["forget", "measure", "accuracy"]
+    assert evaluated(0) == [("forget",), ("show", "3 of 3 evaluated answers got no score", "warning")]
+
+
+def test_an_evaluation_that_is_given_up_is_said() -> None:
+    assert Bench([EvalDropped(version=4, kind="periodic", reason="no worker")]).handle() == [
+        ("forget",), ("show", "evaluation of version 4 given up: no worker", "warning"),
+    ]  # fmt: skip
+
+
+def test_payloads_are_purged_up_to_the_step_that_is_covered() -> None:
+    assert Bench([PurgePayloads(covered_step=8)]).handle() == [("purge", 8)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_recorded", "is_traced", "is_shown"),
+    [
+        ("worker_lost", True, True, True), ("duplicate", False, False, False),
+        ("migrated", False, True, False), ("quarantined", True, False, True),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_ending", [True, False])
+def test_a_note_goes_where_its_kind_says_and_is_not_shown_at_the_end(
+    kind: Any, is_recorded: bool, is_traced: bool, is_shown: bool, is_ending: bool
+) -> None:
+    bench = Bench([Note(kind=kind, text="words")])
+    if is_ending:
+        bench.end.decide(Outcome("stopped", "asked to"))
+    incident = RecordIncident(kind=kind, text="words")
+    assert bench.handle() == [
+        *([("apply", incident), ("lengths", incident)] if is_recorded else []),
+        ("measure", "note", ("note", kind), ("text", "words")),
+        *([("instant", kind, ("text", "words"))] if is_traced else []),
+        *([("show", "words", "warning")] if is_shown and not is_ending else []),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "watched", "has_error"),
+    [("failed", {"trainer"}, True), ("failed", {"rollout"}, False), ("stopped", {"trainer"}, False)],
+)
+def test_a_run_that_fails_with_no_worker_left_ends_with_the_last_ones_words(
+    status: Any, watched: set[str], has_error: bool
+) -> None:
+    bench = Bench([EndRun(status=status, reason="no worker is left")])
+    bench.watched, bench.end.death = watched, RuntimeError("last words")  # type: ignore[assignment]
+    bench.handle()
+    outcome = bench.end.outcome
+    assert outcome is not None
+    assert (outcome.status, outcome.reason, outcome.error) == (
+        status, "no worker is left", bench.end.death if has_error else None,
+    )  # fmt: skip
+
+
+def test_an_effect_that_nobody_knows_is_a_mistake_of_ours() -> None:
+    with pytest.raises(AssertionError, match="unhandled effect Effect"):
+        Bench([Effect()]).handle()
