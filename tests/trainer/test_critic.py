@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from areal_like.errors import UserError, WeightError
+from areal_like.trajectory import Trajectory
 from areal_like.weights.weight_store import open_payload
 from areal_like.wire.messages import BatchSample
 from trainer.backends.port import Setup
@@ -26,6 +27,7 @@ from trainer.checkpoints.convert import stored_tensors
 from trainer.config import AdvantageSettings, CriticSettings, LossSettings, OptimizerSettings, TrainerSettings
 from trainer.critic import Critic
 from trainer.critic_state import load_critic_weights
+from trainer.data.batch import BatchRewards
 from trainer.export import write_model
 from trainer.model.attention import AttentionChoice
 from trainer.model.tokenizers import build_tokenizer
@@ -159,6 +161,24 @@ def test_a_step_has_the_advantages_and_losses_of_values_computed_sequence_by_seq
     assert metrics["value_mean"] == pytest.approx(batch.values_N.mean(), rel=1e-3, abs=1e-4)
     assert metrics["advantage_abs_mean"] == pytest.approx(np.abs(np.concatenate(expected)).mean(), rel=1e-4)
     assert metrics["value_clip_fraction"] == 0
+
+
+def test_a_turn_begins_where_sampled_tokens_follow_others(samples: list[BatchSample]) -> None:
+    mask_T = np.array([False, True, True, False, False, True, False, True, True])
+    sampled_T = np.where(mask_T, 0, -1).astype(np.int32)
+    trajectory = Trajectory(
+        tokens_T=np.arange(3, 12, dtype=np.int32),
+        loss_mask_T=mask_T,
+        logprobs_T=np.where(mask_T, -0.5, 0.0).astype(np.float32),
+        versions_T=sampled_T,
+        finish_reason="environment",
+    )
+    rewards = BatchRewards.of([msgspec.structs.replace(samples[1], trajectory=trajectory), samples[0]])
+    num_other = samples[0].trajectory.num_sampled
+    assert rewards.lengths_B == (5, num_other)
+    starts = [True, False, True, True, False]
+    assert rewards.turn_starts_N.tolist() == [*starts, True, *[False] * (num_other - 1)]
+    assert rewards.is_cut_B.tolist() == [False, True]
 
 
 def test_micro_batches_and_mini_batches_change_neither_gradient_nor_loss_of_the_critic(

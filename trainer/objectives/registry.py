@@ -272,7 +272,7 @@ def advantage_faults(
     if chosen.needs_values and not has_critic:
         yield _no_critic(kind, settings.kind)
     if group_size == 1 and chosen.single_sample:
-        others = [name for name, one in ADVANTAGES.items() if not one.single_sample]
+        others = [name for name, one in ADVANTAGES.items() if not one.single_sample and not one.needs_values]
         yield Fault(
             "group_size",
             f"with one sample a group, `{settings.kind}` gives every sample the advantage 0 ({chosen.single_sample})",
