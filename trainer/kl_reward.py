@@ -46,8 +46,9 @@ def advantages_with_kl(
     kl_N = ranks.sum(kl_N.to(ranks.device)).cpu()
     penalties_N = loss.kl_coef * kl_N.numpy()
     found = advantages(
-        rewards.rewards_B, rewards.group_ids_B, rewards.lengths_B, settings.advantage, penalties_N=penalties_N
-    )
+        rewards.rewards_B, rewards.group_ids_B, rewards.lengths_B, settings.advantage, penalties_N=penalties_N,
+        turns_B=rewards.turns_B,
+    )  # fmt: skip
     of_samples = [torch.from_numpy(part) for part in by_sample(found, rewards.lengths_B)]
     mini_batches = tuple(
         tuple(_with_advantages(micro_batch, of_samples) for micro_batch in mini_batch)

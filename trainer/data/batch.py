@@ -26,7 +26,7 @@ from trainer.data.dealing import deal_apart
 from trainer.model.packed import PackedSequences
 from trainer.objectives.advantage import advantages, by_sample, shaped_rewards
 from trainer.objectives.aggregation import token_coefficients
-from trainer.objectives.port import TokenInputs
+from trainer.objectives.port import TokenInputs, TurnRewards
 from trainer.objectives.registry import loss_of
 
 
@@ -59,11 +59,13 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class BatchRewards:
-    """What advantages are computed from, of the whole batch: raw rewards, groups, sampled tokens of each sample."""
+    """What advantages are computed from, of the whole batch: raw rewards, groups, sampled tokens of each sample, and
+    rewards by turn where it has some."""
 
     rewards_B: np.ndarray
     group_ids_B: np.ndarray
     lengths_B: tuple[int, ...]
+    turns_B: tuple[TurnRewards | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ def prepare_batch(
     group_ids_B = np.asarray([sample.group_id for sample in samples], np.int64)
     rewards_B = np.asarray([sample.reward for sample in samples], np.float64)
     sampled_lengths = [sample.trajectory.num_sampled for sample in samples]
-    found_advantages = advantages(rewards_B, group_ids_B, sampled_lengths, settings.advantage)
+    turns_B = tuple(map(_turns_of, samples))
+    found_advantages = advantages(rewards_B, group_ids_B, sampled_lengths, settings.advantage, turns_B=turns_B)
     advantages_BN = by_sample(found_advantages, sampled_lengths)
     shares = split(lengths, group_ids_B.tolist(), settings.mini_batches)
     coefficients_B = token_coefficients(sampled_lengths, group_ids_B.tolist(), settings.loss, num_updates=len(shares))
@@ -118,7 +121,15 @@ def prepare_batch(
     )
     metrics = _batch_metrics(samples, rewards_B, found_advantages, version, settings)
     metrics |= _dealing_metrics(lengths, shares, parts, settings.micro_batch_tokens)
-    return PreparedBatch(version, mini_batches, metrics, BatchRewards(rewards_B, group_ids_B, tuple(sampled_lengths)))
+    rewards = BatchRewards(rewards_B, group_ids_B, tuple(sampled_lengths), turns_B)
+    return PreparedBatch(version, mini_batches, metrics, rewards)
+
+
+def _turns_of(sample: BatchSample) -> TurnRewards | None:
+    trajectory = sample.trajectory
+    if trajectory.turn_ends_K is None or trajectory.turn_rewards_K is None:
+        return None
+    return TurnRewards(trajectory.turn_ends_K, trajectory.turn_rewards_K)
 
 
 def split(lengths: Sequence[int], group_ids: Sequence[int], num: int) -> list[list[int]]:

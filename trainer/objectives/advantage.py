@@ -14,7 +14,7 @@ import numpy as np
 
 from areal_like.errors import UserError
 from trainer.config import AdvantageSettings
-from trainer.objectives.port import RewardedSamples
+from trainer.objectives.port import RewardedSamples, TurnRewards
 from trainer.objectives.registry import advantage_of
 
 
@@ -32,6 +32,7 @@ def advantages(
     lengths_B: Sequence[int],
     settings: AdvantageSettings,
     penalties_N: np.ndarray | None = None,
+    turns_B: Sequence[TurnRewards | None] = (),
 ) -> np.ndarray:
     """Compute advantages of raw rewards, float32: one per sample [B] or per sampled token [N], as the kind has it.
 
@@ -41,6 +42,7 @@ def advantages(
         lengths_B: sampled tokens of each sample.
         settings: the kind, its options, and how rewards are scaled first.
         penalties_N: what is taken off the reward at each sampled token, in the order of the samples.
+        turns_B: raw rewards by turn of each sample, None for a sample that has none; empty: of no sample.
 
     Raises:
         UserError: advantages of the user's are of another shape, or not finite.
@@ -49,8 +51,12 @@ def advantages(
     if penalties_N is not None:
         rewards_B = rewards_B - np.add.reduceat(penalties_N, np.cumsum([0, *lengths_B[:-1]]))
     samples = RewardedSamples(
-        rewards_B, np.asarray(group_ids_B), np.asarray(lengths_B, np.int64), penalties_N=penalties_N
-    )
+        rewards_B, np.asarray(group_ids_B), np.asarray(lengths_B, np.int64), penalties_N=penalties_N,
+        turns_B=[
+            turns and TurnRewards(turns.ends_K, settings.reward_scale * np.asarray(turns.rewards_K, np.float64))
+            for turns in turns_B
+        ],
+    )  # fmt: skip
     assert samples.rewards_B.ndim == 1
     assert samples.rewards_B.shape == samples.group_ids_B.shape == samples.lengths_B.shape
     assert len(samples.rewards_B)

@@ -197,6 +197,13 @@ class Correction:
 # ---------------------------------------------------------------- advantages
 
 
+class TurnRewards(NamedTuple):
+    """Turns of one sample that have rewards of their own: sampled tokens up to the end of each, and its reward [K]."""
+
+    ends_K: np.ndarray
+    rewards_K: np.ndarray
+
+
 @dataclass(frozen=True)
 class RewardedSamples:
     """A whole batch as advantages see it, the same on every rank.
@@ -204,6 +211,8 @@ class RewardedSamples:
     rewards_B: float64, after scale, bias and clip, minus the KL penalties of all tokens where there are any.
     group_ids_B, lengths_B: int64; lengths in sampled tokens. penalties_N: the KL penalty of each sampled token in the
     order of the samples (`kl_in: reward`); values_N: of a critic, likewise. None unless configured.
+    turns_B: of each sample, rewards by turn, scaled as rewards_B but without bias, clip and penalties; None for a
+    sample that has none. Empty: no sample has any.
     """
 
     rewards_B: np.ndarray
@@ -211,6 +220,21 @@ class RewardedSamples:
     lengths_B: np.ndarray
     penalties_N: np.ndarray | None = None
     values_N: np.ndarray | None = None
+    turns_B: Sequence[TurnRewards | None] = ()
+
+    def turns_of(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sampled tokens and reward of each turn of one sample, int64 and float64 [K], minus the turn's penalties; a
+        sample without rewards by turn is one turn."""
+        turns = self.turns_B[sample] if self.turns_B else None
+        if turns is None:
+            return self.lengths_B[sample : sample + 1], np.asarray(self.rewards_B[sample : sample + 1], np.float64)
+        lengths_K = np.diff(turns.ends_K, prepend=0).astype(np.int64)
+        rewards_K = np.asarray(turns.rewards_K, np.float64)
+        if self.penalties_N is not None:
+            starts_K = int(self.lengths_B[:sample].sum()) + turns.ends_K - lengths_K
+            ends = starts_K[-1] + lengths_K[-1]
+            rewards_K = rewards_K - np.add.reduceat(self.penalties_N[:ends], starts_K)
+        return lengths_K, rewards_K
 
     def groups(self) -> Iterator[np.ndarray]:
         """Indices of the samples of each group, which may be anywhere in the batch."""

@@ -19,6 +19,7 @@ from trainer.objectives.advantages import (
     reinforce_pp,
     reinforce_pp_baseline,
     rloo,
+    turns,
 )
 from trainer.objectives.corrections import (
     geometric_mask,
@@ -82,6 +83,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
         lite_ppo.ADVANTAGE,
         reinforce_pp.ADVANTAGE,
         reinforce_pp_baseline.ADVANTAGE,
+        turns.ADVANTAGE,
     )
 }
 """Built-in advantages: `trainer.advantage.kind`."""
