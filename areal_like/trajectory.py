@@ -148,11 +148,24 @@ def _check_experts(experts: np.ndarray, length: int) -> None:
         raise ValueError(f"routed_experts has {len(experts)} positions where {length - 1} were expected")
 
 
+def _check_turns(ends: np.ndarray | None, rewards: np.ndarray | None, num_sampled: int) -> None:
+    if ends is None or rewards is None:
+        raise ValueError("turn_ends_K and turn_rewards_K go together")
+    _check_array("turn_ends_K", ends, np.int32, len(ends))
+    _check_array("turn_rewards_K", rewards, np.float32, len(ends))
+    if not len(ends) or int(ends[0]) <= 0 or bool((np.diff(ends) <= 0).any()) or int(ends[-1]) != num_sampled:
+        raise ValueError(f"turn_ends_K must rise from above 0 to the {num_sampled} sampled tokens")
+    if not bool(np.isfinite(rewards).all()):
+        raise ValueError("turn_rewards_K must be finite")
+
+
 class Trajectory(msgspec.Struct, frozen=True):
     """One finished sample, prompt and answer together; all arrays have length T and are checked at birth.
 
     tokens_T int32; loss_mask_T bool, True where the policy sampled; logprobs_T float32, 0.0 where the mask is False;
     versions_T int32, -1 where the mask is False, never decreasing where it is True (`stamped-versions`).
+    turn_ends_K int32, turn_rewards_K float32: of an episode whose turns have rewards of their own, how many sampled
+    tokens there are up to the end of each turn, rising to all of them, and the reward of each; None otherwise.
     routed_experts: of a mixture of experts, where the engine reports them: uint8 or uint16 [T - 1, layers, experts per
     token], the experts each position but the last was sent to. They travel to the trainer's batch and are stored in the
     ledger; the trainer does not use them yet.
@@ -164,6 +177,8 @@ class Trajectory(msgspec.Struct, frozen=True):
     versions_T: np.ndarray
     finish_reason: FinishReason
     routed_experts: np.ndarray | None = None
+    turn_ends_K: np.ndarray | None = None
+    turn_rewards_K: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         length = len(self.tokens_T)
@@ -185,6 +200,8 @@ class Trajectory(msgspec.Struct, frozen=True):
             raise ValueError("logprobs_T must be 0.0 where loss_mask_T is False")
         if not bool(np.isfinite(self.logprobs_T).all()):
             raise ValueError("logprobs_T must be finite")
+        if self.turn_ends_K is not None or self.turn_rewards_K is not None:
+            _check_turns(self.turn_ends_K, self.turn_rewards_K, len(sampled))
 
     def __len__(self) -> int:
         return len(self.tokens_T)

@@ -56,6 +56,7 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     rewards: list[float]
     components: dict[str, float]
     is_done: bool
+    turn_ends: list[int]
 
 
 class EnvironmentEpisode:
@@ -79,6 +80,8 @@ class EnvironmentEpisode:
         self.components = dict(known.components) if known else {}
         """Those of the last step."""
         self.is_done = known.is_done if known else False
+        self.turn_ends = list(known.turn_ends) if known else []
+        """Sampled tokens up to the end of each action's turn; noted by the workflow, for rewards by turn."""
         self.failure: Verdict | None = None
         self.over_context = False
         """An observation did not fit; noted by the workflow."""
@@ -100,7 +103,7 @@ class EnvironmentEpisode:
         return msgspec.to_builtins(
             EpisodeRecord(
                 actions=self._actions, digests=self._digests, rewards=self.rewards, components=self.components,
-                is_done=self.is_done,
+                is_done=self.is_done, turn_ends=self.turn_ends,
             )
         )  # fmt: skip
 

@@ -60,7 +60,9 @@ class EnvironmentWorkflow:
                 transcript.sampled(await tools.generate(transcript, max_new_tokens=1))
             verdict = _verdict(episode, reason)
         text = tools.tokens.decode(transcript.tokens_T[num_prompt:])
-        return Sample(trajectory=transcript.close(reason), verdict=verdict, response_text=text)
+        turn_rewards = list(zip(episode.turn_ends, episode.rewards, strict=True)) if verdict.is_scored else []
+        trajectory = transcript.close(reason, turn_rewards=turn_rewards)
+        return Sample(trajectory=trajectory, verdict=verdict, response_text=text)
 
     async def _play(
         self, tools: SampleTools, transcript: Transcript, episode: EnvironmentEpisode, num_prompt: int
@@ -73,7 +75,10 @@ class EnvironmentWorkflow:
             if answer.ended_by in ("length", "context"):
                 return "length"
             step = await episode.step(tools.tokens.decode(answer.segment.tokens_R))
-            if step is None or step.is_done:
+            if step is None:
+                return "environment"
+            episode.turn_ends.append(transcript.num_sampled)
+            if step.is_done:
                 return "environment"
             if episode.num_turns == self._max_turns:
                 break

@@ -183,17 +183,21 @@ class Transcript:
         """All sampled tokens, joined."""
         return reduce(Segment.joined, self.segments(), Segment.empty())
 
-    def close(self, reason: FinishReason | None = None) -> Trajectory:
+    def close(
+        self, reason: FinishReason | None = None, *, turn_rewards: Sequence[tuple[int, float]] = ()
+    ) -> Trajectory:
         """Make the trajectory that is trained on.
 
         Args:
             reason: why the episode ended. None: as the last answer did, or `environment` after given tokens.
+            turn_rewards: `num_sampled` at the end of each turn, and the turn's reward; tokens after the last one are a
+                turn of reward 0. Empty: turns have no rewards of their own. For `trainer.advantage.kind: turns`.
 
         Returns:
             The trajectory, checked.
 
         Raises:
-            ValueError: nothing was sampled.
+            ValueError: nothing was sampled, or a turn has no token.
         """
         if reason is None:
             reason = self._last.finish_reason if self._last is not None else "environment"
@@ -205,6 +209,7 @@ class Transcript:
             versions_T=self._column(np.int32, NO_VERSION, lambda segment: segment.versions_R),
             finish_reason=reason,
             routed_experts=None if experts is None else as_experts(experts),
+            **_turns(turn_rewards, self.num_sampled),
         )
 
     def segments(self) -> Iterator[Segment]:
@@ -216,3 +221,12 @@ class Transcript:
             of_sampled(part) if isinstance(part, Segment) else np.full(len(part), fill, dtype) for part in self._parts
         ]
         return np.concatenate(parts).astype(dtype, copy=False)
+
+
+def _turns(turn_rewards: Sequence[tuple[int, float]], num_sampled: int) -> dict[str, np.ndarray]:
+    """Fields of the trajectory."""
+    if not turn_rewards:
+        return {}
+    turns = [*turn_rewards, *([(num_sampled, 0.0)] if turn_rewards[-1][0] < num_sampled else [])]
+    ends, rewards = zip(*turns, strict=True)
+    return {"turn_ends_K": np.array(ends, np.int32), "turn_rewards_K": np.array(rewards, np.float32)}

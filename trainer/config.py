@@ -106,7 +106,8 @@ class AdvantageSettings(Settings):
     """`grpo`: (r - mean) / (std + eps) within the group; `grpo_no_std`: r - mean; `rloo`: leave-one-out baseline;
     `global_norm`: normalised over the whole batch (the paper's); `lite_ppo`: (r - mean of the group) / std of the
     batch; `reinforce_pp`, `reinforce_pp_baseline`: normalised over all tokens; `gae`: from the values of
-    `trainer.critic` (docs/algorithms.md); or `module:function` of your own (docs/extending.md)."""
+    `trainer.critic`; `turns`: rewards by turn of an environment (docs/algorithms.md); or `module:function` of your own
+    (docs/extending.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the kind, for those that have some; keyword arguments of a function of your own."""
     std_eps: float = Field(1e-4, gt=0)

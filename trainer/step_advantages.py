@@ -54,7 +54,9 @@ def step_advantages(
         kl_N = _of_all_tokens(prepared, lambda one, place: _kl(one, references[place], settings.loss), ranks)
         penalties_N = settings.loss.kl_coef * kl_N
         metrics["kl_reward"] = float(kl_N.mean())
-    samples = rewarded(rewards.rewards_B, rewards.group_ids_B, rewards.lengths_B, settings.advantage, penalties_N)
+    samples = rewarded(
+        rewards.rewards_B, rewards.group_ids_B, rewards.lengths_B, settings.advantage, penalties_N, rewards.turns_B
+    )
     found = {}
     if values is not None:
         samples = replace(

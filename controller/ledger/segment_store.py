@@ -55,6 +55,8 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     num_turns: int = -1
     """-1: there is no checkpoint."""
     state: bytes = b""
+    turns: tuple[bytes, bytes] = (b"", b"")
+    """Of a trajectory whose turns have rewards: their ends and rewards."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -91,6 +93,9 @@ def unpack_segment(payload: bytes) -> Segment:
 
 def pack_trajectory(trajectory: Trajectory, response_text: str) -> bytes:
     """Bytes of a finished sample."""
+    turns = (b"", b"")
+    if trajectory.turn_ends_K is not None and trajectory.turn_rewards_K is not None:
+        turns = (trajectory.turn_ends_K.tobytes(), trajectory.turn_rewards_K.tobytes())
     return _ENCODER.encode(
         _Packed(
             trajectory.tokens_T.tobytes(),
@@ -100,6 +105,7 @@ def pack_trajectory(trajectory: Trajectory, response_text: str) -> bytes:
             trajectory.finish_reason,
             response_text,
             *_packed_experts(trajectory.routed_experts),
+            turns=turns,
         )
     )
 
@@ -125,6 +131,7 @@ def unpack_trajectory(payload: bytes) -> tuple[Trajectory, str]:
     packed = _DECODER.decode(payload)
     if packed.finish_reason not in get_args(FinishReason):
         raise ValueError(f"a trajectory that ended by {packed.finish_reason!r}")
+    ends, rewards = packed.turns
     trajectory = Trajectory(
         tokens_T=np.frombuffer(packed.tokens, np.int32),
         loss_mask_T=np.frombuffer(packed.mask, np.bool_),
@@ -132,6 +139,8 @@ def unpack_trajectory(payload: bytes) -> tuple[Trajectory, str]:
         versions_T=np.frombuffer(packed.versions, np.int32),
         finish_reason=cast(FinishReason, packed.finish_reason),
         routed_experts=_unpacked_experts(packed),
+        turn_ends_K=np.frombuffer(ends, np.int32) if ends else None,
+        turn_rewards_K=np.frombuffer(rewards, np.float32) if rewards else None,
     )
     return trajectory, packed.response_text
 

@@ -38,5 +38,5 @@ def _size(trajectory: Trajectory) -> int:
     arrays: Iterable[Any] = (
         trajectory.tokens_T, trajectory.loss_mask_T, trajectory.logprobs_T, trajectory.versions_T,
     )  # fmt: skip
-    experts = trajectory.routed_experts
-    return sum(array.nbytes for array in arrays) + (0 if experts is None else experts.nbytes)
+    others = (trajectory.routed_experts, trajectory.turn_ends_K, trajectory.turn_rewards_K)
+    return sum(array.nbytes for array in (*arrays, *others) if array is not None)

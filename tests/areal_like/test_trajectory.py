@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -163,3 +164,26 @@ def test_joining_nothing_copies_nothing():
     segment = _segment()
     assert Segment.empty().joined(segment) is segment
     assert segment.joined(Segment.empty()) is segment
+
+
+@pytest.mark.parametrize(
+    ("ends", "rewards", "words"),
+    [
+        ([1, 3], None, "go together"),
+        (None, [1.0], "go together"),
+        ([1, 2], [0.0, 1.0], "must rise from above 0 to the 3 sampled tokens"),
+        ([0, 3], [0.0, 1.0], "must rise"),
+        ([2, 2, 3], [0.0, 1.0, 0.0], "must rise"),
+        ([], [], "must rise"),
+        ([1, 3], [0.0], "turn_rewards_K has 1 entries where 2 were expected"),
+        ([1, 3], [0.0, np.nan], "must be finite"),
+    ],
+)
+def test_turns_end_one_after_the_other_at_the_last_sampled_token(ends, rewards, words):
+    fields = {
+        "turn_ends_K": None if ends is None else np.array(ends, np.int32),
+        "turn_rewards_K": None if rewards is None else np.array(rewards, np.float32),
+    }
+    plain = Trajectory.from_prompt(np.array([1, 2], np.int32), _segment(), "stop")
+    with pytest.raises(ValueError, match=words):
+        msgspec.structs.replace(plain, **fields)

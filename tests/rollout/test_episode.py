@@ -122,6 +122,8 @@ def test_the_environment_ends_the_episode_and_its_rewards_are_the_verdict() -> N
     assert sample.trajectory.finish_reason == "environment"
     assert sample.verdict.value == pytest.approx(0.8)
     assert sample.verdict.components == {"turns": 3.0, "ended": 1.0, "correct": 1.0, "guesses": 3.0}
+    assert sample.trajectory.turn_ends_K.tolist() == [3, 6, 9]
+    assert sample.trajectory.turn_rewards_K.tolist() == pytest.approx([-0.1, -0.1, 1.0])
 
 
 @pytest.mark.parametrize("forged", ["07?>11?=?", "=?", "11=?"])
@@ -193,6 +195,8 @@ def test_an_episode_goes_on_from_its_last_turn_with_its_rewards() -> None:
     sample = rest.play()
     assert rest.prompts == whole.prompts[1:]
     assert (sample.verdict, sample.response_text) == (expected.verdict, expected.response_text)
+    for name in ("turn_ends_K", "turn_rewards_K"):
+        assert getattr(sample.trajectory, name).tolist() == getattr(expected.trajectory, name).tolist()
     (request,) = rest.service.asked
     assert request.history is not None, "its environment is made again elsewhere"
     assert (request.turn, request.history.actions, len(request.history.digests)) == (2, ("a",), 2)

@@ -109,3 +109,16 @@ def test_experts_of_the_last_answer_cover_the_whole_transcript_unless_more_was_g
         transcript.given(tail)
         kept = transcript.close("stop").routed_experts
         assert (kept is None) if tail else np.array_equal(kept, experts)
+
+
+def test_rewards_by_turn_cover_every_sampled_token() -> None:
+    transcript = Transcript(np.array([5, 6], np.int32))
+    transcript.sampled(answer(7, 8))
+    transcript.given([9])
+    transcript.sampled(answer(7))
+    closed = transcript.close("length", turn_rewards=[(2, 0.5)])
+    assert closed.turn_ends_K is not None
+    assert closed.turn_rewards_K is not None
+    assert (closed.turn_ends_K.tolist(), closed.turn_rewards_K.tolist()) == ([2, 3], [0.5, 0.0])
+    assert transcript.close("length", turn_rewards=[(2, 0.5), (3, 1.0)]).turn_rewards_K.tolist() == [0.5, 1.0]
+    assert transcript.close("length").turn_ends_K is None

@@ -26,7 +26,7 @@ from trainer.data.dealing import deal_apart
 from trainer.model.packed import PackedSequences
 from trainer.objectives.advantage import advantages, by_sample, shaped_rewards
 from trainer.objectives.aggregation import token_coefficients
-from trainer.objectives.port import TokenInputs
+from trainer.objectives.port import TokenInputs, TurnRewards
 from trainer.objectives.registry import loss_of
 
 
@@ -62,7 +62,7 @@ class BatchRewards:
     """What advantages are computed from, of the whole batch: raw rewards, groups, sampled tokens of each sample.
 
     turn_starts_N: bool, the sampled tokens, in the order of the samples, that begin a turn. is_cut_B: bool, the answer
-    ended at the token limit.
+    ended at the token limit. turns_B: rewards by turn, None for a sample without.
     """
 
     rewards_B: np.ndarray
@@ -70,6 +70,7 @@ class BatchRewards:
     lengths_B: tuple[int, ...]
     turn_starts_N: np.ndarray
     is_cut_B: np.ndarray
+    turns_B: tuple[TurnRewards | None, ...]
 
     @staticmethod
     def of(samples: Sequence[BatchSample]) -> BatchRewards:
@@ -82,6 +83,7 @@ class BatchRewards:
             # the first token of a sequence is never sampled
             turn_starts_N=np.concatenate([~mask_T[:-1][mask_T[1:]] for mask_T in masks]),
             is_cut_B=np.array([sample.trajectory.finish_reason == "length" for sample in samples]),
+            turns_B=tuple(map(_turns_of, samples)),
         )
 
 
@@ -117,7 +119,9 @@ def prepare_batch(
     if has_critic:
         found_advantages = np.zeros(len(samples), np.float32)
     else:
-        found_advantages = advantages(rewards.rewards_B, group_ids_B, sampled_lengths, settings.advantage)
+        found_advantages = advantages(
+            rewards.rewards_B, group_ids_B, sampled_lengths, settings.advantage, turns_B=rewards.turns_B
+        )
     advantages_BN = by_sample(found_advantages, sampled_lengths)
     shares = split(lengths, group_ids_B.tolist(), settings.mini_batches)
     coefficients_B = token_coefficients(sampled_lengths, group_ids_B.tolist(), settings.loss, num_updates=len(shares))
@@ -142,6 +146,13 @@ def prepare_batch(
     metrics = _batch_metrics(samples, rewards.rewards_B, found_advantages, version, settings)
     metrics |= _dealing_metrics(lengths, shares, parts, settings.micro_batch_tokens)
     return PreparedBatch(version, mini_batches, metrics, rewards)
+
+
+def _turns_of(sample: BatchSample) -> TurnRewards | None:
+    trajectory = sample.trajectory
+    if trajectory.turn_ends_K is None or trajectory.turn_rewards_K is None:
+        return None
+    return TurnRewards(trajectory.turn_ends_K, trajectory.turn_rewards_K)
 
 
 def split(lengths: Sequence[int], group_ids: Sequence[int], num: int) -> list[list[int]]:

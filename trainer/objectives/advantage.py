@@ -15,7 +15,7 @@ import numpy as np
 
 from areal_like.errors import UserError
 from trainer.config import AdvantageSettings
-from trainer.objectives.port import RewardedSamples
+from trainer.objectives.port import RewardedSamples, TurnRewards
 from trainer.objectives.registry import advantage_of
 
 
@@ -33,9 +33,10 @@ def advantages(
     lengths_B: Sequence[int],
     settings: AdvantageSettings,
     penalties_N: np.ndarray | None = None,
+    turns_B: Sequence[TurnRewards | None] = (),
 ) -> np.ndarray:
     """Compute advantages of raw rewards, as `advantages_of` those of `rewarded`."""
-    return advantages_of(rewarded(rewards_B, group_ids_B, lengths_B, settings, penalties_N), settings)
+    return advantages_of(rewarded(rewards_B, group_ids_B, lengths_B, settings, penalties_N, turns_B), settings)
 
 
 def rewarded(
@@ -44,6 +45,7 @@ def rewarded(
     lengths_B: Sequence[int],
     settings: AdvantageSettings,
     penalties_N: np.ndarray | None = None,
+    turns_B: Sequence[TurnRewards | None] = (),
 ) -> RewardedSamples:
     """Shape the rewards of a batch and take the penalties off.
 
@@ -53,13 +55,18 @@ def rewarded(
         lengths_B: sampled tokens of each sample.
         settings: how rewards are scaled first.
         penalties_N: what is taken off the reward at each sampled token, in the order of the samples.
+        turns_B: raw rewards by turn of each sample, None for a sample that has none; empty: of no sample.
     """
     rewards_B = shaped_rewards(rewards_B, settings)
     if penalties_N is not None:
         rewards_B = rewards_B - np.add.reduceat(penalties_N, np.cumsum([0, *lengths_B[:-1]]))
     samples = RewardedSamples(
-        rewards_B, np.asarray(group_ids_B), np.asarray(lengths_B, np.int64), penalties_N=penalties_N
-    )
+        rewards_B, np.asarray(group_ids_B), np.asarray(lengths_B, np.int64), penalties_N=penalties_N,
+        turns_B=[
+            turns and TurnRewards(turns.ends_K, settings.reward_scale * np.asarray(turns.rewards_K, np.float64))
+            for turns in turns_B
+        ],
+    )  # fmt: skip
     assert samples.rewards_B.ndim == 1
     assert samples.rewards_B.shape == samples.group_ids_B.shape == samples.lengths_B.shape
     assert len(samples.rewards_B)

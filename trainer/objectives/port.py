@@ -200,6 +200,13 @@ class Correction:
 # ---------------------------------------------------------------- advantages
 
 
+class TurnRewards(NamedTuple):
+    """Turns of one sample that have rewards of their own: sampled tokens up to the end of each, and its reward [K]."""
+
+    ends_K: np.ndarray
+    rewards_K: np.ndarray
+
+
 @dataclass(frozen=True)
 class RewardedSamples:
     """A whole batch as advantages see it, the same on every rank.
@@ -210,6 +217,9 @@ class RewardedSamples:
 
     Where there is a critic: values_N: its value before each sampled token; end_values_B: after the last token.
     turn_starts_N: bool, the tokens that begin a turn. is_cut_B: bool, the answer ended at the token limit.
+
+    turns_B: of each sample, rewards by turn, scaled as rewards_B but without bias, clip and penalties; None for a
+    sample that has none. Empty: no sample has any.
     """
 
     rewards_B: np.ndarray
@@ -220,17 +230,36 @@ class RewardedSamples:
     end_values_B: np.ndarray | None = None
     turn_starts_N: np.ndarray | None = None
     is_cut_B: np.ndarray | None = None
+    turns_B: Sequence[TurnRewards | None] = ()
 
     def token_rewards_N(self) -> np.ndarray:
-        """Compute the reward of each sampled token: the answer's at its last one, minus the token's own penalty."""
+        """Compute the reward of each sampled token: a turn's at its last one, the answer's at its last one where it has
+        no rewards by turn, minus the token's own penalty."""
         ends_B = np.cumsum(self.lengths_B)
+        starts_B = ends_B - self.lengths_B
         rewards_N = np.zeros(int(ends_B[-1]))
         rewards_N[ends_B - 1] = self.rewards_B
+        if self.penalties_N is not None:  # rewards_B has lost all penalties: each is taken off its own token below
+            rewards_N[ends_B - 1] += np.add.reduceat(self.penalties_N, starts_B)
+        for sample, turns in enumerate(self.turns_B):
+            if turns is not None:
+                rewards_N[ends_B[sample] - 1] = 0.0
+                rewards_N[starts_B[sample] + turns.ends_K - 1] = turns.rewards_K
+        return rewards_N if self.penalties_N is None else rewards_N - self.penalties_N
+
+    def turns_of(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sampled tokens and reward of each turn of one sample, int64 and float64 [K], minus the turn's penalties; a
+        sample without rewards by turn is one turn."""
+        turns = self.turns_B[sample] if self.turns_B else None
+        if turns is None:
+            return self.lengths_B[sample : sample + 1], np.asarray(self.rewards_B[sample : sample + 1], np.float64)
+        lengths_K = np.diff(turns.ends_K, prepend=0).astype(np.int64)
+        rewards_K = np.asarray(turns.rewards_K, np.float64)
         if self.penalties_N is not None:
-            # rewards_B has lost all penalties: they come back, and go where they belong
-            rewards_N[ends_B - 1] += np.add.reduceat(self.penalties_N, ends_B - self.lengths_B)
-            rewards_N -= self.penalties_N
-        return rewards_N
+            starts_K = int(self.lengths_B[:sample].sum()) + turns.ends_K - lengths_K
+            ends = starts_K[-1] + lengths_K[-1]
+            rewards_K = rewards_K - np.add.reduceat(self.penalties_N[:ends], starts_K)
+        return lengths_K, rewards_K
 
     def groups(self) -> Iterator[np.ndarray]:
         """Indices of the samples of each group, which may be anywhere in the batch."""

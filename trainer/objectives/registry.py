@@ -20,6 +20,7 @@ from trainer.objectives.advantages import (
     reinforce_pp,
     reinforce_pp_baseline,
     rloo,
+    turns,
 )
 from trainer.objectives.corrections import (
     geometric_mask,
@@ -84,6 +85,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
         reinforce_pp.ADVANTAGE,
         reinforce_pp_baseline.ADVANTAGE,
         gae.ADVANTAGE,
+        turns.ADVANTAGE,
     )
 }
 """Built-in advantages: `trainer.advantage.kind`."""

@@ -87,6 +87,18 @@ def test_experts_travel_with_the_samples_that_have_them(num_experts: int, length
     assert np.array_equal(got, experts)
 
 
+def test_rewards_by_turn_travel_with_the_samples_that_have_them() -> None:
+    plain = batch([4]).samples[0]
+    turns = {"turn_ends_K": np.array([1, 4], np.int32), "turn_rewards_K": np.array([0.5, -1.0], np.float32)}
+    with_turns = msgspec.structs.replace(plain.trajectory, **turns)
+    sent = Batch(step=1, lineage="l0", samples=(plain, msgspec.structs.replace(plain, trajectory=with_turns)))
+    received = decode([bytes(frame) for frame in encode(sent)], ACCEPT)
+    assert isinstance(received, Batch)
+    assert received.samples[0].trajectory.turn_ends_K is None
+    got = received.samples[1].trajectory
+    assert all(np.array_equal(getattr(got, name), value) for name, value in turns.items())
+
+
 def test_large_arrays_are_not_copied_on_either_side() -> None:
     sent = returned(LARGE_BYTES)
     frames = encode(sent)

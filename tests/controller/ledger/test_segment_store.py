@@ -51,6 +51,13 @@ def test_a_sample_without_experts_has_none_after_it_was_stored() -> None:
     assert unpack_trajectory(pack_trajectory(trajectory(), ""))[0].routed_experts is None
 
 
+def test_rewards_by_turn_are_stored_with_their_sample() -> None:
+    turns = {"turn_ends_K": np.array([1, 3], np.int32), "turn_rewards_K": np.array([0.5, -1.0], np.float32)}
+    stored, _ = unpack_trajectory(pack_trajectory(msgspec.structs.replace(trajectory(), **turns), ""))
+    assert all(np.array_equal(getattr(stored, name), value) for name, value in turns.items())
+    assert unpack_trajectory(pack_trajectory(trajectory(), ""))[0].turn_ends_K is None
+
+
 def test_a_record_of_a_run_before_there_were_experts_is_read() -> None:
     fields = msgspec.msgpack.decode(pack_trajectory(trajectory(), "answer"))
     stored, text = unpack_trajectory(msgspec.msgpack.encode(fields[:6]))

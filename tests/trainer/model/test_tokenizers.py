@@ -32,7 +32,7 @@ def test_built_in_characters_are_those_of_their_tasks() -> None:
     assert len(build_tokenizer("characters:tool_sum", None)) == 3 + len(tool_sum.CHARACTERS)
 
 
-@pytest.mark.parametrize("name", ["characters:running_sum", "characters:tool_sum", "characters:guess_number", "bytes"])
+@pytest.mark.parametrize("name", ["characters:running_sum", "characters:tool_sum", "bytes"])
 def test_prompt_starts_with_exactly_one_bos(name: str, tmp_path: Path) -> None:
     tokenizer = saved_and_loaded(name, tmp_path)
     ids = tokenizer("3+8=").input_ids
