@@ -35,9 +35,10 @@ from typing import Any
 
 from benchmarks.publishing import add_replace, result_path
 from benchmarks.runs import command_of, median_spread, write
+from services.processes.framing import frame
 from services.reward.code_options import CodeOptions
 from services.reward.config import RewardSettings
-from services.reward.job import Job, Outcome, frame
+from services.reward.job import Job, Outcome
 from services.reward.pool import Pool
 from services.reward.scorers.port import ScorerInput
 from services.reward.scorers.programs import CodeScorer

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from areal_like.errors import UserError
+from services.processes.framing import PREFIX, frame
 from services.reward import scoring_process as module
 from services.reward.composition import WeightedSum
-from services.reward.job import PREFIX, Began, Job, Outcome, Ready, Refusal, Setup, decode_for_service, frame
+from services.reward.job import Began, Job, Outcome, Ready, Refusal, Setup, decode_for_service
 from services.reward.scoring_process import Stream, flush_output, load, serve
 
 LIMIT_S = 20.0

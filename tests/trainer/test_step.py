@@ -21,6 +21,7 @@ from areal_like.wire.messages import BatchSample
 from trainer.backends.port import Setup
 from trainer.backends.torch_single import TorchBackend
 from trainer.config import LossSettings, OptimizerSettings, TrainerSettings, WeightClip
+from trainer.critic import update_metrics
 from trainer.data.batch import PreparedBatch, prepare_batch, split
 from trainer.data.dealing import micro_batches
 from trainer.model.attention import AttentionChoice, attach
@@ -28,7 +29,7 @@ from trainer.model.logprobs import token_logprobs
 from trainer.model.packed import PackedSequences
 from trainer.optimizer import UpdateResult
 from trainer.ranks import Ranks
-from trainer.step import TrainStep, _update_metrics, ready_model
+from trainer.step import TrainStep, ready_model
 
 SDPA = AttentionChoice("sdpa", "test")
 UNEQUAL = (4, 2, 3, 4, 1)
@@ -323,7 +324,7 @@ def test_more_groups_than_a_step_has_is_our_mistake(tiny_model: Callable[..., An
 
 def test_norms_are_of_the_updates_that_were_applied_and_the_rate_is_the_last_ones() -> None:
     updates = [UpdateResult(3.0, 0.5, True), UpdateResult(float("nan"), 0.25, False), UpdateResult(1.0, 0.125, True)]
-    assert _update_metrics(updates) == {
+    assert update_metrics(updates) == {
         "grad_norm": 2.0, "grad_norm_max": 3.0, "lr": 0.125, "updates": 2.0, "skipped_updates": 1.0
     }  # fmt: skip
 

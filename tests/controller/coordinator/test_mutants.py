@@ -135,13 +135,13 @@ def test_a_duplicate_answer_taken_twice_is_caught(monkeypatch: pytest.MonkeyPatc
 
 
 def test_another_order_than_earliest_deadline_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under `wait` the step then waits indefinitely for groups that are ready already."""
+    """Under `wait` older groups then miss their deadlines."""
 
     def newest_first(ready: Mapping[int, set[int]], count: int) -> list[int]:
         return sorted((group_id for ids in ready.values() for group_id in ids), reverse=True)[:count]
 
     monkeypatch.setattr(staleness, "earliest_first", newest_first)
-    assert "deadlock" in caught(groups_per_step=1)
+    assert "wait must lose nothing" in caught(groups_per_step=1)
 
 
 def test_a_resume_that_forgets_recorded_batches_is_caught() -> None:

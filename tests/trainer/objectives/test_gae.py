@@ -14,7 +14,7 @@ from trainer.config import AdvantageSettings, LossSettings
 from trainer.objectives.advantage import advantages_of, rewarded, targets_of
 from trainer.objectives.advantages import gae
 from trainer.objectives.advantages.gae import GaeOptions
-from trainer.objectives.port import RewardedSamples
+from trainer.objectives.port import RewardedSamples, TurnRewards
 from trainer.objectives.registry import reads_values
 from trainer.objectives.value_loss import value_loss
 
@@ -176,3 +176,17 @@ def test_gae_is_what_reads_values() -> None:
     assert reads_values(LossSettings(), AdvantageSettings(kind="gae"))
     assert reads_values(LossSettings(), AdvantageSettings(kind="my:own"))
     assert not reads_values(LossSettings(), AdvantageSettings(kind="grpo"))
+
+
+@pytest.mark.parametrize("is_penalised", [False, True])
+def test_rewards_by_turn_are_counted_at_the_last_token_of_their_turn(is_penalised: bool) -> None:
+    samples = made(is_penalised=is_penalised)
+    rewards = [None, None, TurnRewards(np.array([1, 2, 7]), np.array([0.5, 0.0, -2.0])), None, None]
+    by_turn = replace(samples, turns_B=rewards)
+    expected_N = samples.token_rewards_N()
+    first, last = LENGTHS[0] + LENGTHS[1], sum(LENGTHS[:3]) - 1
+    expected_N[last] -= samples.rewards_B[2]
+    if samples.penalties_N is not None:  # the answer's reward is given without its penalties
+        expected_N[last] -= samples.penalties_N[first : last + 1].sum()
+    expected_N[[first, last]] += [0.5, -2.0]
+    assert by_turn.token_rewards_N() == pytest.approx(expected_N)

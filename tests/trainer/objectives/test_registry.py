@@ -76,7 +76,14 @@ OPTIONS: list[tuple[Any, str, Any, list[Any], list[Any]]] = [
     (OBJECTIVES["bapo"], "high_step", 0.05, [TINY], [0.0]),
     (OBJECTIVES["bapo"], "dual_clip", 3.0, [1.001], [1.0]),
     *((ADVANTAGES[kind], "std_eps", 1e-4, [TINY], [0.0])
-      for kind in ("grpo", "global_norm", "lite_ppo", "reinforce_pp", "reinforce_pp_baseline")),
+      for kind in ("grpo", "global_norm", "lite_ppo", "reinforce_pp", "reinforce_pp_baseline", "gae", "turns")),
+    (ADVANTAGES["turns"], "discount", 1.0, [0.0, 1.0], [-TINY, 1.001]),
+    (ADVANTAGES["gae"], "gamma", 1.0, [TINY, 1.0], [0.0, 1.001]),
+    (ADVANTAGES["gae"], "gae_lambda", 0.95, [0.0, 1.0], [-TINY, 1.001]),
+    (ADVANTAGES["gae"], "target_lambda", None, [0.0, 1.0], [-TINY, 1.001]),
+    (ADVANTAGES["gae"], "unit", "token", ["turn"], ["word"]),
+    (ADVANTAGES["gae"], "bootstrap_cut", False, [True], ["perhaps"]),
+    (ADVANTAGES["gae"], "normalise", True, [False], ["perhaps"]),
 ]  # fmt: skip
 
 
@@ -129,12 +136,12 @@ def test_corrections_say_what_they_need_and_which_is_an_importance_weight() -> N
 
 
 def test_advantages_say_whether_they_compare_within_the_group_and_what_a_lone_sample_gets() -> None:
-    over_the_batch = {"global_norm", "reinforce_pp", "reinforce_pp_baseline"}
-    without_group = {"global_norm", "reinforce_pp"}
+    over_the_batch = {"global_norm", "reinforce_pp", "reinforce_pp_baseline", "gae", "turns"}
+    without_group = {"global_norm", "reinforce_pp", "gae"}
     for name, one in ADVANTAGES.items():
         assert one.is_within_group == (name not in over_the_batch), name
         assert bool(one.single_sample) == (name not in without_group), name
-        assert not one.needs_values, name
+        assert one.needs_values == (name == "gae"), name
         assert one.keys == (("std_eps",) if "std_eps" in one.options.model_fields else ()), name
 
 
@@ -297,8 +304,8 @@ def advantage_fault(group_size: int = 4, **changes: Any) -> tuple[str, str, str]
 @pytest.mark.parametrize("kind", ADVANTAGES)
 def test_sample_alone_in_its_group_is_refused_where_its_advantage_is_0(kind: str) -> None:
     settings = AdvantageSettings(kind=kind)
-    assert list(advantage_faults(settings, 2)) == []
-    alone = list(advantage_faults(settings, 1))
+    assert list(advantage_faults(settings, 2, has_critic=True)) == []
+    alone = list(advantage_faults(settings, 1, has_critic=True))
     assert [fault.key for fault in alone] == (["group_size"] if ADVANTAGES[kind].single_sample else [])
     if alone:
         assert ADVANTAGES[kind].single_sample in alone[0].what
