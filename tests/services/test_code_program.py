@@ -160,7 +160,8 @@ def test_calls_of_one_exchange_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("value", "may"),
     [
-        (of_tests(lambda: None), True), (lambda: None, False), (collections.namedtuple, True), (json.dumps, True), (pytest.fail, False),
+        (of_tests(lambda: None), True), (lambda: None, False), (collections.namedtuple, True), (json.dumps, True),
+        (pytest.fail, False),
         ([].append, True), ("".join, True), (math.sqrt, True), (random.random, True), (str.upper, True), (open, False),
         (int.__add__, True), (exec, False), (len, False), (int, False), (3, False),
     ],
