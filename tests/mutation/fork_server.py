@@ -139,15 +139,26 @@ def end_descendants() -> None:
             pass
 
 
+def queued_s(pid: int) -> float:
+    """Seconds that the threads of a process and of all below it stood in the queue for a processor; the longest."""
+    import psutil
+
+    waits = [0]
+    with suppress(psutil.Error, OSError):
+        for process in (pid, *(below.pid for below in psutil.Process(pid).children(recursive=True))):
+            waits += [int(file.read_text().split()[1]) for file in Path(f"/proc/{process}/task").glob("*/schedstat")]
+    return max(waits) / 1e9
+
+
 def is_over(pid: int, limit_s: float, elapsed_s: float) -> bool:
     """True if a session has used up its processor time, or waited for too long.
 
-    Processor time, since other load on the machine must not make a mutant count as killed.
+    Processor time, and no waiting for a processor: other load on the machine must not make a mutant count as killed.
     """
-    if elapsed_s > WAIT_FACTOR * limit_s:
-        return True
     if elapsed_s <= limit_s:
         return False
+    if elapsed_s > WAIT_FACTOR * limit_s and elapsed_s - queued_s(pid) > WAIT_FACTOR * limit_s:
+        return True
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") > limit_s
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.mutation import fork_server
 from tests.mutation.coverage_map import CoverageMap
 from tests.mutation.draw import draw, named
 from tests.mutation.operators import is_real, mutants
@@ -186,6 +188,23 @@ def test_strong():
 def test_hangs():
     assert hangs(3) == 10
 """
+
+
+def test_session_that_stands_in_the_queue_for_a_processor_has_not_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    queued = 0.0
+    monkeypatch.setattr(fork_server, "queued_s", lambda pid: queued)
+    mine, limit_s = os.getpid(), 1e6
+    assert not fork_server.is_over(mine, limit_s, 3.9e6)
+    assert fork_server.is_over(mine, limit_s, 4.1e6)
+    queued = 0.2e6
+    assert not fork_server.is_over(mine, limit_s, 4.1e6)
+    assert fork_server.is_over(mine, 1e-9, 1.0), "it has computed for longer than that"
+    assert not fork_server.is_over(mine, 1e-9, 1e-10)
+
+
+def test_queue_for_a_processor_is_measured_over_all_threads() -> None:
+    assert 0.0 <= fork_server.queued_s(os.getpid()) < 1e6
+    assert fork_server.queued_s(1 << 30) == 0.0, "a process that is gone waits for nothing"
 
 
 @pytest.mark.e2e

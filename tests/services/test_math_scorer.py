@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.reward.scorers import final_answer
+from services.reward.scorers import final_answer, maths
 from services.reward.scorers.maths import MathOptions, MathScorer, are_equivalent, is_explosive
 from services.reward.scorers.port import CannotJudge, ScorerInput
 from services.reward.scorers.quantities import number_of
@@ -157,3 +158,15 @@ def test_math_gold_answers_are_equivalent_to_themselves_without_the_literal_shor
         answers = [json.loads(line)["answer"] for line in file][::17]
     wrong = [answer for answer in answers if number_of(answer) is None and not are_equivalent(answer, answer, 6)]
     assert wrong == []
+
+
+def test_warm_up_parses_once_and_silences_the_warning_that_time_outs_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str, int]] = []
+    monkeypatch.setattr(maths, "are_equivalent", lambda *facts: asked.append(facts))
+    log = logging.getLogger("math_verify")
+    log.setLevel(logging.NOTSET)
+    MathScorer(MathOptions(float_digits=4)).warm_up()
+    assert log.level == logging.ERROR
+    ((gold, answer, digits),) = asked
+    assert digits == 4
+    assert gold != answer, "equal texts would not be parsed"

@@ -197,3 +197,8 @@ def test_a_gpu_gives_the_same_score_but_for_rounding(one_class: Path) -> None:
     wanted = logits(one_class, "2+2? it is 4").item()
     outcome = score(one_class, "it is 4", device="cuda", dtype="bfloat16")
     assert outcome.value == pytest.approx(wanted, abs=0.02)
+
+
+@pytest.mark.parametrize(("how", "value"), [("min", 0.25), ("mean", 0.5), ("last", 0.5), ("prod", 0.09375)])
+def test_steps_become_one_value(how: str, value: float) -> None:
+    assert reduced([0.75, 0.25, 0.5], how) == value

@@ -115,3 +115,21 @@ def test_step_takes_the_reference_into_the_reward_and_not_into_the_loss(
     assert metrics["same"]["kl_reward"] != metrics["other"]["kl_reward"]
     assert metrics["same"]["grad_norm"] > 0
     assert "kl_reference" not in metrics["same"]
+
+
+def test_rank_that_only_keeps_the_others_company_has_no_penalty_of_its_own(make_samples: Any) -> None:
+    samples, settings = make_samples((2,)), _settings(mini_batches=1)
+    prepared = [prepare_batch(samples, 3, settings, rank=rank, num_ranks=3) for rank in range(3)]
+    (company,) = [one for one in prepared if one.mini_batches[0][0].is_dummy]
+    others = torch.linspace(-1.0, 1.0, sum(company.rewards.lengths_B), dtype=torch.float64)
+    ranks = OneOfSeveral(others)
+    changed = advantages_with_kl(company, _reference(company), settings, ranks)  # type: ignore[arg-type]
+    assert not ranks.own.any()
+    assert changed.mini_batches == company.mini_batches
+    assert changed.metrics["kl_reward"] == pytest.approx(float(others.mean()))
+    penalised = advantages(
+        company.rewards.rewards_B, company.rewards.group_ids_B, company.rewards.lengths_B, settings.advantage,
+        penalties_N=COEF * others.numpy(),
+    )  # fmt: skip
+    assert changed.metrics["advantage_abs_mean"] == pytest.approx(float(np.abs(penalised).mean()))
+    assert changed.metrics["sequences"] == 2.0

@@ -100,3 +100,40 @@ def test_with_no_room_left_the_root_takes_one_more_rather_than_none():
     assert tree.join("w1", "a1") == "a0"
     assert tree.replace("w1", "a1", "a0") == "root"
     assert len(tree.children(ROOT)) == 2
+
+
+def test_own_old_place_is_free_for_a_node_that_asks_for_another():
+    tree = FanOutTree("root", 1)
+    assert tree.join("w0", "a0") == "root"
+    assert tree.replace("w0", "a0", "root") == "root", "the root never fails"
+    assert (tree.num_moved, tree.max_root_children, tree.children(ROOT)) == (1, 1, ["w0"])
+
+
+def test_node_that_is_not_known_under_its_address_comes_as_a_new_one():
+    tree = FanOutTree("root", 1)
+    assert tree.replace("w0", "a0", "somebody") == "root"
+    assert tree.join("w1", "a1") == "a0"
+    assert tree.replace("w0", "b0", "root") == "root", "it started again elsewhere"
+    assert tree.num_moved == 0
+    assert tree.parent_of("w1") is None
+
+
+def test_parent_is_older_than_its_child_and_has_room():
+    tree = FanOutTree("root", 2)
+    for number in range(4):
+        tree.join(f"w{number}", f"a{number}")
+    assert [tree.parent_of(f"w{number}") for number in range(4)] == [ROOT, ROOT, "w0", "w0"]
+    tree.leave("w1")
+    assert tree.join("w4", "a4") == "root", "the oldest with room"
+    assert tree.replace("w3", "a3", "a0") == "a2", "neither the one that failed nor a younger one"
+    assert tree.parent_of("nobody") is None
+    assert tree.parent_of(ROOT) == ROOT
+
+
+def test_most_children_of_the_root_at_one_time_are_remembered():
+    tree = FanOutTree("root", 2)
+    for number in range(3):
+        tree.join(f"w{number}", f"a{number}")
+    tree.leave("w0")
+    tree.leave("w1")
+    assert (tree.children(ROOT), tree.max_root_children) == ([], 2)
