@@ -243,3 +243,17 @@ def test_text_of_a_tool_becomes_tokens_without_template_or_special_tokens():
     assert tokens.decode(ids) == "ab"
     assert not {BOS, EOS} & set(ids.tolist())
     assert tokens.encode("").shape == (0,)
+
+
+def test_an_answer_is_decoded_as_it_was_sampled_without_special_tokens() -> None:
+    asked: dict[str, object] = {}
+
+    class Decoding:
+        bos_token_id, chat_template = None, None
+
+        def decode(self, tokens: list[int], **options: bool) -> str:
+            asked.update(options, tokens=tokens)
+            return "a ."
+
+    assert make_tokens(Decoding()).decode(np.array([5, 6], np.int32)) == "a ."
+    assert asked == {"tokens": [5, 6], "skip_special_tokens": True, "clean_up_tokenization_spaces": False}

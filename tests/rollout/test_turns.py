@@ -140,6 +140,16 @@ def test_state_that_cannot_travel_is_refused() -> None:
             turns().take(transcript, state, 1)
 
 
+def test_state_of_the_largest_size_is_kept() -> None:
+    text = "x" * (MAX_STATE_BYTES - 5)  # and five bytes of MessagePack say that it is a text of this length
+    made, transcript = turns(), Transcript([1])
+    made.take(transcript, text, 1)
+    assert made.checkpoint is not None
+    assert len(made.checkpoint.state) == MAX_STATE_BYTES
+    with pytest.raises(UserError, match=f"has {MAX_STATE_BYTES + 1} bytes"):
+        made.take(transcript, text + "x", 1)
+
+
 def test_a_checkpoint_that_does_not_go_on_from_the_last_is_refused() -> None:
     made, transcript = turns(), Transcript([1])
     transcript.sampled(segment(7, 8))

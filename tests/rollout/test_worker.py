@@ -447,8 +447,10 @@ def test_heartbeat_names_what_the_worker_does(rig, fake):
         await r.until(lambda: r.beat().state == "generate", "generate")
         r.engine.allow(100)
         await r.until(lambda: r.beat().state == "wait:score", "wait:score")
+        await r.until(lambda: r.questions, "the question")
         r.give_verdict(r.questions[0])
         await r.until(lambda: r.beat().counters.get("samples") == 1.0, "samples")
+        await r.until(lambda: r.beat().counters.get("sent_finished") == 1.0, "sent")
         counters = r.beat().counters
         assert {"tokens", "busy_s", "idle_s", "paused_s", "score_wait_s"} <= set(counters)
 

@@ -10,7 +10,9 @@ import os
 import secrets
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -24,6 +26,7 @@ from areal_like.weights.stream import ChunkRequest, Locator, Payload
 from areal_like.weights.weight_store import TensorBytes, open_payload, verify
 from areal_like.wire.messages import Heartbeat, Hello
 from rollout.weights import fetching, local_versions
+from rollout.weights import receiver as receiver_module
 from rollout.weights.chunks import ChunkFile
 from rollout.weights.local_versions import LocalVersions
 from rollout.weights.port import JoinAs
@@ -614,3 +617,40 @@ def test_a_trainer_that_calls_to_no_group_in_time_is_said_to_be_late(tmp_path, c
     with caplog.at_level("WARNING"):
         asyncio.run(test())
     assert "no call to the group of version 3: within 0 s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "withdrawn"), [(WeightError("parent lost"), ["second"]), (WeightsDamaged("bad"), ["first", "second"])]
+)
+def test_a_fetch_that_fails_leaves_others_only_what_is_whole(tmp_path, monkeypatch, error, withdrawn):
+    """The first of two payloads is here already when the second fails."""
+    offered, gone = [], []
+    relay = SimpleNamespace(
+        keep_only=lambda names: None, offer=lambda file: offered.append(file.payload.name),
+        withdraw=lambda name, reason: gone.append((name, reason)),
+    )  # fmt: skip
+    data = bytes(range(10))
+    payloads = [msgspec.structs.replace(make_payload(10, 10, data), name=name) for name in ("first", "second")]
+
+    class Fetcher:
+        async def way(self, locator, base):
+            return payloads
+
+        async def fetch(self, locator, file):
+            if file.payload.name == "second":
+                raise error
+            assert file.put(0, np.frombuffer(data, np.uint8))
+
+    async def test():
+        receiver = VersionReceiver([tmp_path / "w"], make_wire=None, make_relay=None)
+        receiver._fetcher, receiver._relay = Fetcher(), relay
+        receiver._local = SimpleNamespace(base=None, open=lambda num_bytes: None, part=lambda name: tmp_path / name)
+        with pytest.raises(type(error)):
+            await receiver._from_stream(None)
+        receiver._files_thread.shutdown(wait=False)
+
+    monkeypatch.setattr(receiver_module, "decode_manifest", lambda manifest, is_delta: SimpleNamespace(num_bytes=10))
+    asyncio.run(test())
+    assert offered == ["first", "second"]
+    assert gone == [(name, "its own fetching failed") for name in withdrawn]
+    assert not list(tmp_path.iterdir())
