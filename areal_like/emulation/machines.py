@@ -77,12 +77,13 @@ class Model:
         return 2.0 * self.layers * self.kv_heads * self.head_dim * self.bytes_per_parameter
 
 
-def _model_of_shape(name: str, shape: DecoderShape) -> Model:
+def model_of_shape(name: str, shape: DecoderShape) -> Model:
+    """Sizes of a dense decoder of this shape."""
     return Model(name, float(shape.parameters), shape.layers, shape.hidden, shape.kv_heads, shape.head_dim)
 
 
 MODELS: Mapping[str, Model] = {
-    name: _model_of_shape(name, shape) for name, shape in public_names().items() if shape.experts == 1
+    name: model_of_shape(name, shape) for name, shape in public_names().items() if shape.experts == 1
 } | {
     model.name: model
     for model in (

@@ -24,12 +24,12 @@ from areal_like.emulation.roofline import SHARES, Efficiencies, Measured
 from areal_like.errors import UserError
 from controller.config.loading import load_config
 from controller.config.run_config import RunConfig
-from controller.data.forced_lengths import forced_lengths
 from controller.data.length_distribution import parse_lengths
 from controller.run_folder.locate import find_run
 from controller.run_folder.run_folder import RunFolder
 from controller.simulate import plan
 from controller.simulate.calibrate import calibrate, other_threads
+from controller.simulate.forecast import assumed_lengths
 from controller.simulate.picture import draw
 
 DEFAULT_STEPS = 100
@@ -138,7 +138,7 @@ def setup_of(arguments: argparse.Namespace, config: RunConfig, run: MeasuredRun 
             remedy="name one, such as --model 7b, or use the costs of one of your runs: --calibrate RUN",
         )
     return replace(
-        setup, gpu=gpu_named(arguments.gpu or DEFAULT_GPU), model=model_named(name),
+        setup, gpu=gpu_named(arguments.gpu or config.hardware.gpu or DEFAULT_GPU), model=model_named(name),
         gpus=arguments.gpus or DEFAULT_GPUS, rollout_share=arguments.rollout_share or DEFAULT_SHARE,
         tp=arguments.tp, reached=reached,
     )  # fmt: skip
@@ -146,12 +146,7 @@ def setup_of(arguments: argparse.Namespace, config: RunConfig, run: MeasuredRun 
 
 def _lengths(argument: str, config: RunConfig) -> Lengths:
     """Those given, else those that the config forces, else a guess from the longest answer."""
-    cap = config.sampling.max_new_tokens
-    if argument:
-        return parse_lengths(argument, cap)
-    if (forced := forced_lengths(config)) is not None:
-        return forced.lengths
-    return Lengths(f"log-normal {cap // 3}", mean=cap / 3, cap=cap)
+    return parse_lengths(argument, config.sampling.max_new_tokens) if argument else assumed_lengths(config)
 
 
 def _with_efficiency(reached: Efficiencies, text: str) -> Efficiencies:

@@ -36,6 +36,8 @@ class Setup:
     gpus: int = 8
     rollout_share: float = 0.75
     """Of the GPUs, in modes where rollout and trainer have their own; in `sync` each phase has all."""
+    split: tuple[int, int] | None = None
+    """GPUs of rollout and of the trainer; None: by rollout_share."""
     tp: int | None = None
     """GPUs of one rollout worker; None: as many as the weights need."""
     reached: Efficiencies = field(default_factory=Efficiencies)
@@ -124,6 +126,8 @@ def machines_of(setup: Setup) -> tuple[Costs, int, int]:
 
 
 def _split(setup: Setup, tp: int) -> tuple[int, int]:
+    if setup.split is not None:
+        return setup.split
     if setup.config.mode == "sync":
         rollout, trainer = setup.gpus // tp * tp, setup.gpus
     else:
