@@ -30,6 +30,7 @@ from controller.run_folder.run_folder import RunFolder
 from controller.simulate import plan
 from controller.simulate.calibrate import calibrate, other_threads
 from controller.simulate.forecast import assumed_lengths
+from controller.simulate.overrides import overrides_of, unfit_words
 from controller.simulate.picture import draw
 
 DEFAULT_STEPS = 100
@@ -72,6 +73,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps([facts(trial) for trial in trials], indent=1) + "\n")
     else:
         _print(trials)
+        _print_overrides(plan.best(trials), arguments)
     if arguments.plot:
         draw(trials, Path(arguments.plot))
         if not arguments.json:
@@ -217,6 +219,21 @@ def _print(trials: Sequence[plan.Trial]) -> None:
         print(f"staleness of the groups trained on: {_histogram(trials[0].outcome.staleness)}")
     if trials[0].outcome.steps and plan.job_of(trials[0].setup).is_by_group:
         print("a job of this size is simulated with whole groups as the unit of work")
+
+
+def _print_overrides(chosen: plan.Trial, arguments: argparse.Namespace) -> None:
+    """The chosen plan as settings, and whether it fits its GPUs."""
+    settings = overrides_of(chosen)
+    if not settings:
+        return
+    print(f"as settings: {' '.join(settings)}")
+    try:
+        config = load_config(arguments.config, [*arguments.overrides, *settings]).config
+    except UserError as error:
+        print(f"with these settings the config has problems:\n{error}")
+        return
+    for words in unfit_words(chosen, config):
+        print(f"does not fit: {words}")
 
 
 def _histogram(staleness: Mapping[int, int]) -> str:

@@ -45,6 +45,13 @@ class Setup:
     prompt_tokens: int = 200
     reward_s: float = 0.0
 
+    @property
+    def rollout_gpus_each(self) -> int:
+        """GPUs of one rollout worker."""
+        assert self.gpu is not None
+        assert self.model is not None
+        return self.tp or smallest_tp(self.gpu, self.model)
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -107,7 +114,7 @@ def machines_of(setup: Setup) -> tuple[Costs, int, int]:
         return setup.measured, config.rollout.num_workers, 1
     assert setup.gpu is not None
     assert setup.model is not None
-    tp = setup.tp or smallest_tp(setup.gpu, setup.model)
+    tp = setup.rollout_gpus_each
     rollout_gpus, trainer_gpus = _split(setup, tp)
     if setup.model.weight_bytes / tp > 0.8 * setup.gpu.memory:
         raise UserError(
