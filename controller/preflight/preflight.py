@@ -36,7 +36,7 @@ from controller.config.memory.fit import fit_problems, fit_remarks
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig, missing, silent_endpoints
 from controller.config.trainer_memory import host_problem, memory_problem, parameters_of, trainer_state
-from controller.config.validation.pool_sizes import fit_problem
+from controller.config.validation.pool_sizes import fit_problem, gpus_of_run
 from controller.data.forced_lengths import KEY, forced_lengths
 from controller.data.job_rows import Tables
 from controller.data.table import Table, load_demonstrations, load_eval, load_train
@@ -112,6 +112,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
             found.problems += user_code.problems_of(checker, functions, config.launch.startup_timeout_s)
     if is_here:
         found.absent += _devices(config)
+        found.notes += _unused_gpus(config)
     if purpose != "sft":
         found.absent += problems_of(config)
         found.absent += [Problem((f"reward.{key}",), *words) for key, *words in silent_endpoints(config.reward)]
@@ -299,6 +300,15 @@ def _devices(config: RunConfig) -> Iterator[Problem]:
         if index >= num_gpus:
             what = f"{device} is asked for, and this machine has {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
             yield Problem(tuple(wanted), what, f"rollout.num_workers: {max(1, num_gpus - 1)}, or device: cuda:N")
+
+
+def _unused_gpus(config: RunConfig) -> Iterator[str]:
+    """A GPU here that the run leaves alone, which is easily overlooked: `device` is `cpu` unless it is set."""
+    num_gpus, used = _num_gpus(), gpus_of_run(config)
+    if config.emulation is not None or used >= num_gpus:
+        return
+    remedy = "" if used else "; rollout.engine.device: cuda and trainer.device: cuda use them"
+    yield f"GPUs: this machine has {num_gpus}, and the run uses {used:g}{remedy}"
 
 
 def _look_at_memory(config: RunConfig, found: Preflight, is_here: bool) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 _EPILOG = """\
 examples:
-  areal-like simulate math --gpus 128 --model 7b --lengths 6000:0.9
-  areal-like simulate math --gpus 64 --sweep rollout_share=0.5,0.75 --plot a.png
-  areal-like simulate math --gpus 64 --sweep mode=sync,one_step_off,async
+  areal-like simulate math_8b_8gpu --gpus 128 --model 7b --lengths 6000:0.9
+  areal-like simulate math_8b_8gpu --gpus 64 --sweep rollout_share=0.5,0.75 --plot a.png
+  areal-like simulate math_8b_8gpu --gpus 64 --sweep mode=sync,one_step_off,async
   areal-like simulate quickstart --calibrate quickstart --sweep mode=sync,async
 
 In `mode: sync` every phase has all GPUs, one after the other; otherwise --rollout-share of them generate.

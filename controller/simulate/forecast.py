@@ -18,8 +18,8 @@ from controller.simulate import plan
 
 NUM_STEPS = 10
 """Simulated; the rest goes on as these."""
-CHEAP_SAMPLES = 200_000
-"""A job of more samples than this in NUM_STEPS is simulated for fewer steps."""
+CHEAP_SAMPLES = 20_000
+"""A job of more samples than this in NUM_STEPS is simulated for fewer steps, with whole groups as the unit of work."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ def forecast(config: RunConfig, shape: DecoderShape, lengths: Lengths | None = N
         model=model_of_shape(config.model.path or "model", shape),
         gpus=int(gpus_of_run(config)),
         tp=tp,
+        by_group=config.samples_per_step * NUM_STEPS > CHEAP_SAMPLES or None,
         split=(config.rollout.num_workers * tp, config.trainer.ranks),
     )
     outcome = plan.simulate(setup).outcome

@@ -44,6 +44,8 @@ class Setup:
     measured: Measured | None = None
     prompt_tokens: int = 200
     reward_s: float = 0.0
+    by_group: bool | None = None
+    """See Job."""
 
     @property
     def rollout_gpus_each(self) -> int:
@@ -104,6 +106,7 @@ def job_of(setup: Setup) -> Job:
         affinity=config.rollout.routing.affinity,
         migration=config.rollout.routing.migration,
         min_gain_s=config.rollout.routing.min_gain_s,
+        by_group=setup.by_group,
     )
 
 

@@ -93,6 +93,14 @@ def test_cpus_emulated_devices_and_backends_that_adapt_are_not_judged() -> None:
     assert lacks(run(emulation={"model": "32b"}), LARGE, 80e9) == []
 
 
+def test_a_gpu_of_this_machine_that_the_run_leaves_alone_is_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_num_gpus", lambda: 2)
+    on_cpu = preflight.look(make(), "validate").notes
+    assert "GPUs: this machine has 2, and the run uses 0; rollout.engine.device: cuda" in " ".join(on_cpu)
+    both = make(rollout__engine__device="cuda:0", trainer__device="cuda:1")
+    assert "GPUs:" not in " ".join(preflight.look(both, "validate").notes)
+
+
 def test_a_config_is_judged_by_the_gpu_it_names() -> None:
     named = make(
         model={"path": "Qwen/Qwen3-1.7B", "dtype": "bfloat16"}, hardware__gpu="l40s",
