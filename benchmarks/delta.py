@@ -2,7 +2,7 @@
 
     python -m benchmarks.delta                 bfloat16 and float32, learning rates 1e-6, 1e-5, 1e-4: about 10 minutes
     python -m benchmarks.delta --quick         one run of each dtype, 6 steps
-    python -m benchmarks.delta configs/gsm8k.yaml model.path=...      your own model
+    python -m benchmarks.delta configs/gsm8k_8b_8gpu.yaml model.path=...      your own model
 
 Each run is the whole job (generation, rewards, AdamW) with deltas on and a constant learning rate after a warm start;
 the sizes are those the trainer published (publish_bytes of metrics.jsonl). The trainer's own parameters are float32

@@ -179,6 +179,12 @@ def _logprob_memory(result: Result) -> list[Panel]:
     return [Panel("peak memory, MB", places, series, is_logarithmic=True)]
 
 
+def _memory(result: Result) -> list[Panel]:
+    rows = result["rows"]
+    series = [Series(name, [row[f"{name}_bytes"] / 1e6 for row in rows]) for name in ("measured", "predicted")]
+    return [Panel("peak of a training step, MB", [row["case"] for row in rows], series)]
+
+
 def _prompt_sharing(result: Result) -> list[Panel]:
     rows = result["rows"]
     places = [f"{row['slots']} x {row['answer_mean']} tokens, {row['prompts']} prompts" for row in rows]
@@ -285,6 +291,7 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "gpu_suite": _gpu_suite,
     "interruption": _interruption,
     "logprob_memory": _logprob_memory,
+    "memory": _memory,
     "modes": _paired,
     "packing": _packing,
     "peer_trl": _peer_trl,

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
+from areal_like.decoder_shape import EXPERTS, DecoderShape, public_names
 from areal_like.errors import UserError
 
 T = TypeVar("T")
@@ -52,10 +53,6 @@ GPUS: Mapping[str, Gpu] = {
 }
 
 
-EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-"""Keys of a transformers config that count the experts of a layer."""
-
-
 @dataclass(frozen=True)
 class Model:
     """Sizes of a dense decoder."""
@@ -80,7 +77,14 @@ class Model:
         return 2.0 * self.layers * self.kv_heads * self.head_dim * self.bytes_per_parameter
 
 
+def model_of_shape(name: str, shape: DecoderShape) -> Model:
+    """Sizes of a dense decoder of this shape."""
+    return Model(name, float(shape.parameters), shape.layers, shape.hidden, shape.kv_heads, shape.head_dim)
+
+
 MODELS: Mapping[str, Model] = {
+    name: model_of_shape(name, shape) for name, shape in public_names().items() if shape.experts == 1
+} | {
     model.name: model
     for model in (
         # The published configs of DeepSeek-R1-Distill-Qwen, as trained in the paper.
@@ -88,11 +92,6 @@ MODELS: Mapping[str, Model] = {
         Model("7b", 7.62e9, 28, 3584, 4, 128),
         Model("14b", 14.8e9, 48, 5120, 8, 128),
         Model("32b", 32.8e9, 64, 5120, 8, 128),
-        # Qwen3
-        Model("qwen3-0.6b", 0.6e9, 28, 1024, 8, 128),
-        Model("qwen3-1.7b", 1.72e9, 28, 2048, 8, 128),
-        Model("qwen3-4b", 4.02e9, 36, 2560, 8, 128),
-        Model("qwen3-8b", 8.19e9, 36, 4096, 8, 128),
     )
 }
 

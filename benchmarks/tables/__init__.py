@@ -31,6 +31,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.delta,
         parts.packing,
         parts.logprob_memory,
+        parts.memory,
         parts.prompt_sharing,
         parts.row_order,
         parts.sessions,

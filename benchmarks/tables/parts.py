@@ -264,6 +264,16 @@ def logprob_memory(result: Result) -> str:
     return table(("predictions x vocabulary", "chunk", "peak, MB", "one copy of the logits, MB", "s"), rows)
 
 
+def memory(result: Result) -> str:
+    """One line per case."""
+    rows = [
+        (row["case"], f"{row['parameters'] / 1e6:.2f}", f"{row['measured_bytes'] / 1e6:,.1f}",
+         f"{row['predicted_bytes'] / 1e6:,.1f}", f"{row['difference']:+.1%}")
+        for row in result["rows"]
+    ]  # fmt: skip
+    return table(("model", "parameters, M", "measured peak, MB", "predicted, MB", "difference"), rows)
+
+
 def reward(result: Result) -> str:
     """Verdicts per second, then what a sandboxed program costs."""
     rows = [

@@ -93,6 +93,9 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
         command.make_epilog = _config_epilog
         command.add_argument("config", metavar="CONFIG", help="YAML file or shipped config")
         command.add_argument("overrides", nargs="*", default=[], metavar="key.path=value", help="override one key")
+        if name == "validate":
+            command.add_argument("--price", type=seconds, metavar="P", help="price of a GPU-hour, for the run's cost")
+            command.add_argument("--lengths", default="", metavar="L", help="answers, as `simulate` takes them")
     resume = _command(commands, "resume", "continue an interrupted or crashed run")
     resume.add_argument("run", metavar="RUN", help=_RUN_HELP)
     resume.add_argument(

@@ -109,7 +109,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if command == "validate":
         from controller.cli.resolved_page import resolved_page
 
-        sys.stdout.write(resolved_page(loaded, found))
+        sys.stdout.write(resolved_page(loaded, found, price=arguments.price, lengths=arguments.lengths))
         return 0
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)

@@ -1,17 +1,19 @@
-"""What `areal-like validate` prints for a config that works: the resolved config, derived numbers, remarks.
+"""What `areal-like validate` prints for a config that works: the resolved config, derived numbers, memory,
+hours, remarks.
 
-Owns: the words and their order. Refuses: computing (derived.py, preflight.py).
+Owns: the words and their order. Refuses: computing (derived.py, preflight.py, resources_page.py).
 """
 
 from __future__ import annotations
 
 from areal_like.config import dump_yaml
+from controller.cli.resources_page import resource_lines
 from controller.config.derived import advise, derive
 from controller.config.loading import LoadedConfig
 from controller.preflight.preflight import Preflight
 
 
-def resolved_page(loaded: LoadedConfig, found: Preflight) -> str:
+def resolved_page(loaded: LoadedConfig, found: Preflight, *, price: float | None = None, lengths: str = "") -> str:
     """The whole page. Its first part, up to `# Derived`, is a config of its own, comments aside."""
     num_rows = len(found.train) if found.train is not None else None
     numbers = derive(loaded.config, num_rows=num_rows, model=found.model)
@@ -21,6 +23,7 @@ def resolved_page(loaded: LoadedConfig, found: Preflight) -> str:
     if found.seats:
         lines += ["", "# Seats (Ray may choose other nodes of equal room)", *(f"#   {line}" for line in found.seats)]
     remarks = [str(problem) for problem in found.absent] + found.notes + advise(loaded.config, num_rows)
+    lines += ["", *resource_lines(loaded.config, found, price=price, lengths=lengths)]
     if remarks:
         lines += ["", "# Remarks", *(f"#   {remark}" for remark in remarks)]
     lines += ["", f"# {loaded.source} is valid"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from areal_like.errors import UserError
 from controller.config.problems import Problem
 from trainer.backends.descriptor import KIND_KEY, BackendDescriptor
+from trainer.backends.descriptor import PassDemand as PassDemand
 from trainer.backends.descriptor import StateDemand as StateDemand
 from trainer.backends.registry import BACKENDS, find_backend
 from trainer.backends.registry import ranks_fault as ranks_fault

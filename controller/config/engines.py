@@ -17,6 +17,7 @@ from controller.config.problems import Problem
 from controller.config.run_settings import RunSettings
 from rollout.config import EngineSettings
 from rollout.engine.descriptor import KIND_KEY, EngineDescriptor, EngineJob
+from rollout.engine.descriptor import ServingDemand as ServingDemand
 from rollout.engine.registry import ENGINES, find_engine
 
 REGISTERED = ENGINES

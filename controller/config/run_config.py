@@ -20,6 +20,7 @@ from areal_like.staleness import MODE_STALENESS, Mode
 from areal_like.weights.registry import BETWEEN_HOSTS
 from areal_like.wire.messages import Sampling
 from controller.config.engines import engine_of, written_devices_per_worker
+from controller.config.hardware_settings import HardwareSettings
 from controller.config.launch_settings import LaunchSettings
 from controller.config.launchers import launcher_of, written_launcher
 from rollout.config import BUILT_IN_WORKFLOWS as BUILT_IN_WORKFLOWS
@@ -214,6 +215,8 @@ class RunConfig(Settings):
     """Evaluation."""
     emulation: EmulationSettings | None = None
     """Rollout workers and trainer simulate the time a GPU would take, instead of computing; null: real devices."""
+    hardware: HardwareSettings = HardwareSettings()
+    """The machines that the config is made for."""
     filter_zero_signal: bool = False
     """Leave out groups whose rewards are all equal (zero advantage) and draw others instead."""
     max_filtered_batches: int = Field(10, gt=0, le=limits.STEPS)

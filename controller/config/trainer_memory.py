@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from areal_like.emulation.machines import EXPERTS, MODELS
+from areal_like.decoder_shape import public_shape, shape_of
 from controller.config.backends import StateDemand, backend_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
@@ -34,41 +34,19 @@ class TrainerState:
 
 def parameters_of(config: RunConfig, model: Mapping[str, Any] | None) -> float | None:
     """Parameters of a run's model; None where nothing says how many. model: the config of model.path, where read."""
-    known = MODELS.get((config.model.path or "").rsplit("/", 1)[-1].lower())  # on the hub, and not here yet
-    if model is None and known is not None:
-        return known.parameters
+    if model is None and config.model.path is not None:  # on the hub, and not here yet
+        shape = public_shape(config.model.path)
+        return None if shape is None else float(shape.parameters)
     return num_parameters(model or config.model.init or {})
 
 
 def num_parameters(model: Mapping[str, Any]) -> float | None:
-    """Parameters of a decoder with this transformers config, to a few percent; None where it does not give the sizes.
+    """Parameters of a decoder with this transformers config; None where it does not give the sizes.
 
     The part for text, where there are several. Of a mixture all experts count: all of them are trained.
     """
-    text = model.get("text_config")
-    sizes = text if isinstance(text, Mapping) else model
-    try:
-        layers, hidden, vocabulary = (_size(sizes, key) for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
-        heads = _size(sizes, "num_attention_heads")
-        kv_heads = _size(sizes, "num_key_value_heads", heads)
-        head_dim = _size(sizes, "head_dim", hidden // heads)
-        inner = _size(sizes, "intermediate_size")
-        experts = max((_size(sizes, key, 0) for key in EXPERTS), default=0)
-        per_layer = hidden * head_dim * 2 * (heads + kv_heads)
-        per_layer += 3 * hidden * (experts * _size(sizes, "moe_intermediate_size", inner) if experts > 1 else inner)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        return None
-    is_tied = sizes.get("tie_word_embeddings", model.get("tie_word_embeddings"))
-    return float(layers * per_layer + vocabulary * hidden * (1 if is_tied else 2))
-
-
-def _size(sizes: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = sizes.get(key)
-    if value is None and default is not None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ValueError(key)
-    return value
+    shape = shape_of(model)
+    return None if shape is None else float(shape.parameters)
 
 
 def trainer_state(config: RunConfig, parameters: float) -> TrainerState:

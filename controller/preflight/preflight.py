@@ -24,16 +24,19 @@ from typing import Any, Literal
 import psutil
 
 from areal_like.context_limit import context_limit
+from areal_like.emulation.machines import gpu_named
 from areal_like.errors import UserError
 from areal_like.import_path import is_import_path
 from controller.config import model_folder
 from controller.config.backends import backend_of
 from controller.config.engines import as_problems, engine_job, engine_of, group_problems, model_problems
 from controller.config.launchers import launcher_of
+from controller.config.memory.estimate import shape_of_run
+from controller.config.memory.fit import fit_problems, fit_remarks
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig, missing, silent_endpoints
 from controller.config.trainer_memory import host_problem, memory_problem, parameters_of, trainer_state
-from controller.config.validation.pool_sizes import fit_problem
+from controller.config.validation.pool_sizes import fit_problem, gpus_of_run
 from controller.data.forced_lengths import KEY, forced_lengths
 from controller.data.job_rows import Tables
 from controller.data.table import Table, load_demonstrations, load_eval, load_train
@@ -69,6 +72,8 @@ class Preflight:
     """config.json of model.path, where it could be read."""
     seats: list[str] = field(default_factory=list)
     """Who would sit where on the cluster, a line per node."""
+    device_bytes: float | None = None
+    """Memory of the GPU that the config names, else of this machine's largest; None: not known."""
 
     @property
     def tables(self) -> Tables:
@@ -114,6 +119,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
             found.problems += user_code.problems_of(checker, functions, config.launch.startup_timeout_s)
     if is_here:
         found.absent += _devices(config)
+        found.notes += _unused_gpus(config)
     if purpose != "sft":
         found.absent += problems_of(config)
         found.absent += [Problem((f"reward.{key}",), *words) for key, *words in silent_endpoints(config.reward)]
@@ -315,18 +321,44 @@ def _devices(config: RunConfig) -> Iterator[Problem]:
             yield Problem(tuple(wanted), what, f"rollout.num_workers: {max(1, num_gpus - 1)}, or device: cuda:N")
 
 
+def _unused_gpus(config: RunConfig) -> Iterator[str]:
+    """A GPU here that the run leaves alone, which is easily overlooked: `device` is `cpu` unless it is set."""
+    num_gpus, used = _num_gpus(), gpus_of_run(config)
+    if config.emulation is not None or used >= num_gpus:
+        return
+    remedy = "" if used else "; rollout.engine.device: cuda and trainer.device: cuda use them"
+    yield f"GPUs: this machine has {num_gpus}, and the run uses {used:g}{remedy}"
+
+
 def _look_at_memory(config: RunConfig, found: Preflight, is_here: bool) -> None:
     """Of the trainer's devices: what none can hold is a problem, what those of this machine cannot hold is absent."""
     parameters = parameters_of(config, found.model)
     if parameters is None:
         return
     state = trainer_state(config, parameters)
-    if (problem := memory_problem(config, state, None)) is not None:
+    named_bytes = None if config.hardware.gpu is None else gpu_named(config.hardware.gpu).memory
+    if (problem := memory_problem(config, state, named_bytes)) is not None:
         found.problems.append(problem)
     elif is_here and (gpu_bytes := _gpu_bytes()) and (problem := memory_problem(config, state, gpu_bytes)) is not None:
         found.absent.append(problem)
+    else:
+        _look_at_estimate(config, found, named_bytes, _gpu_bytes() if is_here else 0.0)
     if is_here and (problem := host_problem(config, state, psutil.virtual_memory().total)) is not None:
         found.absent.append(problem)
+
+
+def _look_at_estimate(config: RunConfig, found: Preflight, named_bytes: float | None, gpu_bytes: float) -> None:
+    """What does not fit by the estimate: on the GPU that the config names, or on those here."""
+    shape = shape_of_run(config, found.model)
+    if shape is None:
+        return
+    found.device_bytes = named_bytes or gpu_bytes or None
+    if named_bytes:
+        found.problems += fit_problems(config, shape, named_bytes)
+        found.notes += fit_remarks(config, shape, named_bytes)
+    if gpu_bytes and gpu_bytes != named_bytes:
+        found.absent += fit_problems(config, shape, gpu_bytes)
+        found.notes += fit_remarks(config, shape, gpu_bytes)
 
 
 def _gpu_bytes() -> float:

@@ -10,9 +10,9 @@ from typing import Any
 
 _EPILOG = """\
 examples:
-  areal-like simulate math --gpus 128 --model 7b --lengths 6000:0.9
-  areal-like simulate math --gpus 64 --sweep rollout_share=0.5,0.75 --plot a.png
-  areal-like simulate math --gpus 64 --sweep mode=sync,one_step_off,async
+  areal-like simulate math_8b_8gpu --gpus 128 --model 7b --lengths 6000:0.9
+  areal-like simulate math_8b_8gpu --gpus 64 --sweep rollout_share=0.5,0.75 --plot a.png
+  areal-like simulate math_8b_8gpu --gpus 64 --sweep mode=sync,one_step_off,async
   areal-like simulate quickstart --calibrate quickstart --sweep mode=sync,async
 
 In `mode: sync` every phase has all GPUs, one after the other; otherwise --rollout-share of them generate.
@@ -31,7 +31,7 @@ def add_simulate(commands: Any, command: Callable[..., Any], positive: Callable[
     )  # fmt: skip
     simulate.add_argument("config", metavar="CONFIG", help="YAML file or shipped config")
     simulate.add_argument("overrides", nargs="*", default=[], metavar="key.path=value", help="override one key")
-    simulate.add_argument("--gpu", metavar="KIND", help="h800 (if not given), h100, h200, a100, ...")
+    simulate.add_argument("--gpu", metavar="KIND", help="h100, h200, a100, ... (hardware.gpu of the config, else h800)")
     simulate.add_argument("--gpus", type=_number, metavar="N", help="GPUs of the whole job (8)")
     simulate.add_argument("--rollout-share", type=_share, metavar="X", help="of them for rollout (0.75)")
     simulate.add_argument("--tp", type=_number, metavar="N", help="GPUs of one rollout worker (as the weights need)")

@@ -24,12 +24,13 @@ from areal_like.emulation.roofline import SHARES, Efficiencies, Measured
 from areal_like.errors import UserError
 from controller.config.loading import load_config
 from controller.config.run_config import RunConfig
-from controller.data.forced_lengths import forced_lengths
 from controller.data.length_distribution import parse_lengths
 from controller.run_folder.locate import find_run
 from controller.run_folder.run_folder import RunFolder
 from controller.simulate import plan
 from controller.simulate.calibrate import calibrate, other_threads
+from controller.simulate.forecast import assumed_lengths
+from controller.simulate.overrides import overrides_of, unfit_words
 from controller.simulate.picture import draw
 
 DEFAULT_STEPS = 100
@@ -72,6 +73,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps([facts(trial) for trial in trials], indent=1) + "\n")
     else:
         _print(trials)
+        _print_overrides(plan.best(trials), arguments)
     if arguments.plot:
         draw(trials, Path(arguments.plot))
         if not arguments.json:
@@ -138,7 +140,7 @@ def setup_of(arguments: argparse.Namespace, config: RunConfig, run: MeasuredRun 
             remedy="name one, such as --model 7b, or use the costs of one of your runs: --calibrate RUN",
         )
     return replace(
-        setup, gpu=gpu_named(arguments.gpu or DEFAULT_GPU), model=model_named(name),
+        setup, gpu=gpu_named(arguments.gpu or config.hardware.gpu or DEFAULT_GPU), model=model_named(name),
         gpus=arguments.gpus or DEFAULT_GPUS, rollout_share=arguments.rollout_share or DEFAULT_SHARE,
         tp=arguments.tp, reached=reached,
     )  # fmt: skip
@@ -146,12 +148,7 @@ def setup_of(arguments: argparse.Namespace, config: RunConfig, run: MeasuredRun 
 
 def _lengths(argument: str, config: RunConfig) -> Lengths:
     """Those given, else those that the config forces, else a guess from the longest answer."""
-    cap = config.sampling.max_new_tokens
-    if argument:
-        return parse_lengths(argument, cap)
-    if (forced := forced_lengths(config)) is not None:
-        return forced.lengths
-    return Lengths(f"log-normal {cap // 3}", mean=cap / 3, cap=cap)
+    return parse_lengths(argument, config.sampling.max_new_tokens) if argument else assumed_lengths(config)
 
 
 def _with_efficiency(reached: Efficiencies, text: str) -> Efficiencies:
@@ -222,6 +219,21 @@ def _print(trials: Sequence[plan.Trial]) -> None:
         print(f"staleness of the groups trained on: {_histogram(trials[0].outcome.staleness)}")
     if trials[0].outcome.steps and plan.job_of(trials[0].setup).is_by_group:
         print("a job of this size is simulated with whole groups as the unit of work")
+
+
+def _print_overrides(chosen: plan.Trial, arguments: argparse.Namespace) -> None:
+    """The chosen plan as settings, and whether it fits its GPUs."""
+    settings = overrides_of(chosen)
+    if not settings:
+        return
+    print(f"as settings: {' '.join(settings)}")
+    try:
+        config = load_config(arguments.config, [*arguments.overrides, *settings]).config
+    except UserError as error:
+        print(f"with these settings the config has problems:\n{error}")
+        return
+    for words in unfit_words(chosen, config):
+        print(f"does not fit: {words}")
 
 
 def _histogram(staleness: Mapping[int, int]) -> str:

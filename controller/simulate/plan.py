@@ -36,12 +36,23 @@ class Setup:
     gpus: int = 8
     rollout_share: float = 0.75
     """Of the GPUs, in modes where rollout and trainer have their own; in `sync` each phase has all."""
+    split: tuple[int, int] | None = None
+    """GPUs of rollout and of the trainer; None: by rollout_share."""
     tp: int | None = None
     """GPUs of one rollout worker; None: as many as the weights need."""
     reached: Efficiencies = field(default_factory=Efficiencies)
     measured: Measured | None = None
     prompt_tokens: int = 200
     reward_s: float = 0.0
+    by_group: bool | None = None
+    """See Job."""
+
+    @property
+    def rollout_gpus_each(self) -> int:
+        """GPUs of one rollout worker."""
+        assert self.gpu is not None
+        assert self.model is not None
+        return self.tp or smallest_tp(self.gpu, self.model)
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,7 @@ def job_of(setup: Setup) -> Job:
         affinity=config.rollout.routing.affinity,
         migration=config.rollout.routing.migration,
         min_gain_s=config.rollout.routing.min_gain_s,
+        by_group=setup.by_group,
     )
 
 
@@ -105,7 +117,7 @@ def machines_of(setup: Setup) -> tuple[Costs, int, int]:
         return setup.measured, config.rollout.num_workers, 1
     assert setup.gpu is not None
     assert setup.model is not None
-    tp = setup.tp or smallest_tp(setup.gpu, setup.model)
+    tp = setup.rollout_gpus_each
     rollout_gpus, trainer_gpus = _split(setup, tp)
     if setup.model.weight_bytes / tp > 0.8 * setup.gpu.memory:
         raise UserError(
@@ -124,6 +136,8 @@ def machines_of(setup: Setup) -> tuple[Costs, int, int]:
 
 
 def _split(setup: Setup, tp: int) -> tuple[int, int]:
+    if setup.split is not None:
+        return setup.split
     if setup.config.mode == "sync":
         rollout, trainer = setup.gpus // tp * tp, setup.gpus
     else:

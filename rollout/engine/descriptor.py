@@ -86,6 +86,29 @@ class EngineEnvironment:
     """Command that builds it on a machine without a GPU."""
 
 
+@dataclass(frozen=True)
+class ServingDemand:
+    """What an engine holds of a model. Bytes of the whole model, whatever the number of its devices.
+
+    device_bytes: memory of one device; None: not known.
+    """
+
+    weights_bytes: float
+    cache_token_bytes: float
+    """Keys and values of one token."""
+    device_bytes: float | None = None
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """What one of a worker's devices holds, by the name of the part. needed_bytes: with less it cannot work; where
+    it is smaller than the sum, the rest is a cache as large as it is allowed to be. words: what follows, for people."""
+
+    parts: Mapping[str, float]
+    needed_bytes: float
+    words: str = ""
+
+
 class EngineDescriptor:
     """One engine, for everything but generating. Subclass it, override what differs, and register an instance
     (registry.py) or name it in `rollout.engine.kind` by import path. Its module imports no torch.
@@ -160,6 +183,21 @@ class EngineDescriptor:
             yield SettingProblem(
                 ("placement", KIND_KEY), f"{self.title} cannot release its memory", "placement: disaggregated"
             )
+
+    def memory(self, job: EngineJob, demand: ServingDemand) -> EngineMemory:
+        """What one device of a worker holds. Here: one copy of the weights, and a cache for every slot."""
+        engine = job.settings
+        cache = demand.cache_token_bytes * engine.num_slots * engine.max_context
+        devices = self.devices_per_worker(engine)
+        parts = {"weights": demand.weights_bytes / devices, "KV cache": cache / devices}
+        return EngineMemory(parts, sum(parts.values()))
+
+    def memory_settings(self, job: EngineJob) -> Iterator[tuple[str, EngineSettings]]:
+        """Smaller settings that need less memory, the smallest change first, each with its words. Here: fewer slots."""
+        slots = job.settings.num_slots // 2
+        while slots:
+            yield f"rollout.engine.num_slots: {slots}", job.settings.model_copy(update={"num_slots": slots})
+            slots //= 2
 
     def rounding_key(self, settings: EngineSettings) -> str:
         """The setting by which it computes with fewer bits than the trainer, so that its log-probs are those of another

@@ -5,7 +5,7 @@ Owns: the answers of `EngineDescriptor` for it. Refuses: torch.
 
 from __future__ import annotations
 
-from rollout.engine.descriptor import EngineDescriptor
+from rollout.engine.descriptor import EngineDescriptor, EngineJob, EngineMemory, ServingDemand
 
 
 class EmbeddedDescriptor(EngineDescriptor):
@@ -17,6 +17,13 @@ class EmbeddedDescriptor(EngineDescriptor):
     joins_process_groups = True
     releases_memory = True
     can_be_emulated = True
+
+    def memory(self, job: EngineJob, demand: ServingDemand) -> EngineMemory:
+        """Two sets of weights, of which one is filled while the other generates; the whole cache, from the start."""
+        engine = job.settings
+        cache = demand.cache_token_bytes * engine.num_slots * engine.max_context
+        parts = {"weights": demand.weights_bytes, "next weights": demand.weights_bytes, "KV cache": cache}
+        return EngineMemory(parts, sum(parts.values()))
 
 
 EMBEDDED = EmbeddedDescriptor()

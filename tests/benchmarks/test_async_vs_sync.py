@@ -251,7 +251,7 @@ def test_real_contenders_consume_equal_samples():
 
 
 def test_a_job_of_ones_own_keeps_its_batch_and_pools_but_for_the_baselines():
-    own = Own("configs/gsm8k.yaml", ("rollout.num_workers=6",), 2)
+    own = Own("configs/gsm8k_8b_8gpu.yaml", ("rollout.num_workers=6", "trainer.backend=torch", "trainer.ranks=1"), 2)
     job = load_config(own.config, own.overrides).config
     for contender in own.contenders([1, 4], None):
         config = load_config(own.config, contender.overrides).config

@@ -17,7 +17,7 @@ MADE = "warm_start.sft.steps=200"
 
 
 @pytest.mark.parametrize(
-    "words", [MADE, "", f"configs/gsm8k.yaml {MADE}", f"{MADE} model.path=x", f"{MADE} --lrs 1e-5"]
+    "words", [MADE, "", f"configs/gsm8k_8b_8gpu.yaml {MADE}", f"{MADE} model.path=x", f"{MADE} --lrs 1e-5"]
 )
 def test_only_the_published_job_writes_the_published_result(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,6 @@ def test_what_is_computed_differs_by_the_prompts_of_all_but_one_of_a_group() -> 
 
 
 def test_a_config_without_a_model_of_its_own_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["prompt_sharing", "configs/gsm8k.yaml"])
-    with pytest.raises(SystemExit, match=r"configs/gsm8k.yaml: this benchmark makes its model"):
+    monkeypatch.setattr(sys, "argv", ["prompt_sharing", "configs/gsm8k_8b_8gpu.yaml"])
+    with pytest.raises(SystemExit, match=r"configs/gsm8k_8b_8gpu.yaml: this benchmark makes its model"):
         prompt_sharing.main()

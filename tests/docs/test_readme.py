@@ -69,9 +69,9 @@ def test_rows_for_evaluation_that_are_not_there_say_how_to_do_without(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.jsonl").write_text(json.dumps({"question": "2 + 2?", "answer": "#### 4"}) + "\n")
-    missing = load_config("gsm8k", ["data.train.path=train.jsonl"]).config
+    missing = load_config("gsm8k_tiny", ["data.train.path=train.jsonl"]).config
     (problem,) = preflight.look(missing, "validate").problems
     assert problem.keys == ("data.eval",)
     assert "data.eval=null" in problem.remedy
-    without = load_config("gsm8k", ["data.train.path=train.jsonl", "data.eval=null"]).config
+    without = load_config("gsm8k_tiny", ["data.train.path=train.jsonl", "data.eval=null"]).config
     assert preflight.look(without, "validate").problems == []

@@ -21,7 +21,7 @@ def table(name: str, part: str, path: Path) -> Table:
     return found
 
 
-@pytest.mark.parametrize(("name", "part"), [("code", "train"), ("code_tiny", "train"), ("code_tiny", "eval")])
+@pytest.mark.parametrize(("name", "part"), [("code_8b_8gpu", "train"), ("code_tiny", "train"), ("code_tiny", "eval")])
 def test_mbpp_through_the_recipe(bench: CodeBench, published: Callable[[str], Path], name: str, part: str) -> None:
     for row in table(name, part, published("code/mbpp_nontest.jsonl")):
         assert row["test_list"][0] in row["prompt"]  # it tells the function's name
@@ -31,7 +31,7 @@ def test_mbpp_through_the_recipe(bench: CodeBench, published: Callable[[str], Pa
 
 
 def test_humaneval_through_the_recipe(bench: CodeBench, published: Callable[[str], Path]) -> None:
-    for row in table("code", "eval", published("code/humaneval.jsonl")):
+    for row in table("code_8b_8gpu", "eval", published("code/humaneval.jsonl")):
         whole = f"```python\n{row['prompt']}{row['canonical_solution']}\n```"
         assert bench.answer(row, whole).value == 1.0, row["task_id"]
         assert bench.answer(row, row["canonical_solution"]).value == 1.0, row["task_id"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trainer.backends.descriptor import BackendDescriptor, StateDemand, StateLayout
+from trainer.backends.descriptor import BackendDescriptor, PassDemand, StateDemand, StateLayout
+from trainer.backends.fsdp_descriptor import FSDP
 from trainer.config import TrainerSettings
 
 
@@ -17,6 +18,16 @@ class AutoDescriptor(BackendDescriptor):
         """See BackendDescriptor."""
         is_too_much = demand.num_bytes / settings.ranks > demand.largest_device_bytes
         return StateLayout.even(settings.ranks, on_host=settings.device.startswith("cuda") and is_too_much)
+
+    def working_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
+        """Several ranks shard by FSDP."""
+        if settings.ranks > 1:
+            return FSDP.working_bytes(settings, demand)
+        return super().working_bytes(settings, demand)
+
+    def publishing_bytes(self, settings: TrainerSettings, parameters: float) -> float:
+        """See working_bytes."""
+        return FSDP.publishing_bytes(settings, parameters) if settings.ranks > 1 else 0.0
 
 
 AUTO = AutoDescriptor()

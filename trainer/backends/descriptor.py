@@ -16,6 +16,8 @@ from trainer.config import TrainerSettings
 
 KIND_KEY = "trainer.backend"
 OPTIONS_KEY = "trainer.backend_options"
+FLOAT32 = 4
+"""Bytes of a number."""
 
 
 class RequiredPackage(NamedTuple):
@@ -58,6 +60,20 @@ class StateLayout:
         return cls(share, share, share)
 
 
+class PassDemand(NamedTuple):
+    """What a pass computes with, in parameters of the whole model.
+
+    matrices: weight matrices of all layers; layer: one layer; outer: embedding, head and final norm. compute_bytes: of
+    the type the pass computes in.
+    """
+
+    parameters: float
+    matrices: float
+    layer: float
+    outer: float
+    compute_bytes: int
+
+
 class BackendDescriptor:
     """One backend, for everything but training. Subclass it, override what differs, and register an instance
     (registry.py) or name it in `trainer.backend` by import path. Its module imports no torch.
@@ -87,6 +103,9 @@ class BackendDescriptor:
     """It moves to host memory by itself what a device cannot hold."""
     trains_critics: bool = False
     """Made with `Setup.is_critic`, it gives values instead of log-probs (port.py)."""
+    gathers_in_compute_type: bool = False
+    """With `precision: bfloat16` parameters are gathered in bfloat16, so hidden states between layers have that type;
+    else they are float32."""
     when_colocated: str = ""
     """How it is configured to release devices between steps, as advice; empty: it cannot."""
 
@@ -101,6 +120,17 @@ class BackendDescriptor:
     def state(self, settings: TrainerSettings, demand: StateDemand) -> StateLayout:
         """Where a rank keeps the state."""
         return StateLayout.even(settings.ranks)
+
+    def working_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
+        """Bytes on a rank's device during a pass, apart from the state and from activations: parameters that are
+        gathered or cast, gradients that are not sharded yet. An estimate. Here: the cast copy of every matrix that
+        autocast keeps for a pass.
+        """
+        return 0.0 if demand.compute_bytes == FLOAT32 else demand.compute_bytes * demand.matrices
+
+    def publishing_bytes(self, settings: TrainerSettings, parameters: float) -> float:
+        """Bytes on the device of rank 0 while the full weights are collected, between two steps. Here: none."""
+        return 0.0
 
     def option_problems(self, options: Mapping[str, Any]) -> Iterator[SettingProblem]:
         """What is wrong with `trainer.backend_options`. Here: that there are any."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.backends.descriptor import BackendDescriptor, StateDemand, StateLayout
+from trainer.backends.descriptor import FLOAT32, BackendDescriptor, PassDemand, StateDemand, StateLayout
 from trainer.config import TrainerSettings
 
 
@@ -13,6 +13,7 @@ class FsdpDescriptor(BackendDescriptor):
     factory = "trainer.backends.fsdp:FsdpBackend"
     section = "fsdp"
     trains_critics = True
+    gathers_in_compute_type = True
     when_colocated = "fsdp with trainer.fsdp.cpu_offload: true"
 
     def releases_devices(self, settings: TrainerSettings) -> bool:
@@ -26,6 +27,20 @@ class FsdpDescriptor(BackendDescriptor):
     def state(self, settings: TrainerSettings, demand: StateDemand) -> StateLayout:
         """See BackendDescriptor."""
         return StateLayout.even(settings.ranks, on_host=settings.fsdp.cpu_offload)
+
+    def working_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
+        """Gathered parameters of two layers (one is fetched while one computes; all without `reshard_after_forward`)
+        and of embedding and head, whose gradients also stay whole until the pass ends; a layer's gradient, whole, and
+        in the type it is summed in.
+        """
+        c = demand.compute_bytes
+        summed = 2 if c != FLOAT32 and settings.fsdp.reduce_dtype == "bfloat16" else FLOAT32
+        layers = 2 * demand.layer if settings.fsdp.reshard_after_forward else demand.parameters - demand.outer
+        return c * (layers + 2 * demand.outer) + (c + summed) * demand.layer
+
+    def publishing_bytes(self, settings: TrainerSettings, parameters: float) -> float:
+        """The full tensors, float32, are collected on the device."""
+        return FLOAT32 * parameters
 
 
 FSDP = FsdpDescriptor()

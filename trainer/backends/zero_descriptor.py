@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from areal_like.setting_problem import SettingProblem
-from trainer.backends.descriptor import BackendDescriptor, RequiredPackage, Share, StateDemand, StateLayout
+from trainer.backends.descriptor import (
+    FLOAT32,
+    BackendDescriptor,
+    PassDemand,
+    RequiredPackage,
+    Share,
+    StateDemand,
+    StateLayout,
+)
 from trainer.config import TrainerSettings
+
+BUCKET_ELEMENTS = 500_000_000
+"""DeepSpeed's default of reduce_bucket_size (0.19)."""
+LIVE_PARAMETERS = 1_000_000_000
+"""DeepSpeed's default of max_live_parameters."""
 
 
 class ZeroDescriptor(BackendDescriptor):
@@ -27,6 +40,23 @@ class ZeroDescriptor(BackendDescriptor):
             moments=Share(1 / ranks, on_host=zero.offload_optimizer),
             words=f"ZeRO {zero.stage} over {ranks} rank{'s' * (ranks > 1)}",
         )
+
+    def working_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
+        """Its own float32 copy of this rank's part of the weights, a bucket of gradients, the cast copies of autocast;
+        stage 3: the gathered parameters that may live at once.
+        """
+        zero = settings.deepspeed
+        own = 0.0 if zero.offload_optimizer else FLOAT32 * demand.parameters / settings.ranks
+        bucket = FLOAT32 * min(zero.reduce_bucket_size or BUCKET_ELEMENTS, demand.parameters)
+        cast = super().working_bytes(settings, demand)
+        if zero.stage < 3:
+            return own + bucket + cast
+        live = min(zero.max_live_parameters or LIVE_PARAMETERS, demand.parameters)
+        return own + bucket + FLOAT32 * live + min(cast, demand.compute_bytes * live)
+
+    def publishing_bytes(self, settings: TrainerSettings, parameters: float) -> float:
+        """Stage 3 collects the full tensors, float32, on the device; else they are there."""
+        return FLOAT32 * parameters if settings.deepspeed.stage == 3 else 0.0
 
     def setting_problems(self, settings: TrainerSettings) -> Iterator[SettingProblem]:
         """DeepSpeed judges its own options; it says nothing about this one."""

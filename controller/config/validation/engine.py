@@ -90,6 +90,16 @@ def device_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem((key,), f"no device `{device}`", "cpu, cuda or cuda:N")
 
 
+def hardware_problems(config: RunConfig) -> Iterator[Problem]:
+    """A kind of GPU that is not known."""
+    if config.hardware.gpu is None:
+        return
+    try:
+        gpu_named(config.hardware.gpu, "hardware.gpu")
+    except UserError as error:
+        yield Problem(("hardware.gpu",), error.what, error.remedy or "")
+
+
 def rollout_problems(config: RunConfig) -> Iterator[Problem]:
     """The workflow's name and the prompt's template."""
     workflow = config.rollout.workflow

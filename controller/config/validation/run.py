@@ -27,7 +27,13 @@ from controller.config.run_config import (
     soft_zones,
 )
 from controller.config.stall_limit import stall_problems
-from controller.config.validation.engine import device_problems, emulation_problems, engine_problems, rollout_problems
+from controller.config.validation.engine import (
+    device_problems,
+    emulation_problems,
+    engine_problems,
+    hardware_problems,
+    rollout_problems,
+)
 from controller.config.validation.launcher import launcher_problems
 from controller.config.validation.objectives import advantage_problems, critic_problems, loss_problems
 from controller.config.validation.pool_sizes import placement_problems, pool_problems
@@ -68,6 +74,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         backend_problems,
         _reward,
         device_problems,
+        hardware_problems,
         rollout_problems,
         engine_problems,
         emulation_problems,

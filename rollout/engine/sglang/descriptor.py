@@ -11,10 +11,20 @@ from typing import Any
 from areal_like.errors import UserError
 from areal_like.setting_problem import Recovery, SettingProblem
 from rollout.config import EngineSettings
-from rollout.engine.descriptor import PYTHON_KEY, EngineDescriptor, EngineEnvironment, EngineJob
+from rollout.engine.descriptor import (
+    PYTHON_KEY,
+    EngineDescriptor,
+    EngineEnvironment,
+    EngineJob,
+    EngineMemory,
+    ServingDemand,
+)
 from rollout.engine.sglang import option_rules
 from rollout.engine.sglang.arguments import extra_words
 from rollout.engine.sglang.environment import PYTHON, argument_table, check_version, find_python
+
+MEMORY_FRACTION = 0.85
+"""Assumed where `memory_fraction` is left to SGLang, which takes 0.8 to 0.9 by GPU and model."""
 
 
 class SGLangDescriptor(EngineDescriptor):
@@ -71,6 +81,33 @@ class SGLangDescriptor(EngineDescriptor):
     def colocation_problems(self, job: EngineJob) -> Iterator[SettingProblem]:
         """Servers of somebody else's, and a second rule for when memory is released."""
         yield from option_rules.colocation_problems(job.settings.sglang)
+
+    def memory(self, job: EngineJob, demand: ServingDemand) -> EngineMemory:
+        """Weights shared by the GPUs of a worker; the cache takes the rest of `memory_fraction`, and must hold one
+        sequence of the greatest length. What the fraction leaves is for activations and CUDA graphs.
+        """
+        engine = job.settings
+        devices, fraction = engine.sglang.tp_size, engine.sglang.memory_fraction or MEMORY_FRACTION
+        width = 0.5 if engine.sglang.quantization == "fp8" else 1.0
+        weights = demand.weights_bytes * width / devices
+        token = demand.cache_token_bytes * (0.5 if engine.sglang.kv_cache_dtype != "auto" else 1.0) / devices
+        longest = token * engine.max_context
+        if demand.device_bytes is None:
+            parts = {"weights": weights, "KV cache": longest * engine.num_slots}
+            return EngineMemory(parts, (weights + longest) / fraction)
+        pool = max(0.0, fraction * demand.device_bytes - weights)
+        tokens = pool / token
+        parts = {"weights": weights, "KV cache": pool, "activations, graphs": (1 - fraction) * demand.device_bytes}
+        words = f"{tokens:,.0f} tokens of cache: {tokens / engine.max_context:,.1f} sequences of {engine.max_context:,}"
+        return EngineMemory(parts, (weights + longest) / fraction, words)
+
+    def memory_settings(self, job: EngineJob) -> Iterator[tuple[str, EngineSettings]]:
+        """More GPUs a worker."""
+        size = job.settings.sglang.tp_size * 2
+        while size <= 64:
+            sglang = job.settings.sglang.model_copy(update={"tp_size": size})
+            yield f"rollout.engine.sglang.tp_size: {size}", job.settings.model_copy(update={"sglang": sglang})
+            size *= 2
 
     def rounding_key(self, settings: EngineSettings) -> str:
         """fp8 weights, or an fp8 cache."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from controller.cli.main import main
+from controller.config.loading import SHIPPED
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("name", "held_out"), [("code", "code/humaneval.jsonl"), ("code_tiny", "code/mbpp_nontest.jsonl")]
+    ("name", "held_out"), [("code_8b_8gpu", "code/humaneval.jsonl"), ("code_tiny", "code/mbpp_nontest.jsonl")]
 )
 def test_the_recipes_for_programs_are_valid(name: str, held_out: str, published: Callable[[str], Path]) -> None:
     rows = [f"data.train.path={published('code/mbpp_nontest.jsonl')}", f"data.eval.path={published(held_out)}"]
@@ -31,7 +32,13 @@ def test_the_recipes_for_programs_are_valid(name: str, held_out: str, published:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["reasoning_gym", "reasoning_gym_tiny"])
+def test_the_recipe_for_own_rows_and_an_own_reward_is_valid_in_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(SHIPPED.parent)
+    assert main(["validate", "own_data"]) == 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["reasoning_gym_8b_8gpu", "reasoning_gym_tiny"])
 def test_the_recipes_for_reasoning_gym_are_valid(name: str) -> None:
     pytest.importorskip("reasoning_gym", reason="the extra `reasoning-gym` is not installed")
     assert main(["validate", name, "data.train.limit=20", "data.eval.limit=5"]) == 0

@@ -122,19 +122,21 @@ def test_every_rank_of_the_trainer_is_named_with_its_device() -> None:
 
 TINY = {"num_hidden_layers": 3, "hidden_size": 10, "vocab_size": 100, "num_attention_heads": 5, "intermediate_size": 7}
 ZERO_ON_TWO = "1G parameters, ZeRO {} over 2 ranks"
-EMBEDDINGS, MLP = 100 * 10, 3 * 10 * 7
+EMBEDDINGS, MLP, NORMS = 100 * 10, 3 * 10 * 7, 7 * 10
 
 
 @pytest.mark.parametrize(
     ("more", "parameters"),
     [
-        ({}, 3 * (10 * 2 * 2 * (5 + 5) + MLP) + 2 * EMBEDDINGS),
-        ({"num_key_value_heads": 1}, 3 * (10 * 2 * 2 * (5 + 1) + MLP) + 2 * EMBEDDINGS),
-        ({"head_dim": 4}, 3 * (10 * 4 * 2 * (5 + 5) + MLP) + 2 * EMBEDDINGS),
-        ({"tie_word_embeddings": True}, 3 * (400 + MLP) + EMBEDDINGS),
-        ({"num_experts": 1, "moe_intermediate_size": 2}, 3 * (400 + MLP) + 2 * EMBEDDINGS),
-        ({"num_experts": 2, "moe_intermediate_size": 4}, 3 * (400 + 3 * 10 * 2 * 4) + 2 * EMBEDDINGS),
-        ({"num_experts": 2}, 3 * (400 + 2 * MLP) + 2 * EMBEDDINGS),
+        ({}, 3 * (10 * 2 * 2 * (5 + 5) + MLP) + 2 * EMBEDDINGS + NORMS),
+        ({"num_key_value_heads": 1}, 3 * (10 * 2 * 2 * (5 + 1) + MLP) + 2 * EMBEDDINGS + NORMS),
+        ({"head_dim": 4}, 3 * (10 * 4 * 2 * (5 + 5) + MLP) + 2 * EMBEDDINGS + NORMS),
+        ({"tie_word_embeddings": True}, 3 * (400 + MLP) + EMBEDDINGS + NORMS),
+        ({"num_experts": 1, "moe_intermediate_size": 2}, 3 * (400 + MLP) + 2 * EMBEDDINGS + NORMS),
+        ({"num_experts": 2, "moe_intermediate_size": 4}, 3 * (420 + 3 * 10 * 2 * 4) + 2 * EMBEDDINGS + NORMS),
+        ({"num_experts": 2}, 3 * (420 + 2 * MLP) + 2 * EMBEDDINGS + NORMS),
+        ({"model_type": "qwen3"}, 3 * (400 + MLP + 2 * 2) + 2 * EMBEDDINGS + NORMS),
+        ({"model_type": "qwen2"}, 3 * (400 + MLP + 3 * 10) + 2 * EMBEDDINGS + NORMS),
     ],
 )
 def test_parameters_are_those_of_attention_feed_forward_and_embeddings(more: dict[str, Any], parameters: int) -> None:
@@ -235,5 +237,5 @@ def test_a_model_that_is_here_counts_by_its_own_sizes_and_not_by_its_name() -> N
     named = make(model={"path": "/models/Qwen3-8B"})
     assert parameters_of(named, TINY) == num_parameters(TINY)
     assert parameters_of(named, None) == pytest.approx(8.19e9, rel=0.03)
-    made = make(model={"init": {"model_type": "qwen3", **TINY}, "tokenizer": "bytes"})
+    made = make(model={"init": {"model_type": "llama", **TINY}, "tokenizer": "bytes"})
     assert parameters_of(made, None) == num_parameters(TINY)

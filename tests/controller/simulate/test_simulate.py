@@ -364,7 +364,7 @@ def test_a_run_too_short_to_calibrate_with_says_so(tmp_path):
 # ------------------------------------------------------------ the command
 
 
-ARGUMENTS = ["simulate", "gsm8k", "--model", "7b", "--steps", "5", "--lengths", "500", "groups_per_step=8"]
+ARGUMENTS = ["simulate", "gsm8k_8b_8gpu", "--model", "7b", "--steps", "5", "--lengths", "500", "groups_per_step=8"]
 
 
 def test_a_sweep_prints_every_variant_and_names_the_best(capsys, tmp_path):
@@ -374,6 +374,7 @@ def test_a_sweep_prints_every_variant_and_names_the_best(capsys, tmp_path):
     printed = capsys.readouterr().out
     assert printed.count("0.75") >= 2
     assert "best: rollout_share=" in printed
+    assert "as settings: staleness.max_staleness=" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

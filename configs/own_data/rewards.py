@@ -1,0 +1,10 @@
+"""The reward of own_data.yaml: replace it by yours. docs/rewards.md says what a reward is given and may return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def score(row: dict[str, Any], response: str, **info: Any) -> float:
+    """Share of the answer's characters that are among the row's `answer`, from 0 to 1."""
+    return sum(character in row["answer"] for character in response) / max(1, len(response))

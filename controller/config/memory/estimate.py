@@ -1,0 +1,188 @@
+"""What every process of a run takes on its device and in host memory, part by part, from a config and a model's shape.
+
+Owns: `estimate`, the parts of a trainer's rank and of a rollout worker, the host's. Refuses: formulas of a pass
+(passes.py), where a backend or an engine keeps what (their descriptors), what does not fit (fit.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from areal_like.decoder_shape import DecoderShape, public_shape, shape_of
+from controller.config.backends import PassDemand, backend_of
+from controller.config.engines import ServingDemand, engine_job, engine_of
+from controller.config.memory.passes import FLOAT32, Pass, activation_bytes, transient_bytes
+from controller.config.run_config import RunConfig
+from controller.config.trainer_memory import trainer_state
+
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
+BUILT_IN_VOCABULARY = 259
+"""Tokens of the tokenizer `bytes`; those of `characters:` tokenizers have fewer."""
+COPIED_STATE_BYTES = 12
+"""Of one parameter in a checkpoint: itself and AdamW's two moments, float32."""
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """One process's device, or all of a kind. parts: bytes by name, at the moment it holds most."""
+
+    name: str
+    count: int
+    parts: Mapping[str, float]
+    needed_bytes: float
+    """With less it cannot work."""
+    words: str = ""
+    """What follows from it, for people."""
+
+    @property
+    def total_bytes(self) -> float:
+        """Sum of the parts."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Of a whole run. host: bytes by name, all processes together."""
+
+    trainer: tuple[ProcessMemory, ...]
+    rollout: ProcessMemory
+    host: Mapping[str, float]
+
+    @property
+    def host_bytes(self) -> float:
+        """Sum of the host's parts."""
+        return sum(self.host.values())
+
+
+def shape_of_run(config: RunConfig, model: Mapping[str, Any] | None) -> DecoderShape | None:
+    """The shape of a run's model: by its config.json (`model`) where it was read, else by its public name, else by
+    `model.init`; None where none of them gives all sizes.
+    """
+    if model is not None:
+        return shape_of(model)
+    if config.model.path is not None:
+        return public_shape(config.model.path)
+    init = dict(config.model.init or {})
+    if config.model.tokenizer == "bytes" or config.model.tokenizer.startswith("characters:"):
+        init.setdefault("vocab_size", BUILT_IN_VOCABULARY)
+    return shape_of(init)
+
+
+def estimate(config: RunConfig, shape: DecoderShape, device_bytes: float | None = None) -> MemoryEstimate:
+    """Bytes of every process. device_bytes: memory of one GPU, where known; an engine may size its cache by it."""
+    trainer = trainer_memory(config, shape)
+    rollout = rollout_memory(config, shape, device_bytes)
+    return MemoryEstimate(trainer, rollout, host_memory(config, shape))
+
+
+# ------------------------------------------------------------ trainer
+
+
+def pass_of(config: RunConfig) -> Pass:
+    """The largest micro-batch of a rank (`micro_batch_tokens`, or the longest sequence alone), how it is computed."""
+    trainer, longest = config.trainer, config.rollout.engine.max_context
+    is_16_bit, is_cuda = trainer.precision == "bfloat16", trainer.device.startswith("cuda")
+    all_tokens = -(-config.samples_per_step // (trainer.mini_batches * trainer.ranks)) * longest
+    return Pass(
+        tokens=min(max(trainer.micro_batch_tokens, longest), max(all_tokens, longest)),
+        compute_bytes=2 if is_16_bit else FLOAT32,
+        hidden_bytes=2 if is_16_bit and backend_of(config).gathers_in_compute_type else FLOAT32,
+        chunk_tokens=trainer.logprob_chunk_tokens,
+        is_checkpointed=trainer.gradient_checkpointing,
+        has_varlen_kernel=is_cuda and is_16_bit and trainer.attention != "sdpa",
+        has_entropy=trainer.loss.entropy_coef > 0,
+    )
+
+
+def pass_demand(config: RunConfig, shape: DecoderShape) -> PassDemand:
+    """What a backend is asked with."""
+    return PassDemand(
+        parameters=float(shape.parameters),
+        matrices=float(shape.layers * shape.layer_matrix_parameters),
+        layer=float(shape.layer_parameters),
+        outer=float(shape.outer_parameters),
+        compute_bytes=2 if config.trainer.precision == "bfloat16" else FLOAT32,
+    )
+
+
+def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemory, ...]:
+    """Rank 0, and the others where it holds more than they: it collects the full weights to publish them."""
+    backend, trainer = backend_of(config), config.trainer
+    state = trainer_state(config, float(shape.parameters))
+    one, is_cuda = pass_of(config), trainer.device.startswith("cuda")
+    reference = float(FLOAT32 * shape.parameters) if trainer.loss.kl_coef > 0 else 0.0
+    state_bytes = state.device_bytes if is_cuda else state.device_bytes + state.host_bytes
+    fixed = {"weights, gradients, AdamW": state_bytes, "reference model": reference}
+    step = fixed | {
+        "gathered or cast": backend.working_bytes(trainer, pass_demand(config, shape)),
+        "activations": activation_bytes(shape, one),
+        "logits, backward": transient_bytes(shape, one, is_cuda=is_cuda),
+    }
+    collected = backend.publishing_bytes(trainer, float(shape.parameters))
+    # between two steps there are no gradients: a quarter of the state, or as much as there is
+    publishing = {"weights, AdamW": state_bytes * 0.75, "reference model": reference, "full weights": collected}
+    words = f"{one.tokens:,} tokens a micro-batch" + (", activations made again" if one.is_checkpointed else "")
+    names = f"trainer rank{'s 0 to ' + str(trainer.ranks - 1) if trainer.ranks > 1 else ''}"
+    if sum(publishing.values()) <= sum(step.values()) or not collected:
+        return (_process(names, trainer.ranks, step, words),)
+    leader = _process("trainer rank 0", 1, publishing, "collects the full weights to publish them")
+    if trainer.ranks == 1:
+        return (leader,)
+    others = f"trainer rank{'s' * (trainer.ranks > 2)} 1{f' to {trainer.ranks - 1}' if trainer.ranks > 2 else ''}"
+    return (leader, _process(others, trainer.ranks - 1, step, words))
+
+
+def _process(name: str, count: int, parts: Mapping[str, float], words: str) -> ProcessMemory:
+    found = {part: num_bytes for part, num_bytes in parts.items() if num_bytes}
+    return ProcessMemory(name, count, found, sum(found.values()), words)
+
+
+# ------------------------------------------------------------ rollout
+
+
+def cache_token_bytes(config: RunConfig, shape: DecoderShape) -> float:
+    """Keys and values of one token: 2 layers K bytes of the engine's type."""
+    return 2.0 * shape.layers * shape.key_width * DTYPE_BYTES[engine_job(config).dtype]
+
+
+def rollout_memory(config: RunConfig, shape: DecoderShape, device_bytes: float | None = None) -> ProcessMemory:
+    """One device of a worker, as its engine lays it out."""
+    job = engine_job(config)
+    weights = float(shape.parameters * DTYPE_BYTES[job.dtype])
+    demand = ServingDemand(weights, cache_token_bytes(config, shape), device_bytes)
+    found = engine_of(config).memory(job, demand)
+    devices, count = engine_of(config).devices_per_worker(job.settings), config.rollout.num_workers
+    name = f"rollout worker{'s' * (count > 1)}" + (f", each of {devices} GPUs" if devices > 1 else "")
+    return ProcessMemory(name, count, found.parts, found.needed_bytes, found.words)
+
+
+# ------------------------------------------------------------ host
+
+
+def host_memory(config: RunConfig, shape: DecoderShape) -> Mapping[str, float]:
+    """Host memory of all processes together, at its largest.
+
+    Loading: every rank reads the whole float32 model first (4 bytes a parameter and rank), which later parts may take
+    the place of. Publishing: the copy that travels, and the versions kept in shared memory. SGLang's folder of a staged
+    version, per worker. Checkpoints: a copy of every rank's part (12 bytes a parameter), put together on rank 0 where
+    there are several.
+    """
+    trainer, parameters = config.trainer, float(shape.parameters)
+    state, is_cuda = trainer_state(config, parameters), trainer.device.startswith("cuda")
+    version = parameters * DTYPE_BYTES[config.model.dtype]
+    loading = FLOAT32 * parameters * trainer.ranks if is_cuda else 0.0
+    has_checkpoints = bool(trainer.checkpoint.every_steps or trainer.checkpoint.every_s)
+    copies = 2 if trainer.ranks > 1 else 1
+    kept = trainer.weights.keep if trainer.weights.place == "shm" else 0
+    staged = config.rollout.num_workers if engine_of(config).environment is not None and kept else 0
+    running = {
+        "trainer state": state.host_bytes * trainer.ranks,
+        "copy to publish": version,
+        "versions kept": kept * version,
+        "staged for engines": staged * version,
+        "checkpoint": copies * COPIED_STATE_BYTES * parameters if has_checkpoints else 0.0,
+    }
+    running["loading"] = max(0.0, loading - sum(running.values()))
+    return {name: num_bytes for name, num_bytes in running.items() if num_bytes}

@@ -1,0 +1,117 @@
+"""Bytes of one forward and backward pass of the trainer: activations, logits, what a layer's backward pass adds.
+
+Owns: one function per component, formulas in their docstrings. Refuses: which backend keeps what (descriptors, in
+`working_bytes`), adding up (estimate.py). All are pure.
+
+The formulas count what torch's autograd keeps for the decoder layers of transformers 5 (Llama, Qwen2, Qwen3) under this
+program's own attention and head, tensor by tensor; `python -m benchmarks.memory` compares them with measured peaks.
+
+Legend: T tokens of a micro-batch, N of them predicted, C of those in a chunk of the head; D, A, K, I, V as in
+areal_like/decoder_shape.py; c bytes of the compute type (4 or 2), r bytes of the hidden state between two layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from areal_like.decoder_shape import DecoderShape
+
+FLOAT32 = 4
+DIRECT_LOGITS = 1 << 22
+"""Up to this many logits the head keeps all of them (trainer/model/logprobs.py)."""
+DIRECT_COPIES = 4
+"""Of the logits in that case: log-probs, probabilities, their product, and one gradient."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a micro-batch and the way it is computed decide."""
+
+    tokens: int
+    """T."""
+    compute_bytes: int
+    """c."""
+    hidden_bytes: int
+    """r: 2 where parameters are gathered in bfloat16 (FSDP), else 4: the embedding is float32."""
+    chunk_tokens: int
+    is_checkpointed: bool
+    has_varlen_kernel: bool
+    """A kernel for packed sequences (CUDA, bfloat16); else sequences of like length are gathered for SDPA."""
+    has_entropy: bool = False
+    """The loss has an entropy term."""
+
+
+def norm_bytes(shape: DecoderShape, one: Pass, num_readers: int) -> float:
+    """Kept by one RMS norm, per token, for the `num_readers` matrices that read its output.
+
+    float32: input, normalised input, output: 12 D. bfloat16 with a float32 hidden state: the first two, and a cast copy
+    of the output for each reader: (8 + 2 readers) D. bfloat16 hidden state: its float32 copy, the normalised input and
+    the output: 8 D.
+    """
+    if one.compute_bytes == FLOAT32:
+        return 12.0 * shape.hidden
+    return (8.0 + 2.0 * num_readers if one.hidden_bytes == FLOAT32 else 8.0) * shape.hidden
+
+
+def attention_bytes(shape: DecoderShape, one: Pass) -> float:
+    """Kept by attention without its norm, per token.
+
+    Query and key norms keep their float32 input and the normalised value: (4 + c) (A + K). The kernel keeps q, k, v and
+    its output: c (2 A + 2 K); SDPA over gathered sequences has the output once more, ungathered: c A.
+    """
+    query, key, c = shape.query_width, shape.key_width, one.compute_bytes
+    head_norms = (4 + c) * (query + key) if shape.has_qk_norm else 0
+    return float(head_norms + c * (2 * query + 2 * key) + (0 if one.has_varlen_kernel else c * query))
+
+
+def feed_forward_bytes(shape: DecoderShape, one: Pass) -> float:
+    """Kept by the feed-forward part without its norm, per token: gate, its activation, up, their product: 4 c I (of the
+    experts a token is sent to)."""
+    return 4.0 * one.compute_bytes * shape.inner * shape.experts_per_token
+
+
+def layer_activation_bytes(shape: DecoderShape, one: Pass) -> float:
+    """Kept by one layer, all tokens."""
+    per_token = norm_bytes(shape, one, num_readers=3) + norm_bytes(shape, one, num_readers=2)
+    return one.tokens * (per_token + attention_bytes(shape, one) + feed_forward_bytes(shape, one))
+
+
+def activation_bytes(shape: DecoderShape, one: Pass) -> float:
+    """Kept from forward to backward pass: every layer's, or with gradient checkpointing only each layer's input
+    (r D per token); and the final norm with the rows that are predicted: 16 D."""
+    kept = shape.layers * (
+        one.tokens * one.hidden_bytes * shape.hidden if one.is_checkpointed else layer_activation_bytes(shape, one)
+    )
+    return kept + 16.0 * one.tokens * shape.hidden
+
+
+def head_bytes(shape: DecoderShape, one: Pass, *, is_cuda: bool) -> float:
+    """Largest amount that logits and the head's gradient take while activations are kept.
+
+    Few logits (N V <= DIRECT_LOGITS, float32 products): DIRECT_COPIES of 4 N V. Else chunk by chunk: two float32 copies
+    of the chunk's logits (three with an entropy term), the gradient of hidden states 4 N D, the float32 gradient of the
+    head's weight 4 V D; and on CUDA in bfloat16 a copy of the weight, the gradient of a chunk, and the product that is
+    added to the weight's gradient: 2 V D + 2 C V + 4 V D. N is taken as T.
+    """
+    vocabulary, hidden, num = shape.vocabulary, shape.hidden, one.tokens
+    is_16_bit = is_cuda and one.compute_bytes != FLOAT32
+    if not is_16_bit and num * vocabulary <= DIRECT_LOGITS:
+        return 4.0 * DIRECT_COPIES * num * vocabulary
+    chunk = min(num, one.chunk_tokens)
+    logits = 4.0 * chunk * vocabulary * (3 if one.has_entropy else 2)
+    found = logits + 4.0 * num * hidden + 4.0 * vocabulary * hidden
+    return found + (6.0 * vocabulary * hidden + 2.0 * chunk * vocabulary if is_16_bit else 0.0)
+
+
+def layer_backward_bytes(shape: DecoderShape, one: Pass) -> float:
+    """What a layer's backward pass adds: gradients of gate, up and their product (3 c I) and of two hidden states
+    (8 D) per token, the float32 gradient of the largest matrix; with gradient checkpointing also the layer's own
+    activations, made again."""
+    gradients = one.tokens * (3.0 * one.compute_bytes * shape.inner * shape.experts_per_token + 8.0 * shape.hidden)
+    again = layer_activation_bytes(shape, one) if one.is_checkpointed else 0.0
+    return gradients + 4.0 * shape.largest_matrix + again
+
+
+def transient_bytes(shape: DecoderShape, one: Pass, *, is_cuda: bool) -> float:
+    """The larger of what the head and a layer's backward pass add to what is kept: they follow each other."""
+    return max(head_bytes(shape, one, is_cuda=is_cuda), layer_backward_bytes(shape, one))

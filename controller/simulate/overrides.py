@@ -1,0 +1,55 @@
+"""The best plan as settings of the config: what to write into the YAML file, or behind the command.
+
+Owns: `overrides_of`, `unfit_words`. Refuses: choosing the plan (plan.py), memory (config/memory/).
+"""
+
+from __future__ import annotations
+
+from controller.config.engines import configured_engine
+from controller.config.launchers import launcher_of
+from controller.config.memory.estimate import shape_of_run
+from controller.config.memory.fit import lacks
+from controller.config.run_config import RunConfig
+from controller.simulate import plan
+
+
+def overrides_of(trial: plan.Trial) -> list[str]:
+    """`key=value` of everything by which the plan's machines and varied keys differ from the config that was given.
+
+    Empty where costs were measured: the machines are the config's own then. In `mode: sync`, where each phase has all
+    GPUs, engines and trainer share them.
+    """
+    setup, config = trial.setup, trial.setup.config
+    varied = [f"{key}={value}" for key, value in trial.varied.items() if key not in plan.MACHINE_KEYS]
+    if setup.gpu is None:
+        return varied
+    tp = setup.rollout_gpus_each
+    is_shared = config.mode == "sync" and setup.split is None
+    wanted: list[tuple[str, object, object]] = [
+        ("hardware.gpu", config.hardware.gpu, setup.gpu.name),
+        ("placement", config.placement, "colocated" if is_shared else "disaggregated"),
+        ("rollout.num_workers", config.rollout.num_workers, trial.num_workers),
+        ("rollout.engine.device", config.rollout.engine.device, "cuda"),
+        ("trainer.ranks", config.trainer.ranks, trial.trainer_gpus),
+        ("trainer.device", config.trainer.device, _trainer_device(config, trial.num_workers * tp, is_shared)),
+    ]
+    if configured_engine(config).devices_per_worker(config.rollout.engine) != tp:
+        wanted += [("rollout.engine.kind", config.rollout.engine.kind, "sglang"),
+                   ("rollout.engine.sglang.tp_size", config.rollout.engine.sglang.tp_size, tp)]  # fmt: skip
+    if trial.trainer_gpus > 1 and config.trainer.backend == "torch":
+        wanted.append(("trainer.backend", config.trainer.backend, "fsdp"))
+    if is_shared and trial.trainer_gpus > 1 and not config.trainer.fsdp.cpu_offload:
+        wanted.append(("trainer.fsdp.cpu_offload", "false", "true"))
+    return varied + [f"{key}={value}" for key, present, value in wanted if present != value]
+
+
+def _trainer_device(config: RunConfig, first_free: int, is_shared: bool) -> str:
+    return "cuda" if is_shared or launcher_of(config).chooses_gpus else f"cuda:{first_free}"
+
+
+def unfit_words(trial: plan.Trial, config: RunConfig) -> list[str]:
+    """Why the plan does not fit its GPUs by the memory estimate. config: with the plan's overrides."""
+    shape = shape_of_run(config, None)
+    if trial.setup.gpu is None or shape is None:
+        return []
+    return [lack.words for lack in lacks(config, shape, trial.setup.gpu.memory)]

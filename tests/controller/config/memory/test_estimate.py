@@ -1,0 +1,117 @@
+"""Claims about the estimate of a whole run: what each process holds, and where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from valid_config import make
+
+from areal_like.decoder_shape import PUBLIC_SHAPES
+from controller.config.memory.estimate import (
+    cache_token_bytes,
+    estimate,
+    host_memory,
+    pass_of,
+    rollout_memory,
+    shape_of_run,
+    trainer_memory,
+)
+
+SHAPE = PUBLIC_SHAPES["Qwen/Qwen3-8B"]
+N = SHAPE.parameters
+GPU = {"device": "cuda", "precision": "bfloat16", "gradient_checkpointing": True}
+
+
+def test_one_rank_holds_all_of_the_state_and_the_cast_weights() -> None:
+    (rank,) = trainer_memory(make(model__path="Qwen/Qwen3-8B", model__init=None, trainer=GPU), SHAPE)
+    assert rank.parts["weights, gradients, AdamW"] == 16 * N
+    assert rank.parts["gathered or cast"] == 2 * SHAPE.layers * SHAPE.layer_matrix_parameters
+    assert rank.needed_bytes == rank.total_bytes > 16 * N
+    assert "reference model" not in rank.parts
+
+
+def test_a_reference_model_is_whole_on_every_rank() -> None:
+    config = make(trainer={**GPU, "backend": "fsdp", "ranks": 4, "loss": {"kl_coef": 0.1}})
+    assert trainer_memory(config, SHAPE)[0].parts["reference model"] == 4 * N
+
+
+def test_fsdp_ranks_share_the_state_and_gather_two_layers_and_the_embeddings() -> None:
+    config = make(trainer={**GPU, "backend": "fsdp", "ranks": 8, "micro_batch_tokens": 65536}, group_size=128)
+    (ranks,) = trainer_memory(config, SHAPE)
+    assert (ranks.name, ranks.count) == ("trainer ranks 0 to 7", 8)
+    assert ranks.parts["weights, gradients, AdamW"] == 2 * N
+    gathered = 2 * (2 * SHAPE.layer_parameters + 2 * SHAPE.outer_parameters) + 6 * SHAPE.layer_parameters
+    assert ranks.parts["gathered or cast"] == gathered
+
+
+def test_rank_0_of_fsdp_collects_the_full_weights_which_may_be_its_peak() -> None:
+    config = make(trainer={**GPU, "backend": "fsdp", "ranks": 8, "micro_batch_tokens": 2048})
+    leader, others = trainer_memory(config, SHAPE)
+    assert (leader.name, others.name, others.count) == ("trainer rank 0", "trainer ranks 1 to 7", 7)
+    assert leader.parts == {"weights, AdamW": 12 * N / 8, "full weights": 4 * N}
+    assert others.total_bytes < leader.total_bytes
+
+
+@pytest.mark.parametrize(
+    ("deepspeed", "stage_bytes"),
+    [({"stage": 1}, 4 + 4 + 1 + 0.5), ({"stage": 2}, 4 + 0.5 + 1 + 0.5), ({"stage": 3}, 0.5 + 0.5 + 1 + 0.5)],
+)
+def test_zero_keeps_a_copy_of_its_part_and_a_bucket(deepspeed: dict[str, Any], stage_bytes: float) -> None:
+    config = make(trainer={**GPU, "precision": "float32", "backend": "deepspeed", "ranks": 8, "deepspeed": deepspeed,
+                           "micro_batch_tokens": 65536}, group_size=512)  # fmt: skip
+    (ranks,) = trainer_memory(config, SHAPE)
+    buffers = 4 * 5e8 + (4 * 1e9 if deepspeed["stage"] == 3 else 0)
+    state = ranks.parts["weights, gradients, AdamW"] + ranks.parts["gathered or cast"]
+    assert state == pytest.approx(stage_bytes * N + buffers)
+
+
+def test_a_micro_batch_holds_the_longest_sequence_and_never_more_than_a_rank_gets() -> None:
+    assert pass_of(make(trainer__micro_batch_tokens=100, rollout__engine__max_context=500)).tokens == 500
+    few = make(trainer__micro_batch_tokens=100_000, groups_per_step=2, group_size=2, rollout__engine__max_context=500)
+    assert pass_of(few).tokens == 2000
+
+
+def test_the_embedded_engine_holds_two_sets_of_weights_and_its_whole_cache() -> None:
+    engine = {"device": "cuda", "num_slots": 64, "max_context": 4096}
+    model = {"path": "Qwen/Qwen3-8B", "dtype": "bfloat16"}
+    config = make(model=model, rollout={"num_workers": 7, "engine": engine})
+    workers = rollout_memory(config, SHAPE)
+    assert cache_token_bytes(config, SHAPE) == 2 * 36 * 8 * 128 * 2
+    assert workers.parts == {"weights": 2 * N, "next weights": 2 * N, "KV cache": 147456 * 64 * 4096}
+    assert (workers.name, workers.count, workers.needed_bytes) == ("rollout workers", 7, workers.total_bytes)
+
+
+def test_sglang_fills_its_share_and_needs_weights_and_one_longest_sequence() -> None:
+    engine = {"kind": "sglang", "device": "cuda", "max_context": 4096, "sglang": {"tp_size": 2, "memory_fraction": 0.8}}
+    config = make(model={"path": "Qwen/Qwen3-8B", "dtype": "bfloat16"}, rollout__engine=engine)
+    workers = rollout_memory(config, SHAPE, 80e9)
+    assert workers.parts["weights"] == N
+    assert workers.total_bytes == pytest.approx(80e9)
+    assert workers.needed_bytes == pytest.approx((N + 147456 * 4096 / 2) / 0.8)
+    assert "tokens of cache" in workers.words
+
+
+def test_in_host_memory_are_the_versions_kept_the_checkpoint_and_the_models_that_ranks_load() -> None:
+    config = make(model={"path": "Qwen/Qwen3-8B", "dtype": "bfloat16"},
+                  trainer={**GPU, "backend": "fsdp", "ranks": 4, "weights": {"kind": "shm", "keep": 3}})  # fmt: skip
+    host = host_memory(config, SHAPE)
+    assert host == {"copy to publish": 2 * N, "versions kept": 6 * N, "checkpoint": 24 * N}
+    none = make(trainer={**GPU, "backend": "fsdp", "ranks": 16, "weights": {"kind": "disk"},
+                         "checkpoint": {"every_steps": 0}})  # fmt: skip
+    assert host_memory(none, SHAPE) == {"copy to publish": 4 * N, "loading": 60 * N}
+
+
+def test_the_shape_is_that_of_the_folder_else_of_the_name_else_of_init() -> None:
+    named = make(model={"path": "Qwen/Qwen3-8B"})
+    assert shape_of_run(named, None) == SHAPE
+    assert shape_of_run(named, {"hidden_size": 8}) is None
+    assert shape_of_run(make(model={"path": "someone/something"}), None) is None
+    made = shape_of_run(make(), None)
+    assert made is None, "the init of these tests has no inner width"
+    init = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "intermediate_size": 96}  # fmt: skip
+    with_sizes = shape_of_run(make(model={"init": init, "tokenizer": "characters:running_sum"}), None)
+    assert with_sizes is not None
+    assert with_sizes.vocabulary == 259
+    assert estimate(make(model={"init": init, "tokenizer": "bytes"}), with_sizes).host_bytes > 0

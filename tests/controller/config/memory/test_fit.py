@@ -1,0 +1,113 @@
+"""Claims about what does not fit: refused beyond the estimate's error, with a change that does fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from valid_config import config_of, make
+
+from areal_like.decoder_shape import PUBLIC_SHAPES, DecoderShape
+from controller.config.loading import build
+from controller.config.memory.estimate import trainer_memory
+from controller.config.memory.fit import CONTEXT_BYTES, fit_problems, fit_remarks, lacks
+from controller.config.run_config import RunConfig
+from controller.preflight import preflight
+
+SMALL, MIDDLE, LARGE = (PUBLIC_SHAPES[f"Qwen/Qwen3-{size}"] for size in ("1.7B", "8B", "32B"))
+GPU = {"device": "cuda", "precision": "bfloat16", "gradient_checkpointing": True, "micro_batch_tokens": 16384}
+BATCH = {"groups_per_step": 512, "group_size": 16}
+
+
+def run(trainer: dict[str, Any] | None = None, **changes: Any) -> RunConfig:
+    return make(model={"path": "x/y", "dtype": "bfloat16"}, trainer={**GPU, **(trainer or {})}, **BATCH, **changes)
+
+
+def refusals(config: RunConfig, shape: DecoderShape, device_bytes: float) -> list[str]:
+    return [str(problem) for problem in fit_problems(config, shape, device_bytes)]
+
+
+def with_change(config: RunConfig, change: str) -> RunConfig:
+    """The config with the remedy's `key: value and key: value` set."""
+    data = config.model_dump(mode="json")
+    for setting in change.split(" and "):
+        key, value = setting.split(": ")
+        section = data
+        for part in key.split(".")[:-1]:
+            section = section[part]
+        section[key.rpartition(".")[2]] = int(value) if value.isdecimal() else value == "true" or value
+    return RunConfig.model_validate(data)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "shape", "device_bytes", "remedy"),
+    [
+        ({"gradient_checkpointing": False}, SMALL, 80e9, "trainer.micro_batch_tokens: 8192"),
+        ({"gradient_checkpointing": False}, SMALL, 44e9, "trainer.gradient_checkpointing: true"),
+        ({}, MIDDLE, 80e9, "trainer.backend: fsdp and trainer.ranks: 4"),
+        ({"backend": "fsdp", "ranks": 2}, MIDDLE, 70e9, "trainer.ranks: 4"),
+        ({"backend": "deepspeed", "ranks": 8}, LARGE, 80e9, "a smaller model, or a GPU with more memory"),
+    ],
+)
+def test_the_remedy_is_the_smallest_change_and_fits(
+    trainer: dict[str, Any], shape: DecoderShape, device_bytes: float, remedy: str
+) -> None:
+    config = run(trainer)
+    (refused,) = refusals(config, shape, device_bytes)
+    change = refused.partition(" -> ")[2]
+    assert change.startswith(remedy), refused
+    if "smaller model" not in change:
+        assert lacks(with_change(config, change), shape, device_bytes) == []
+
+
+def test_what_is_missing_by_less_than_the_error_of_the_estimate_is_a_remark() -> None:
+    config = run()
+    needed = trainer_memory(config, SMALL)[0].needed_bytes + CONTEXT_BYTES
+    assert lacks(config, SMALL, needed) == []
+    assert refusals(config, SMALL, needed * 0.9) == []
+    (remark,) = fit_remarks(config, SMALL, needed * 0.9)
+    assert "off by up to 15%" in remark
+    assert len(refusals(config, SMALL, needed * 0.8)) == 1
+    assert list(fit_remarks(config, SMALL, needed * 0.8)) == []
+
+
+def test_an_engine_whose_cache_is_too_large_is_given_fewer_slots() -> None:
+    engine = {"device": "cuda", "num_slots": 256, "max_context": 4096}
+    config = make(model={"path": "x/y", "dtype": "bfloat16"}, rollout__engine=engine)
+    (refused,) = refusals(config, MIDDLE, 80e9)
+    assert "rollout worker" in refused
+    assert refused.endswith("-> rollout.engine.num_slots: 64")
+
+
+def test_an_sglang_worker_whose_weights_do_not_fit_is_given_more_gpus() -> None:
+    engine = {"kind": "sglang", "device": "cuda", "max_context": 4096}
+    config = make(model={"path": "x/y", "dtype": "bfloat16"}, rollout__engine=engine)
+    assert refusals(config, MIDDLE, 80e9) == []
+    (refused,) = refusals(config, LARGE, 60e9)
+    assert refused.endswith("-> rollout.engine.sglang.tp_size: 2")
+
+
+def test_cpus_emulated_devices_and_backends_that_adapt_are_not_judged() -> None:
+    assert lacks(make(), LARGE, 1e9) == []
+    assert lacks(run({"backend": "auto"}), LARGE, 80e9) == []
+    assert lacks(run(emulation={"model": "32b"}), LARGE, 80e9) == []
+
+
+def test_a_gpu_of_this_machine_that_the_run_leaves_alone_is_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_num_gpus", lambda: 2)
+    on_cpu = preflight.look(make(), "validate").notes
+    assert "GPUs: this machine has 2, and the run uses 0; rollout.engine.device: cuda" in " ".join(on_cpu)
+    both = make(rollout__engine__device="cuda:0", trainer__device="cuda:1")
+    assert "GPUs:" not in " ".join(preflight.look(both, "validate").notes)
+
+
+def test_a_config_is_judged_by_the_gpu_it_names() -> None:
+    named = make(
+        model={"path": "Qwen/Qwen3-1.7B", "dtype": "bfloat16"}, hardware__gpu="l40s",
+        trainer={**GPU, "gradient_checkpointing": False}, **BATCH,
+    )  # fmt: skip
+    words = [str(problem) for problem in preflight.look(named, "validate").problems]
+    assert any("of a GPU's 48 GB" in word and "gradient_checkpointing: true" in word for word in words), words
+    config, (problem,) = build(config_of({"hardware.gpu": "h1000"}))
+    assert config is None
+    assert "hardware.gpu: 'h1000' is not known" in str(problem)

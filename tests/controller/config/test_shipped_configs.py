@@ -1,0 +1,37 @@
+"""Claims about the configs that come with the program: valid, and fit for the hardware their names and headers say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from areal_like.emulation.machines import gpu_named
+from controller.config.loading import find_config, load_config, shipped_configs
+from controller.config.memory.estimate import estimate, shape_of_run
+from controller.config.memory.fit import lacks, needed_on_device
+from controller.config.validation.pool_sizes import gpus_of_run
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_shipped_configs_have_no_contradictions_and_are_named_as_their_file(name: str) -> None:
+    config = load_config(name).config
+    assert config.name == name
+    if named := re.search(r"_(\d+)gpu$", name):
+        assert gpus_of_run(config) == int(named[1])
+        assert config.hardware.gpu is not None
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_configs() if name.endswith("gpu")])
+def test_a_shipped_config_fits_the_hardware_it_names_with_the_memory_its_header_says(name: str) -> None:
+    config = load_config(name).config
+    shape = shape_of_run(config, None)
+    assert shape is not None
+    gpu = gpu_named(config.hardware.gpu or "")
+    assert lacks(config, shape, gpu.memory) == []
+    found = estimate(config, shape, gpu.memory)
+    header = " ".join(line.lstrip("# ") for line in find_config(name).read_text().splitlines()[:24])
+    assert f"a trainer's GPU {max(map(needed_on_device, found.trainer)) / 1e9:.0f} GB" in header
+    assert f"host memory {found.host_bytes / 1e9:.0f} GB" in header
+    assert gpu.name.upper() in header
+    assert "Not run on a GPU" in header
