@@ -123,7 +123,7 @@ def test_rank_that_only_keeps_the_others_company_has_no_penalty_of_its_own(make_
     (company,) = [one for one in prepared if one.mini_batches[0][0].is_dummy]
     others = torch.linspace(-1.0, 1.0, sum(company.rewards.lengths_B), dtype=torch.float64)
     ranks = OneOfSeveral(others)
-    changed = advantages_with_kl(company, _reference(company), settings, ranks)  # type: ignore[arg-type]
+    changed = step_advantages(company, settings, ranks, references=_reference(company))  # type: ignore[arg-type]
     assert not ranks.own.any()
     assert changed.mini_batches == company.mini_batches
     assert changed.metrics["kl_reward"] == pytest.approx(float(others.mean()))

@@ -172,7 +172,8 @@ def host_memory(config: RunConfig, shape: DecoderShape) -> Mapping[str, float]:
     trainer, parameters = config.trainer, float(shape.parameters)
     state, is_cuda = trainer_state(config, parameters), trainer.device.startswith("cuda")
     version = parameters * DTYPE_BYTES[config.model.dtype]
-    loading = FLOAT32 * parameters * trainer.ranks if is_cuda else 0.0
+    trained = parameters * (1 if trainer.critic is None else 2)
+    loading = FLOAT32 * trained * trainer.ranks if is_cuda else 0.0
     has_checkpoints = bool(trainer.checkpoint.every_steps or trainer.checkpoint.every_s)
     copies = 2 if trainer.ranks > 1 else 1
     kept = trainer.weights.keep if trainer.weights.place == "shm" else 0
@@ -182,7 +183,7 @@ def host_memory(config: RunConfig, shape: DecoderShape) -> Mapping[str, float]:
         "copy to publish": version,
         "versions kept": kept * version,
         "staged for engines": staged * version,
-        "checkpoint": copies * COPIED_STATE_BYTES * parameters if has_checkpoints else 0.0,
+        "checkpoint": copies * COPIED_STATE_BYTES * trained if has_checkpoints else 0.0,
     }
     running["loading"] = max(0.0, loading - sum(running.values()))
     return {name: num_bytes for name, num_bytes in running.items() if num_bytes}
