@@ -58,7 +58,7 @@ def is_key(path: str) -> bool:
 
 def is_free(parts: tuple[str, ...]) -> bool:
     """A mapping whose keys are the user's."""
-    return parts[-1] in ("options", "backend_options", "init", "columns")
+    return parts[-1] in ("options", "backend_options", "workflow_options", "init", "columns")
 
 
 @pages

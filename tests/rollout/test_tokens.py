@@ -243,3 +243,22 @@ def test_text_of_a_tool_becomes_tokens_without_template_or_special_tokens():
     assert tokens.decode(ids) == "ab"
     assert not {BOS, EOS} & set(ids.tolist())
     assert tokens.encode("").shape == (0,)
+
+
+def test_an_observation_is_what_the_chat_template_writes_between_two_turns():
+    chat = (
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}"
+        "{% if m['role'] == 'assistant' %}{{ eos_token }};{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    tokenizer = make_tokenizer(chat_template=chat)
+    ids = make_tokens(tokenizer).observation("ab", EOS)
+    assert text_of(tokenizer, ids) == ";[user]ab[assistant]"
+    with pytest.raises(UserError, match="does not end the assistant's turns"):
+        make_tokens(make_tokenizer(chat_template=CHAT)).observation("ab", EOS)
+
+
+def test_an_observation_without_a_chat_is_the_text():
+    assert text_of(make_tokenizer(), make_tokens(make_tokenizer()).observation("ab", EOS)) == "ab"
+    plain = make_tokens(make_tokenizer(chat_template=CHAT), template="q: {prompt}")
+    assert text_of(make_tokenizer(), plain.observation("ab", EOS)) == "ab"
