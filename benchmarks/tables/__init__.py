@@ -38,6 +38,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.reward,
         parts.reward_rates,
         parts.reward_service,
+        parts.environments,
         parts.gpu_suite,
     )
 } | {"modes": jobs.paired, "engines": jobs.paired}

@@ -310,6 +310,18 @@ def reward_service(result: Result) -> str:
     return f"{words}\n\n{table(head, rows)}"
 
 
+def environments(result: Result) -> str:
+    """One line for each phase: what was lost, and what a step took."""
+    rows = [
+        (phase, f"{found['kills']}", f"{found['failed']}", f"{found['lost']}", f"{found['steps_per_s']:,.0f}",
+         f"{found['step_p50_s']:.3f}", f"{found['step_p99_s']:.2f}", f"{found['replayed']:,}")
+        for phase, found in result["phases"].items()
+    ]  # fmt: skip
+    words = f"{result['episodes']:,} episodes of {result['turns']} turns at once, {result['processes']} processes."
+    head = ("phase", "kills", "verdicts of failure", "episodes lost", "steps/s", "s a step", "p99", "calls replayed")
+    return f"{words}\n\n{table(head, rows)}"
+
+
 _WILD = {"hang": "hangs", "segfault": "segfaults", "leak": "takes all the memory", "fork": "forks daemons"}
 
 

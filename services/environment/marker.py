@@ -63,8 +63,9 @@ class Marker:
         self._write(NOBODY, 0)
 
     def heaviest(self, episode: int, num_bytes: int) -> None:
-        """The episode that the process grew most for."""
+        """The episode that the process grew most for; between calls."""
         self._heaviest, self._heaviest_bytes = episode, max(num_bytes, 0)
+        self._write(NOBODY, 0)
 
     def look(self) -> Mark:
         """What it says now."""

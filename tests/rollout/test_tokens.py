@@ -257,3 +257,22 @@ def test_an_answer_is_decoded_as_it_was_sampled_without_special_tokens() -> None
 
     assert make_tokens(Decoding()).decode(np.array([5, 6], np.int32)) == "a ."
     assert asked == {"tokens": [5, 6], "skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+
+
+def test_an_observation_is_what_the_chat_template_writes_between_two_turns():
+    chat = (
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}"
+        "{% if m['role'] == 'assistant' %}{{ eos_token }};{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    tokenizer = make_tokenizer(chat_template=chat)
+    ids = make_tokens(tokenizer).observation("ab", EOS)
+    assert text_of(tokenizer, ids) == ";[user]ab[assistant]"
+    with pytest.raises(UserError, match="does not end the assistant's turns"):
+        make_tokens(make_tokenizer(chat_template=CHAT)).observation("ab", EOS)
+
+
+def test_an_observation_without_a_chat_is_the_text():
+    assert text_of(make_tokenizer(), make_tokens(make_tokenizer()).observation("ab", EOS)) == "ab"
+    plain = make_tokens(make_tokenizer(chat_template=CHAT), template="q: {prompt}")
+    assert text_of(make_tokenizer(), plain.observation("ab", EOS)) == "ab"

@@ -15,6 +15,8 @@ import pytest
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from areal_like.errors import UserError
 from areal_like.wire.messages import (
+    EnvironmentReply,
+    EnvironmentRequest,
     Goodbye,
     Hello,
     Message,
@@ -490,3 +492,19 @@ def test_spec_of_a_run_becomes_the_services_and_needs_an_address(tmp_path: Path)
     with pytest.raises(UserError, match="do not fit") as raised:
         asyncio.run(module.serve(ProcessSpec(**{**facts, "settings": contradicting}), asyncio.Event()))
     assert raised.value.where == "reward.scorers.0.options.total_limit_s"
+
+
+def test_what_a_service_does_not_do_is_refused_with_a_reason(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        request_id = stage.ask()
+        stage.hub.coming.put_nowait(("w", EnvironmentRequest(episode_id="e", turn=0)))
+        await stage.until(lambda: stage.hub.of(EnvironmentReply) and stage.hub.of(ScoreReply))
+        ((_, scored),) = stage.hub.of(ScoreReply)
+        ((_, answered),) = stage.hub.of(EnvironmentReply)
+        assert (scored.request_id, scored.verdict.kind) == (request_id, "invalid")
+        assert "reward.scorers is empty" in scored.verdict.reason
+        assert (answered.status, answered.episode_id) == ("invalid", "e")
+        assert "runs no environment" in answered.reason
+        assert stage.pool.jobs == []
+
+    play(tmp_path, scene, scorers=[])

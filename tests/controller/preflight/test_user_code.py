@@ -146,6 +146,29 @@ def test_options_that_a_workflow_does_not_take_are_found_before_anything_starts(
     assert all(problem.remedy == "it takes depth" for problem in found)
 
 
+@pytest.mark.parametrize(
+    ("source", "options", "key", "words"),
+    [
+        ("import not_there\nclass Maze: ...", "{}", "reward.environment.kind", "not_there"),
+        ("class Maze:\n    def reset(self, row, seed): ...", "{}", "reward.environment.kind", "no method `step`"),
+        (
+            "class Maze:\n    def reset(self, row, seed): ...\n    def step(self, action): ...",
+            "{depth: 2}",
+            "reward.environment.options",
+            "unexpected keyword argument 'depth'",
+        ),
+    ],
+)
+def test_mistake_in_an_environment_is_found_before_anything_starts(
+    source: str, options: str, key: str, words: str
+) -> None:
+    Path("mine.py").write_text(source)
+    overrides = ["rollout.workflow=environment", f"reward.environment={{kind: 'mine:Maze', options: {options}}}"]
+    problems = preflight.look(load_config("quickstart", overrides).config, "train").problems
+    assert [problem.keys for problem in problems] == [(key,)]
+    assert words in problems[0].what
+
+
 CHECKING = """
 import sys
 sys.path.insert(0, {home!r})

@@ -184,6 +184,13 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
         ({"rollout.workflow": "two turns"}, "rollout.workflow", "module:Class"),
         ({"reward.scorers": []}, "reward.scorers", "makes its own verdicts"),
         ({"rollout.workflow_options": {"depth": 2}}, "rollout.workflow_options", "takes no options"),
+        ({"reward.environment": {"kind": "guess_number"}}, "rollout.workflow", "takes no turns with an environment"),
+        ({"rollout.workflow": "environment"}, "reward.environment", "kind: module:Class"),
+        (
+            {"rollout.workflow": "environment", "reward.environment": {"kind": "gess_number"}},
+            "reward.environment.kind",
+            "did you mean guess_number",
+        ),
         ({"rollout.prompt_template": "solve this"}, "rollout.prompt_template", "{prompt}"),
         ({"trainer.weights.shared_dir": "/nfs"}, "trainer.weights.shared_dir", "has no effect with kind shm"),
         ({"trainer.weights.swap": "rolling", "rollout.interruption": "drain"}, "trainer.weights.swap", "drain"),

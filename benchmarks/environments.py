@@ -1,0 +1,274 @@
+"""Do 2,000 episodes at once lose anything when what is under them is killed, and what do their steps cost?
+
+    python -m benchmarks.environments            some minutes
+    python -m benchmarks.environments --quick    300 episodes; writes nothing
+
+A reward service with four environment processes; a client of it begins all episodes before any of them goes on, and
+then plays TURNS turns of each, all at the same time. `alone`: nothing happens. `killed`: every KILL_S an environment
+process gets SIGKILL, and once the service itself, which starts again at the same address. `wild`: of every fifty
+episodes one hangs, one kills its process, one returns no number and one takes memory, in their middle.
+
+An episode counts as lost where its rewards or its observations are not exactly those of one that was left alone, or,
+of a wild one, where its verdict is not of the kind that its deed has. `step_p50_s`, `step_p99_s`: from asking to the
+answer, replays included. Exit status 1 where an episode was lost or a process is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import yaml
+
+from areal_like.trajectory import Segment
+from areal_like.transport.channel import Peer
+from areal_like.transport.service_stats import ask_stats
+from areal_like.wire.messages import SHARED_RUN, Heartbeat, Hello, SampleTask, Sampling
+from benchmarks.runs import command_of, write
+from rollout.reward_client import ACCEPT, RewardClient
+
+ROOT = Path(__file__).resolve().parents[1]
+TURNS, PROCESSES, KILL_S, THINK_S = 8, 4, 1.0, 1.0
+"""THINK_S: longest pause of an episode between two turns, as its policy takes one."""
+ENVIRONMENT = '''
+import os, random, time
+
+class Walk:
+    """A random walk that its actions steer; every answer depends on all before it."""
+
+    def reset(self, row, seed):
+        self.do, self.rng, self.place = row["do"], random.Random(seed * 1000 + row["number"]), 0
+        self.mood = random.Random(row["number"])
+        return str(self.place)
+
+    def step(self, action):
+        self.place = self.place * 31 + len(action) + self.rng.randrange(10**6)
+        if self.do and self.mood.random() < 0.3:
+            if self.do == "hang":
+                time.sleep(600)
+            if self.do == "die":
+                os._exit(3)
+            if self.do == "memory":
+                self.held = bytearray(os.urandom(1 << 20)) * 96
+            if self.do == "invalid":
+                return "", float("nan"), False
+        return str(self.place % 10**9), self.place % 7 / 7, False
+'''
+SETTINGS: dict[str, Any] = {
+    "scorers": [],
+    "environment": {
+        "kind": "walk_environment:Walk", "num_processes": PROCESSES, "step_timeout_s": 2.0, "retries": 1,
+        "max_episode_memory_mb": 64,
+    },
+}  # fmt: skip
+WILD = {"hang": "timed_out", "die": "crashed", "invalid": "invalid", "memory": "crashed"}
+WILD_EVERY = 50
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.environments", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="300 episodes, and no result file")
+    is_quick = parser.parse_args().quick
+    num = 300 if is_quick else 2000
+    with tempfile.TemporaryDirectory() as folder:
+        result = asyncio.run(measure(Path(folder), num))
+    for phase, found in result.items():
+        print(
+            f"{phase:7} {found['lost']} of {num} episodes lost, {found['steps_per_s']:.0f} steps/s, a step "
+            f"{found['step_p50_s']:.3f} s (p99 {found['step_p99_s']:.2f} s), {found['kills']} kills, "
+            f"{found['replayed']} calls replayed"
+        )
+    if not is_quick:
+        fields = {"episodes": num, "turns": TURNS, "processes": PROCESSES, "phases": result}
+        print(f"written to {write('environments', command_of('environments'), fields)}")
+    raise SystemExit(0 if not any(found["lost"] or found["left"] for found in result.values()) else 1)
+
+
+class Service:
+    """The service process at one address, started again where it is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.process = folder, None
+        (folder / "walk_environment.py").write_text(ENVIRONMENT)
+        (folder / "rewards.yaml").write_text(yaml.safe_dump({"reward": SETTINGS}))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        self.seen: set[int] = set()
+        """Process ids of all that ever ran below it."""
+
+    async def start(self) -> None:
+        """Start it, and wait until it answers."""
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(  # noqa: ASYNC220  (the loop has nothing else to do)
+                [sys.executable, "-P", "-m", "services.reward", "serve", "--config", str(self.folder / "rewards.yaml"),
+                 "--curve-dir", str(self.folder / "keys"), "--bind", self.address],
+                env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{self.folder}"}, stdout=log, stderr=log,
+            )  # fmt: skip
+        while not (self.folder / "keys" / "server.secret").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        for _ in range(600):
+            assert self.process.poll() is None, (self.folder / "log").read_text()
+            with contextlib.suppress(Exception):  # not yet
+                await self.counters()
+                return
+        raise AssertionError("the service does not answer")
+
+    async def counters(self) -> dict[str, float]:
+        return (await ask_stats(self.address, curve_dir=self.folder / "keys")).counters
+
+    def children(self) -> list[int]:
+        """Environment processes that run now."""
+        assert self.process is not None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found = [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
+            self.seen.update(found)
+            return found
+        return []
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def left(self) -> int:
+        """Processes that are still there once the service has ended."""
+        assert self.process is not None
+        self.process.terminate()
+        self.process.wait(60)
+        return sum(psutil.pid_exists(pid) for pid in self.seen)
+
+
+async def measure(folder: Path, num: int) -> dict[str, dict[str, Any]]:
+    """Every phase with a service of its own; what is right is what `alone` saw."""
+    phases: dict[str, dict[str, Any]] = {}
+    right: list[list[str]] = []
+    for phase in ("alone", "killed", "wild"):
+        own = folder / phase
+        own.mkdir()
+        service = Service(own)
+        await service.start()
+        service.children()
+        phases[phase], seen = await run_phase(service, phase, num)
+        right = right or seen
+        phases[phase]["lost"] = sum(
+            is_lost(deed_of(number, phase), one, right[number]) for number, one in enumerate(seen)
+        )
+        phases[phase]["left"] = service.left()
+    return phases
+
+
+def deed_of(number: int, phase: str) -> str:
+    """What an episode does to its process; nothing as a rule."""
+    kinds = list(WILD)
+    return kinds[number % WILD_EVERY] if phase == "wild" and number % WILD_EVERY < len(kinds) else ""
+
+
+def is_lost(deed: str, seen: list[str], right: list[str]) -> bool:
+    """A wild one may also have ended before it did anything."""
+    return seen != right and not (deed and seen[-1] == WILD[deed] and seen[:-1] == right[: len(seen) - 1])
+
+
+async def run_phase(service: Service, phase: str, num: int) -> tuple[dict[str, Any], list[list[str]]]:
+    hello = Hello(role="rollout", name=phase, pid=os.getpid(), run_id=SHARED_RUN, incarnation="1")
+    peer = Peer(
+        address=service.address, hello=hello, curve_dir=service.folder / "keys", audience="services", accept=ACCEPT,
+        heartbeat_s=0.5, silence_s=30.0, status=lambda: Heartbeat(state="play"),
+    )  # fmt: skip
+    client = RewardClient([peer], name=phase, deadline_s=600.0, total_deadline_s=600.0, silence_s=10.0, seed=1)
+    waits: list[float] = []
+    all_begun = asyncio.Event()
+    begun = Counter[str]()
+
+    async def play(number: int) -> list[str]:
+        """What was observed and its reward, turn by turn; the verdict's kind last where it failed."""
+        rng = np.random.default_rng(number)
+        seen = []
+        async with client.environments.episode(task(number, deed_of(number, phase))) as episode:
+            step = await episode.reset()
+            begun["episodes"] += 1
+            if begun["episodes"] == num:
+                all_begun.set()
+            await all_begun.wait()
+            for turn in range(TURNS):
+                await asyncio.sleep(rng.uniform(0, THINK_S))
+                began_s = time.monotonic()
+                step = await episode.step("x" * (turn + number % 5))
+                waits.append(time.monotonic() - began_s)
+                if step is None:
+                    assert episode.failure is not None
+                    return [*seen, episode.failure.kind]
+                seen.append(f"{step.observation} {step.reward}")
+        return seen
+
+    running = asyncio.create_task(client.run())
+    disturbing = asyncio.create_task(disturb(service, all_begun)) if phase == "killed" else None
+    began_s = time.monotonic()
+    seen = await asyncio.gather(*(play(number) for number in range(num)))
+    wall_s = time.monotonic() - began_s
+    kills = await stopped(disturbing) if disturbing is not None else 0
+    counters = await service.counters()
+    running.cancel()
+    await client.close()
+    service.children()
+    found = {
+        "steps_per_s": round(len(waits) / wall_s, 1), "step_p50_s": round(float(np.percentile(waits, 50)), 4),
+        "step_p99_s": round(float(np.percentile(waits, 99)), 3), "kills": kills,
+        "replayed": int(counters.get("environment.replayed", 0)), "moved": int(counters.get("environment.moved", 0)),
+        "failed": sum(one[-1] in WILD.values() for one in seen),
+    }  # fmt: skip
+    return found, list(seen)
+
+
+_num_kills = Counter[str]()
+
+
+async def disturb(service: Service, all_begun: asyncio.Event) -> None:
+    """SIGKILL to one environment process after the other, and in its third round to the service."""
+    await all_begun.wait()
+    for turn in range(1_000_000):
+        await asyncio.sleep(KILL_S)
+        if turn == 2:
+            service.kill()
+            _num_kills["service"] += 1
+            await service.start()
+        for pid in service.children()[turn % PROCESSES :][:1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                _num_kills["process"] += 1
+
+
+async def stopped(disturbing: asyncio.Task[None]) -> int:
+    """End it; how many were killed."""
+    disturbing.cancel()
+    await asyncio.wait({disturbing})
+    if not disturbing.cancelled() and (error := disturbing.exception()) is not None:
+        raise error
+    return sum(_num_kills.values())
+
+
+def task(number: int, deed: str) -> SampleTask:
+    return SampleTask(
+        lease_id=number, group_id=number // 8, sample_index=number % 8, purpose="train", min_version=0,
+        row={"do": deed, "number": number}, sampling=Sampling(), seed=1, prefix=Segment.empty(),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
