@@ -11,7 +11,7 @@ from typing import Any
 _EPILOG = """\
 examples:
   areal-like simulate math_8b_8gpu --gpus 128 --model 7b --lengths 6000:0.9
-  areal-like simulate math_8b_8gpu --gpus 64 --sweep rollout_share=0.5,0.75 --plot a.png
+  areal-like simulate math_8b_8gpu --sweep rollout_share=0.5,0.75 --plot a.png
   areal-like simulate math_8b_8gpu --gpus 64 --sweep mode=sync,one_step_off,async
   areal-like simulate quickstart --calibrate quickstart --sweep mode=sync,async
 

@@ -38,6 +38,7 @@ def test_every_command_is_one() -> None:
         make_parser(refuse).parse_args(words)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("purpose", ["validate", "train"])
 def test_a_job_on_own_rows_is_refused_for_nothing_but_the_machine(
     purpose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -64,6 +65,7 @@ def test_the_configuration_shown_is_refused_for_nothing_but_the_machine(
     assert [str(problem) for problem in found.problems] == []
 
 
+@pytest.mark.processes
 def test_rows_for_evaluation_that_are_not_there_say_how_to_do_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
