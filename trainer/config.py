@@ -64,8 +64,7 @@ class LossSettings(Settings):
     """The loss of a token, with its weights, averaging, KL and entropy terms."""
 
     kind: str = "decoupled_ppo"
-    """`decoupled_ppo`, `gspo`, `cispo`, `sapo`, `dppo`, `vespo`, `bapo` (docs/algorithms.md), or `module:function`: a
-    loss of your own (docs/extending.md)."""
+    """Name of a loss (docs/algorithms.md lists all), or `module:function`: a loss of your own (docs/extending.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the loss, for those that have some; keyword arguments of a loss of your own."""
     proximal: Literal["recompute", "interpolate", "behaviour"] = "recompute"
@@ -103,11 +102,9 @@ class AdvantageSettings(Settings):
     """Rewards to advantages, by group id."""
 
     kind: str = "grpo"
-    """`grpo`: (r - mean) / (std + eps) within the group; `grpo_no_std`: r - mean; `rloo`: leave-one-out baseline;
-    `global_norm`: normalised over the whole batch (the paper's); `lite_ppo`: (r - mean of the group) / std of the
-    batch; `reinforce_pp`, `reinforce_pp_baseline`: normalised over all tokens; `gae`: from the values of
-    `trainer.critic`; `turns`: rewards by turn of an environment (docs/algorithms.md); or `module:function` of your own
-    (docs/extending.md)."""
+    """Name of an estimator (docs/algorithms.md lists all). `grpo`: (r - mean) / (std + eps) within the group;
+    `global_norm`: normalised over the whole batch, as in the AReaL paper; `gae`: from the values of `trainer.critic`; or
+    `module:function` of your own (docs/extending.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the kind, for those that have some; keyword arguments of a function of your own."""
     std_eps: float = Field(1e-4, gt=0)
