@@ -41,9 +41,7 @@ def _memory_lines(config: RunConfig, shape: DecoderShape, device_bytes: float | 
     for process, device in [*((one, places[True]) for one in found.trainer), (found.rollout, places[False])]:
         is_cuda = device.startswith("cuda")
         parts = dict(process.parts) | ({"CUDA context": CONTEXT_BYTES} if is_cuda and not _fills(process) else {})
-        name = (
-            f"{process.count} {process.name}" if process.count > 1 and process.name.startswith("roll") else process.name
-        )
+        name = f"{process.count} {process.name}" if process.count > 1 and process.pool == "rollout" else process.name
         lines.append(
             (name, size_text(sum(parts.values())) + (of_gpu if is_cuda else ""), _listed(parts, process.words))
         )

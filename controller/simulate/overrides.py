@@ -5,7 +5,8 @@ Owns: `overrides_of`, `unfit_words`. Refuses: choosing the plan (plan.py), memor
 
 from __future__ import annotations
 
-from controller.config.engines import configured_engine
+from controller.config.backends import backend_of
+from controller.config.engines import REGISTERED, configured_engine
 from controller.config.launchers import launcher_of
 from controller.config.memory.estimate import shape_of_run
 from controller.config.memory.fit import lacks
@@ -34,13 +35,26 @@ def overrides_of(trial: plan.Trial) -> list[str]:
         ("trainer.device", config.trainer.device, _trainer_device(config, trial.num_workers * tp, is_shared)),
     ]
     if configured_engine(config).devices_per_worker(config.rollout.engine) != tp:
-        wanted += [("rollout.engine.kind", config.rollout.engine.kind, "sglang"),
-                   ("rollout.engine.sglang.tp_size", config.rollout.engine.sglang.tp_size, tp)]  # fmt: skip
-    if trial.trainer_gpus > 1 and config.trainer.backend == "torch":
+        wanted += [(key, None, value) for key, value in _engine_settings(config, tp).items()]
+    backend = backend_of(config)
+    if trial.trainer_gpus > 1 and backend.max_ranks == 1:
         wanted.append(("trainer.backend", config.trainer.backend, "fsdp"))
-    if is_shared and trial.trainer_gpus > 1 and not config.trainer.fsdp.cpu_offload:
-        wanted.append(("trainer.fsdp.cpu_offload", "false", "true"))
+    if (
+        is_shared
+        and trial.trainer_gpus > 1
+        and (backend.max_ranks == 1 or not backend.releases_devices(config.trainer))
+    ):
+        wanted.append(("trainer.fsdp.cpu_offload", None, "true"))
     return varied + [f"{key}={value}" for key, present, value in wanted if present != value]
+
+
+def _engine_settings(config: RunConfig, devices: int) -> dict[str, str]:
+    """Settings for workers of so many GPUs: of the configured engine, else of the first that can."""
+    own = configured_engine(config).settings_for_devices(devices)
+    if own is not None:
+        return own
+    able = ((name, engine.settings_for_devices(devices)) for name, engine in REGISTERED.items())
+    return next(({"rollout.engine.kind": name, **found} for name, found in able if found is not None), {})
 
 
 def _trainer_device(config: RunConfig, first_free: int, is_shared: bool) -> str:

@@ -144,6 +144,10 @@ class EngineDescriptor:
         """GPUs (on a CPU: processes) of one worker."""
         return 1
 
+    def settings_for_devices(self, devices: int) -> dict[str, str] | None:
+        """Settings, as `key: value`, with which a worker has so many devices; None where it cannot."""
+        return {} if devices == 1 else None
+
     def interpreter(self, settings: EngineSettings) -> str | None:
         """The interpreter it needs on the worker's machine besides ours, as configured; None: none."""
         return None if self.environment is None else settings.python or self.environment.python

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from areal_like.decoder_shape import DecoderShape, public_shape, shape_of
 from controller.config.backends import PassDemand, backend_of
@@ -35,6 +35,8 @@ class ProcessMemory:
     """With less it cannot work."""
     words: str = ""
     """What follows from it, for people."""
+    pool: Literal["trainer", "rollout", "both"] = "trainer"
+    """`both`: a rank and a worker on one GPU."""
 
     @property
     def total_bytes(self) -> float:
@@ -155,7 +157,7 @@ def rollout_memory(config: RunConfig, shape: DecoderShape, device_bytes: float |
     found = engine_of(config).memory(job, demand)
     devices, count = engine_of(config).devices_per_worker(job.settings), config.rollout.num_workers
     name = f"rollout worker{'s' * (count > 1)}" + (f", each of {devices} GPUs" if devices > 1 else "")
-    return ProcessMemory(name, count, found.parts, found.needed_bytes, found.words)
+    return ProcessMemory(name, count, found.parts, found.needed_bytes, found.words, "rollout")
 
 
 # ------------------------------------------------------------ host

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from areal_like.decoder_shape import DecoderShape
 from controller.config.backends import REGISTERED, backend_of
 from controller.config.engines import engine_job, engine_of
+from controller.config.launchers import launcher_of
 from controller.config.memory.estimate import ProcessMemory, estimate, rollout_memory, trainer_memory
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig, TrainerSettings
@@ -65,8 +66,28 @@ def lacks(config: RunConfig, shape: DecoderShape, device_bytes: float) -> list[L
         judged += found.trainer
     if config.rollout.engine.device.startswith("cuda"):
         judged.append(found.rollout)
+    if len(judged) > 1 and _share_devices(config):
+        judged = [_together(judged)]
     wanted = [Lack(process, needed_on_device(process), device_bytes) for process in judged]
     return [lack for lack in wanted if lack.needed_bytes > device_bytes]
+
+
+def _share_devices(config: RunConfig) -> bool:
+    """Engine and trainer hold memory of one GPU at the same time."""
+    if config.is_colocated or launcher_of(config).chooses_gpus:
+        return False
+    engines, ranks = ({device if ":" in device else f"{device}:0" for device in devices}
+                      for devices in (config.rollout_devices, config.trainer_devices))  # fmt: skip
+    return bool(engines & ranks)
+
+
+def _together(processes: list[ProcessMemory]) -> ProcessMemory:
+    """The fullest rank and a worker on one GPU."""
+    *ranks, worker = processes
+    rank = max(ranks, key=lambda process: process.needed_bytes)
+    parts = {f"{one.pool}: {part}": size for one in (rank, worker) for part, size in one.parts.items()}
+    needed_bytes = rank.needed_bytes + worker.needed_bytes
+    return ProcessMemory("trainer and rollout worker on one GPU", 1, parts, needed_bytes, pool="both")
 
 
 def fit_problems(config: RunConfig, shape: DecoderShape, device_bytes: float) -> Iterator[Problem]:
@@ -84,12 +105,8 @@ def fit_remarks(config: RunConfig, shape: DecoderShape, device_bytes: float) -> 
             yield f"memory: {lack.words}; estimates are off by up to {ESTIMATE_ERROR:.0%} -> {change}"
 
 
-def _is_trainer(lack: Lack) -> bool:
-    return lack.process.name.startswith("trainer")
-
-
 def _keys(lack: Lack) -> tuple[str, ...]:
-    if _is_trainer(lack):
+    if lack.process.pool != "rollout":
         return ("trainer.micro_batch_tokens", "trainer.ranks", "trainer.backend", "model.path")
     return ("rollout.engine", "rollout.engine.num_slots", "model.path")
 
@@ -99,7 +116,10 @@ def _keys(lack: Lack) -> tuple[str, ...]:
 
 def smallest_change(config: RunConfig, shape: DecoderShape, device_bytes: float, lack: Lack) -> str:
     """The first change, of those that cost least to those that cost most, with which the process fits."""
-    changes = _trainer_changes(config, shape) if _is_trainer(lack) else _rollout_changes(config, shape)
+    if lack.process.pool == "both":
+        return "placement: colocated with mode: sync (they take turns), or a GPU for each"
+    is_trainer = lack.process.pool == "trainer"
+    changes = _trainer_changes(config, shape) if is_trainer else _rollout_changes(config, shape)
     for words, processes in changes:
         if all(needed_on_device(process) <= device_bytes for process in processes(device_bytes)):
             return words

@@ -42,6 +42,10 @@ class SGLangDescriptor(EngineDescriptor):
         """`tp_size`."""
         return settings.sglang.tp_size
 
+    def settings_for_devices(self, devices: int) -> dict[str, str]:
+        """`tp_size`."""
+        return {"rollout.engine.sglang.tp_size": str(devices)}
+
     def interpreter(self, settings: EngineSettings) -> str | None:
         """None with `attach`: those servers run already."""
         return None if settings.sglang.attach else settings.python or PYTHON

@@ -61,6 +61,12 @@ def test_one_process_that_becomes_several_ranks_shards() -> None:
     assert "trainer.backend=fsdp" in overrides_of(trial(config, 4, 2))
 
 
+def test_workers_of_several_gpus_get_an_engine_that_can_have_them() -> None:
+    config = load_config("quickstart").config  # the embedded engine has one
+    settings = overrides_of(trial(config, 2, 4, tp=2))
+    assert {"rollout.engine.kind=sglang", "rollout.engine.sglang.tp_size=2"} <= set(settings)
+
+
 def test_measured_machines_are_the_configs_own() -> None:
     found = trial(load_config(RECIPE).config, 7, 1, {"groups_per_step": "8"})
     measured = Measured(0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 4)

@@ -87,6 +87,21 @@ def test_an_sglang_worker_whose_weights_do_not_fit_is_given_more_gpus() -> None:
     assert refused.endswith("-> rollout.engine.sglang.tp_size: 2")
 
 
+def test_engine_and_trainer_on_one_gpu_are_added_up_unless_they_take_turns() -> None:
+    model = {"path": "x/y", "dtype": "bfloat16"}
+    engine = {"device": "cuda", "num_slots": 64, "max_context": 4096}
+    apart = make(
+        model=model, trainer={**GPU, "device": "cuda:1"}, rollout__engine={**engine, "device": "cuda:0"}, **BATCH
+    )
+    assert refusals(apart, SMALL, 60e9) == []
+    shared = make(model=model, trainer=GPU, rollout__engine=engine, **BATCH)
+    (refused,) = refusals(shared, SMALL, 60e9)
+    assert "trainer and rollout worker on one GPU" in refused
+    assert "-> placement: colocated" in refused
+    turns = make(model=model, trainer=GPU, rollout__engine=engine, mode="sync", placement="colocated", **BATCH)
+    assert refusals(turns, SMALL, 60e9) == []
+
+
 def test_cpus_emulated_devices_and_backends_that_adapt_are_not_judged() -> None:
     assert lacks(make(), LARGE, 1e9) == []
     assert lacks(run({"backend": "auto"}), LARGE, 80e9) == []
