@@ -52,3 +52,14 @@ def test_nccl_connects_gpus_only(backend: str, devices: set[str], is_refused: bo
     assert [problem.what for problem in PROCESS_GROUP.problems(use)] == [
         "nccl connects GPUs only, but one side is on the CPU"
     ] * is_refused
+
+
+def test_where_versions_are_and_what_each_transfer_needs() -> None:
+    facts = {
+        name: (one.place, one.layout, one.is_store_on_trainer_node, one.needs_shared_dir, one.needs_process_group)
+        for name, one in TRANSFERS.items()
+    }
+    assert facts == {
+        "shm": ("shm", "shm", False, False, False), "disk": ("disk", "disk", False, True, False),
+        "stream": ("shm", "disk", True, False, False), "distributed": ("shm", "disk", False, False, True),
+    }  # fmt: skip
