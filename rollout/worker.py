@@ -216,7 +216,6 @@ class RolloutWorker:
         await self._pool.hand_back_all(scoring_too=False)
         await self._pool.settle(0.4 * deadline_s)
         await self._pool.hand_back_all(scoring_too=True)
-        self._send_wake.set()
         try:
             async with asyncio.timeout(0.4 * deadline_s):
                 while self._outbox or self._book.unacked:

@@ -26,7 +26,7 @@ class Lease:
     sample_index: int
     worker: str
     min_version: int
-    num_prefix: int = 0
+    num_prefix: int
     """Tokens of the answer that were known when the lease was given."""
     expected_tokens: float = 0.0
     """Still to be sampled, by the length statistics at its last report."""

@@ -13,6 +13,8 @@ def test_virtual_clock_moves_only_when_reported() -> None:
     assert clock.monotonic_s() == clock.monotonic_s() == 5.0
     clock.advance(2.5)
     clock.advance_to(10.0)
+    clock.advance(0.0)
+    clock.advance_to(10.0)
     assert (clock.monotonic_s(), clock.wall_s() - wall_s) == (10.0, 5.0)
 
 

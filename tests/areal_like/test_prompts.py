@@ -63,3 +63,122 @@ def test_good_text_is_encoded_once() -> None:
 def test_row_may_hold_both_forms_and_messages_win() -> None:
     with pytest.raises(UserError, match="no chat template"):
         encoder(Digits()).encode({"prompt": "1", "messages": [{"role": "user", "content": "1"}]})
+
+
+# ---------------------------------------------------------------- templates and the BOS rule
+
+BOS = 1
+
+
+class Letters:
+    """A token per letter; a chat template `[role]content;`, at the end `[assistant]` or what the assistant wrote."""
+
+    bos_token_id: int | None = BOS
+    chat_template: str | None = "set"
+
+    def __init__(self, *, adds_bos: bool = True, writes_bos: bool = False) -> None:
+        self.adds_bos, self.writes_bos = adds_bos, writes_bos
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [BOS] * (add_special_tokens and self.adds_bos) + [BOS if one == "^" else ord(one) for one in text]
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: bool) -> str:
+        assert options["tokenize"] is False
+        text = ";".join(f"[{one['role'][0]}]{one['content']}" for one in messages)
+        end = ";[a]" if options["add_generation_prompt"] else "" if options["continue_final_message"] else ";"
+        return "^" * self.writes_bos + text + end
+
+
+def text_of(tokens: list[int]) -> str:
+    return "".join("^" if one == BOS else chr(one) for one in tokens)
+
+
+@pytest.mark.parametrize(
+    ("facts", "add_bos", "text", "chat"),
+    [
+        ({}, "auto", "^hi", "[u]hi;[a]"), ({}, "always", "^hi", "^[u]hi;[a]"), ({}, "never", "hi", "[u]hi;[a]"),
+        ({"adds_bos": False}, "auto", "hi", "[u]hi;[a]"), ({"adds_bos": False}, "always", "^hi", "^[u]hi;[a]"),
+        ({"writes_bos": True}, "auto", "^hi", "^[u]hi;[a]"), ({"writes_bos": True}, "never", "hi", "[u]hi;[a]"),
+        ({"writes_bos": True}, "always", "^hi", "^[u]hi;[a]"),
+    ],
+)  # fmt: skip
+def test_a_prompt_has_one_bos_where_the_tokenizer_or_the_setting_wants_one(
+    facts: dict[str, bool], add_bos: Any, text: str, chat: str
+) -> None:
+    tokenizer = Letters(**facts)
+    assert text_of(encoder(tokenizer, add_bos=add_bos).encode({"prompt": "hi"})) == chat
+    templated = encoder(tokenizer, add_bos=add_bos, template="{prompt}")
+    assert text_of(templated.encode({"prompt": "hi"})) == text, "the text of a template is plain text"
+    tokenizer.chat_template = None
+    assert text_of(encoder(tokenizer, add_bos=add_bos).encode({"prompt": "hi"})) == text
+
+
+def test_a_tokenizer_without_a_bos_adds_none() -> None:
+    tokenizer = Letters()
+    tokenizer.bos_token_id = None
+    assert text_of(encoder(tokenizer).encode({"prompt": "hi"})) == "[u]hi;[a]"
+    with pytest.raises(UserError, match="no BOS token"):
+        encoder(tokenizer, add_bos="always")
+
+
+def test_a_template_takes_the_prompt_at_its_place() -> None:
+    made = encoder(Letters(), template="Q: {prompt} A:", add_bos="never")
+    assert text_of(made.encode({"prompt": "hi"})) == "Q: hi A:"
+    with pytest.raises(UserError, match=r"no \{prompt\}"):
+        encoder(Letters(), template="Q")
+
+
+def test_messages_that_end_with_the_assistant_go_on_there() -> None:
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ha"}]
+    assert text_of(encoder(Letters()).encode({"messages": said})) == "[u]hi;[a]ha"
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({}, "this one has "), ({"prompt": 5}, "this one has "), ({"prompt": " "}, "the prompt is empty"),
+        ({"messages": []}, "at least one"), ({"messages": "hi"}, "must be a list"),
+        ({"messages": [{"role": "user"}]}, "role, content"), ({"messages": [{"content": "x"}]}, "role, content"),
+        ({"messages": ["hi"]}, "role, content"),
+    ],
+)  # fmt: skip
+def test_a_row_that_is_no_prompt_is_refused_in_words(row: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        encoder(Letters()).encode(row)
+
+
+def turns(*said: str) -> list[dict[str, Any]]:
+    return [{"role": "user" if place % 2 == 0 else "assistant", "content": text} for place, text in enumerate(said)]
+
+
+def test_a_conversation_is_what_was_given_and_what_the_assistant_wrote_in_turns() -> None:
+    made = encoder(Letters(writes_bos=True)).encode_turns(turns("a", "b", "c", "d", "e", "f"), ";")
+    assert [(text_of(tokens), is_own) for tokens, is_own in made] == [
+        ("^[u]a;[a]", False), ("b;", True), ("[u]c;[a]", False), ("d;", True), ("[u]e;[a]", False), ("f;", True),
+    ]  # fmt: skip
+    assert text_of([token for tokens, _ in made for token in tokens]) == "^[u]a;[a]b;[u]c;[a]d;[u]e;[a]f;"
+
+
+@pytest.mark.parametrize(
+    ("messages", "stop", "words"),
+    [
+        ([], ";", "begin with another role"), (turns("a"), ";", "end with the assistant"),
+        (turns("a", "b", "c"), ";", "end with the assistant"), (turns("a", "b", "c", "d")[1:], ";", "begin with"),
+        (turns("a", ""), ";", "must be text"), (turns("a", "b", "c", "d"), "<end>", "does not end"),
+        ([*turns("a"), {"role": "assistant", "content": "b", "tool_calls": [1]}], ";", "tool_calls"),
+    ],
+)  # fmt: skip
+def test_a_conversation_that_cannot_be_trained_on_is_refused_in_words(
+    messages: list[dict[str, Any]], stop: str, words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        encoder(Letters()).encode_turns(messages, stop)
+
+
+def test_a_template_that_raises_is_the_rows_mistake() -> None:
+    class Strict(Letters):
+        def apply_chat_template(self, messages: list[dict[str, str]], **options: bool) -> str:
+            raise ValueError("no system role\nand a trace")
+
+    with pytest.raises(UserError, match=r"refused the messages \(no system role\)"):
+        encoder(Strict()).encode({"prompt": "hi"})

@@ -61,6 +61,7 @@ class CoverageMap:
         self.seconds: dict[str, float] = {}
         self._by_line: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         self._by_module: dict[str, set[str]] = defaultdict(set)
+        self._by_file: dict[str, set[str]] = {}
         self._of_declarations: set[str] = set()
         (kept / "sources").mkdir(parents=True, exist_ok=True)
 
@@ -78,7 +79,7 @@ class CoverageMap:
                     continue
                 entry = self._keep(file, answer)
                 say(f"[{number}/{len(files)}] {file}: {len(entry['tests'])} tests, {answer['seconds']:.1f} s")
-            self._add(entry)
+            self._add(entry, file.as_posix())
 
     def _place(self, file: Path) -> Path:
         return self.kept / f"{'.'.join(file.with_suffix('').parts)}.json"
@@ -125,7 +126,8 @@ class CoverageMap:
         self._place(file).write_text(json.dumps(entry))
         return entry
 
-    def _add(self, entry: dict[str, Any]) -> None:
+    def _add(self, entry: dict[str, Any], file: str = "") -> None:
+        self._by_file[file] = set(entry["tests"])
         self.seconds.update(entry["tests"])
         self._of_declarations |= {test for test in entry["tests"] if test.split("::")[0] in TESTS_OF_DECLARATIONS}
         for name, by_line in entry["lines"].items():
@@ -134,7 +136,8 @@ class CoverageMap:
                 self._by_module[name].update(nodeids)
 
     def find(self, module: str, first: int, last: int, function: tuple[int, int] | None) -> list[str]:
-        """Tests that execute a statement; for code that runs at import, those that execute its function or module.
+        """Tests that execute a statement; for code that runs at import, those that execute its function or module, or
+        whose file is named like the module: a table has tests that execute none of its lines.
 
         The tests that happen to import the module see no more of such code than all others do.
         """
@@ -146,7 +149,9 @@ class CoverageMap:
             body = max(last, function[0]) + 1 if first <= function[0] else function[0]
             found = {test for line in range(body, function[1] + 1) for test in lines.get(line, ())}
         if not function:
-            found = self._by_module[module] | self._of_declarations
+            place = PurePosixPath("tests", module)
+            same_name = self._by_file.get(str(place.with_name(f"test_{place.name}")), set())
+            found = self._by_module[module] | same_name | self._of_declarations
         return sorted(found or self._by_module[module], key=lambda test: self.seconds.get(test, 0.0))
 
 

@@ -89,6 +89,8 @@ def test_code_that_runs_at_import_is_seen_by_the_tests_that_read_declarations(tm
     tests._add({"tests": {"uses": 0.1, reads: 0.2}, "lines": {"m.py": {"4": ["uses"]}}})
     assert set(tests.find("m.py", 1, 1, None)) == {"uses", reads}
     assert tests.find("m.py", 4, 4, (3, 5)) == ["uses"]
+    tests._add({"tests": {"of the table": 0.1}, "lines": {}}, "tests/areal_like/test_table.py")
+    assert set(tests.find("areal_like/table.py", 1, 1, None)) == {"of the table", reads}
 
 
 def test_map_measures_and_uses_only_test_files_that_match_a_pattern(tmp_path: Path) -> None:

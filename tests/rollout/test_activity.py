@@ -95,3 +95,12 @@ def test_the_timeline_has_one_slice_for_each_state_and_one_for_each_swap(clock):
     assert [(name, begin_s - start_s, end_s - start_s) for name, begin_s, end_s in slices] == [
         ("load", 0.0, 1.0), ("wait:work", 1.0, 2.0), ("generate", 2.0, 5.5), ("swap", 5.5, 6.0), ("generate", 6.0, 7.0),
     ]  # fmt: skip
+
+
+def test_until_it_is_ready_a_worker_loads_whatever_its_samples_do(clock):
+    doing = WorkerActivity(clock, Tracer(Path(), "w", max_events=0))
+    doing.moved("end", "generate")
+    doing.loading(False)
+    assert doing.state == "load"
+    doing.ready()
+    assert doing.state == "generate"

@@ -365,3 +365,26 @@ def test_a_question_beyond_its_deadline_says_whether_the_service_was_there(is_up
         assert bench.client.counters == {"verdict_crashed": 1.0}
 
     with_client(test, total_deadline_s=0.0)
+
+
+def test_a_silent_service_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    service, clock = Service(), VirtualClock()
+    client = RewardClient(
+        [service], name="w", deadline_s=1.0, total_deadline_s=1.0, silence_s=SILENCE_S, tick_s=TICK_S, clock=clock
+    )
+    (link,) = client._links
+    link.is_up = True
+
+    async def look(silence_s: float) -> int:
+        service.hub_silence_s = silence_s
+        clock.advance(TICK_S)
+        await link._look_after()
+        return caplog.text.count("is silent")
+
+    async def body() -> None:
+        assert [await look(silence_s) for silence_s in (0.0, SILENCE_S, SILENCE_S + 1, 90.0, 0.0, 90.0)] == [
+            0, 0, 1, 1, 1, 2,
+        ]  # fmt: skip
+
+    with caplog.at_level("WARNING"):
+        asyncio.run(body())

@@ -317,3 +317,28 @@ def test_a_store_keeps_at_least_one_version(tmp_path: Path) -> None:
     WeightStore(tmp_path, "disk", keep=1)
     with pytest.raises(ValueError):
         WeightStore(tmp_path, "disk", keep=0)
+
+
+def test_a_folder_that_has_an_owner_keeps_it_and_one_without_is_claimed(tmp_path: Path) -> None:
+    made = WeightStore(tmp_path / "weights", "disk", keep=1)
+    owner = tmp_path / "weights" / "owner.json"
+    assert owner.is_file()
+    owner.write_bytes(b"another process")
+    WeightStore(made.root, "disk", keep=1)
+    assert owner.read_bytes() == b"another process", "the run's controller outlives the trainer"
+
+
+def test_what_a_writer_without_room_has_begun_is_removed(store: WeightStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.publish(0, "l0", tensors())
+    before = sorted(path.name for path in store.root.iterdir())
+    replace = os.replace
+
+    def full(source: Any, target: Any) -> None:
+        if str(target).endswith(".json") and "v" in Path(target).name[:1]:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(weight_store.os, "replace", full)
+    with pytest.raises(WeightError, match="No space left"):
+        store.publish(1, "l0", tensors())
+    assert sorted(path.name for path in store.root.iterdir()) == before

@@ -10,7 +10,7 @@ from schedules import FAULTLESS
 from virtual_cluster import VirtualCluster
 
 from controller.coordinator import rewriting
-from controller.coordinator.effects import Effect, EndRun, EvalDropped, SendLeases, SendRewrite, SendVersion
+from controller.coordinator.effects import Effect, EndRun, EvalDropped, Note, SendLeases, SendRewrite, SendVersion
 from controller.coordinator.events import CheckpointTaken, RunStarted, TrainerRestarted, VersionRewritten
 from controller.coordinator.settings import CoordinatorSettings
 from controller.coordinator.snapshot import BatchRecord
@@ -202,3 +202,15 @@ def test_runs_complete_in_spite_of_damaged_versions_under_random_schedules(mode)
         cluster.check_end()
         num_rewrites += cluster.num_rewrites
     assert num_rewrites > 150
+
+
+def notes(effects: list[Effect], kind: str) -> list[str]:
+    return [effect.text for effect in effects if isinstance(effect, Note) and effect.kind == kind]
+
+
+def test_a_rewrite_and_its_failure_are_said():
+    run = desk()
+    assert notes(run.damaged("w0", 1), "rewrite") == [
+        f"version 1 is damaged for w0: the trainer writes it again (1 of {rewriting.MAX_REWRITES})"
+    ]
+    assert notes(run.rewritten(1, "disk full"), "rewrite_failed") == ["version 1 is not written again: disk full"]

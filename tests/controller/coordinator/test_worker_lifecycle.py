@@ -13,6 +13,7 @@ from controller.coordinator.effects import Note, SendCancel, SendVersion
 from controller.coordinator.events import WorkerDraining, WorkerEnded, WorkerLost, WorkerSpeed
 from controller.coordinator.run_state import RunState
 from controller.coordinator.settings import CoordinatorSettings
+from controller.coordinator.usable_workers import is_stuck
 from controller.coordinator.worker import Worker
 
 
@@ -107,3 +108,19 @@ def test_a_new_process_forgets_what_was_known_of_the_one_before() -> None:
     assert (worker.is_draining, worker.speed, worker.steps_per_s, worker.weights.quarantine) == (False, 0.0, 0.0, "")
     assert (worker.capacity, worker.num_slots, worker.is_present, worker.is_gone) == (4, 2, True, False)
     assert len(leased(desk.load("w0", 0))) == 2
+
+
+@pytest.mark.parametrize(
+    ("facts", "stuck"),
+    [
+        ({}, True), ({"load_attempts": 2}, False), ({"retry_at_s": 6.0}, False), ({"retry_at_s": 5.0}, True),
+        ({"load_attempts": 2, "retry_at_s": 6.0}, False), ({"quarantine": ""}, False), ({"outstanding": {1}}, False),
+        ({"load_due_s": 9.0}, False), ({"is_present": False}, False), ({"is_present": False, "is_gone": True}, True),
+    ],
+)  # fmt: skip
+def test_a_worker_is_stuck_once_it_could_not_load_and_may_not_try_again(facts: dict[str, Any], stuck: bool) -> None:
+    """At 5 s; it has tried as often as it may, which is three times, and holds nothing."""
+    state = RunState(CoordinatorSettings(groups_per_step=1, group_size=1, num_steps=1, max_load_attempts=3))
+    state.now_s = 5.0
+    usual = {"quarantine": "bad checksum", "load_attempts": 3, "retry_at_s": 0.0, "is_present": True}
+    assert is_stuck(state, made_worker("w0", **{**usual, **facts})) == stuck

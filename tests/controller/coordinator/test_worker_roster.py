@@ -17,10 +17,10 @@ def disturb(rng: random.Random, workers: Workers) -> None:
     worker = rng.choice(list(workers.values()))
     match rng.randrange(9):
         case 7 if worker.free > 0:
-            workers.book(worker, Lease(rng.randrange(1000), "train", 0, 0, worker.name, 0))
+            workers.book(worker, Lease(rng.randrange(1000), "train", 0, 0, worker.name, 0, 0))
         case 7 | 8:
             for lease_id in list(worker.outstanding)[:1]:
-                workers.unbook(worker, Lease(lease_id, "train", 0, 0, worker.name, 0))
+                workers.unbook(worker, Lease(lease_id, "train", 0, 0, worker.name, 0, 0))
         case number:
             change(rng, worker, number)
             workers.changed(worker)

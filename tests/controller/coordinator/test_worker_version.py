@@ -295,3 +295,8 @@ _HISTORIES = {
     for state, history in reached().items()
 }
 """Histories that lead to each state, with other fields set as well."""
+
+
+def test_a_worker_without_an_announcement_has_nothing_staged_and_no_turn() -> None:
+    weights = WorkerVersion()
+    assert (weights.is_staged, weights.has_turn, weights.load_due_s) == (False, False, math.inf)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from areal_like.errors import OperationError, UserError
 from controller.config.run_config import RunConfig
-from controller.data.table import DrawOrder, Table, final_answer, load_demonstrations, load_eval, load_train
+from controller.data.table import DrawOrder, Table, _plain, final_answer, load_demonstrations, load_eval, load_train
 
 GSM8K = {"question": "How many?", "answer": "2 + 3 = <<2+3=5>>5\n#### 1,234"}
 MATH = {"problem": "Find x.", "level": "Level 1", "solution": "So $x = \\boxed{\\frac{1}{2}}$."}
@@ -421,3 +421,8 @@ def test_generator_that_gives_such_a_number_is_refused(tmp_path: Path, monkeypat
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match="row 0: `answer` is nan"):
         load_train(config_of({"generator": "nan_rows:rows"}))
+
+
+def test_absent_values_and_truth_values_travel_as_they_are() -> None:
+    row = {"none": None, "yes": True, "no": False, "list": [None, 1], "inf": float("inf"), "bytes": b"x"}
+    assert _plain(row, "here") == {"none": None, "yes": True, "no": False, "list": [None, 1], "inf": None}
