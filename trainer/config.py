@@ -103,7 +103,7 @@ class AdvantageSettings(Settings):
 
     kind: str = "grpo"
     """Name of an estimator (docs/algorithms.md lists all). `grpo`: (r - mean) / (std + eps) within the group;
-    `global_norm`: normalised over the whole batch, as in the AReaL paper; `gae`: from the values of `trainer.critic`; or
+    `global_norm`: normalised over the whole batch, as in the paper; `gae`: from the values of `trainer.critic`; or
     `module:function` of your own (docs/extending.md)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the kind, for those that have some; keyword arguments of a function of your own."""
