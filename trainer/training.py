@@ -123,7 +123,8 @@ class Training:
             check_architecture(resumed, self._source)
             self._source = resumed
         self._build()
-        if resumed is not None and state is not None:
+        if state is not None:
+            assert resumed is not None
             self._restore(resumed, state)
         else:
             self.version = 0
