@@ -130,7 +130,8 @@ class Training:
             self._source = resumed
             self._critic_folder = resumed if state.version > 0 else None
         self._build()
-        if resumed is not None and state is not None:
+        if state is not None:
+            assert resumed is not None
             self._restore(resumed, state)
         else:
             self.version = 0

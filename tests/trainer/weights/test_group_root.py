@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from areal_like.errors import TransferBroken
+from areal_like.weights.process_group import store_prefixes
 from areal_like.weights.weight_store import TensorBytes, WeightManifest, WeightStore, map_payload
 from trainer.weights import group_root as module
 from trainer.weights.group_root import ROOT, GroupRoot
@@ -149,3 +150,47 @@ def test_meeting_point_listens_at_the_address_given_alone() -> None:
 def test_address_that_is_not_ours_is_no_meeting_point() -> None:
     with pytest.raises(TransferBroken, match=r"no meeting point at 203\.0\.113\.7"):
         GroupRoot("g", 3, host="203.0.113.7", backend="gloo", device="cpu", deadline_s=1.0)
+
+
+class Made:
+    """A process group of torch's, as it was asked for."""
+
+    class _Options:
+        _devices: Any = None
+        _timeout: Any = None
+
+    Options = _Options
+
+    def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+        self.asked = (store, rank, size)
+        self.options = options
+
+    @staticmethod
+    def create_device(*, hostname: str) -> str:
+        return f"device at {hostname}"
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("gloo", "cpu/"), ("nccl", "cuda/")])
+def test_members_are_met_under_the_groups_name_within_the_deadline(
+    backend: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GLOO", Made)
+    monkeypatch.setattr(module.dist, "ProcessGroupNCCL", Made, raising=False)  # torch for CPUs has none
+    monkeypatch.setattr(module.dist, "PrefixStore", lambda prefix, store: (prefix, store))
+    devices: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    root = GroupRoot("g", 3, host="127.0.0.1", backend=backend, device="cuda:1", deadline_s=DEADLINE_S)
+    store: Any = root._store
+    for prefix in (*store_prefixes("g"), kind):
+        store = (prefix, store)
+    made = root._meet()
+    assert isinstance(made, Made)
+    assert made.asked == (store, ROOT, 3)
+    patience = datetime.timedelta(seconds=DEADLINE_S)
+    if backend == "gloo":
+        assert (made.options._timeout, made.options._devices) == (patience, ["device at 127.0.0.1"])
+        assert devices == []
+    else:
+        assert made.options._timeout > patience, "ours comes first: the library's own ends the process"
+        assert devices == [torch.device("cuda:1")]
+    root.leave()
