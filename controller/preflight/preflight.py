@@ -24,6 +24,7 @@ from typing import Any, Literal
 import psutil
 
 from areal_like.context_limit import context_limit
+from areal_like.decoder_shape import DecoderShape
 from areal_like.emulation.machines import gpu_named
 from areal_like.errors import UserError
 from areal_like.import_path import is_import_path
@@ -32,7 +33,7 @@ from controller.config.backends import backend_of
 from controller.config.engines import as_problems, engine_job, engine_of, group_problems, model_problems
 from controller.config.launchers import launcher_of
 from controller.config.memory.estimate import shape_of_run
-from controller.config.memory.fit import fit_problems, fit_remarks
+from controller.config.memory.fit import fit_problems, fit_remarks, with_smallest_change
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig, missing, silent_endpoints
 from controller.config.trainer_memory import host_problem, memory_problem, parameters_of, trainer_state
@@ -336,22 +337,23 @@ def _look_at_memory(config: RunConfig, found: Preflight, is_here: bool) -> None:
     if parameters is None:
         return
     state = trainer_state(config, parameters)
+    shape = shape_of_run(config, found.model)
     named_bytes = None if config.hardware.gpu is None else gpu_named(config.hardware.gpu).memory
+    gpu_bytes = _gpu_bytes() if is_here else 0.0
     if (problem := memory_problem(config, state, named_bytes)) is not None:
-        found.problems.append(problem)
-    elif is_here and (gpu_bytes := _gpu_bytes()) and (problem := memory_problem(config, state, gpu_bytes)) is not None:
-        found.absent.append(problem)
-    else:
-        _look_at_estimate(config, found, named_bytes, _gpu_bytes() if is_here else 0.0)
+        found.problems.append(with_smallest_change(config, shape, named_bytes, problem))
+    elif gpu_bytes and (problem := memory_problem(config, state, gpu_bytes)) is not None:
+        found.absent.append(with_smallest_change(config, shape, gpu_bytes, problem))
+    elif shape is not None:
+        _look_at_estimate(config, shape, found, named_bytes, gpu_bytes)
     if is_here and (problem := host_problem(config, state, psutil.virtual_memory().total)) is not None:
         found.absent.append(problem)
 
 
-def _look_at_estimate(config: RunConfig, found: Preflight, named_bytes: float | None, gpu_bytes: float) -> None:
+def _look_at_estimate(
+    config: RunConfig, shape: DecoderShape, found: Preflight, named_bytes: float | None, gpu_bytes: float
+) -> None:
     """What does not fit by the estimate: on the GPU that the config names, or on those here."""
-    shape = shape_of_run(config, found.model)
-    if shape is None:
-        return
     found.device_bytes = named_bytes or gpu_bytes or None
     if named_bytes:
         found.problems += fit_problems(config, shape, named_bytes)

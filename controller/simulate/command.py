@@ -73,7 +73,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps([facts(trial) for trial in trials], indent=1) + "\n")
     else:
         _print(trials)
-        _print_overrides(plan.best(trials), arguments)
+        _print_overrides(trials, arguments)
     if arguments.plot:
         draw(trials, Path(arguments.plot))
         if not arguments.json:
@@ -221,10 +221,13 @@ def _print(trials: Sequence[plan.Trial]) -> None:
         print("a job of this size is simulated with whole groups as the unit of work")
 
 
-def _print_overrides(chosen: plan.Trial, arguments: argparse.Namespace) -> None:
-    """The chosen plan as settings, and whether it fits its GPUs."""
+def _print_overrides(trials: Sequence[plan.Trial], arguments: argparse.Namespace) -> None:
+    """The best plan as settings, and whether it fits its GPUs."""
+    chosen = plan.best(trials)
     settings = overrides_of(chosen)
     if not settings:
+        if len(trials) > 1:
+            print("as settings: none, it is what the config has")
         return
     print(f"as settings: {' '.join(settings)}")
     try:

@@ -45,10 +45,13 @@ def forecast(config: RunConfig, shape: DecoderShape, lengths: Lengths | None = N
 
     lengths: of answers; None: those that the config forces, else log-normal with a third of the longest as mean.
     """
+    if not all(device.startswith("cuda") for device in (config.trainer.device, config.rollout.engine.device)):
+        raise UserError(
+            "engine and trainer are not both on GPUs",
+            remedy="areal-like simulate CONFIG --calibrate RUN takes the costs of a run of yours",
+        )
     if config.hardware.gpu is None:
         raise UserError("the GPU is not named", where="hardware.gpu", remedy="hardware.gpu: h100")
-    if not all(device.startswith("cuda") for device in (config.trainer.device, config.rollout.engine.device)):
-        raise UserError("engine and trainer are not both on GPUs", where="trainer.device")
     if shape.experts > 1:
         raise UserError("speeds of mixtures of experts are not modelled", where="model.path")
     tp = gpus_of_worker(config)

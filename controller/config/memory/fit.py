@@ -1,13 +1,13 @@
 """What does not fit a GPU by the estimate, and the smallest change that makes it fit.
 
-Owns: `fit_problems`, `fit_remarks`, the order in which changes are tried. Refuses: the estimate (estimate.py), the
-state alone, which is certain (trainer_memory.py), looking at devices (preflight.py).
+Owns: `fit_problems`, `fit_remarks`, `with_smallest_change`, the order in which changes are tried. Refuses: the estimate
+(estimate.py), the state alone, which is certain (trainer_memory.py), looking at devices (preflight.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from areal_like.decoder_shape import DecoderShape
 from controller.config.backends import REGISTERED, backend_of
@@ -109,6 +109,18 @@ def _keys(lack: Lack) -> tuple[str, ...]:
     if lack.process.pool != "rollout":
         return ("trainer.micro_batch_tokens", "trainer.ranks", "trainer.backend", "model.path")
     return ("rollout.engine", "rollout.engine.num_slots", "model.path")
+
+
+def with_smallest_change(
+    config: RunConfig, shape: DecoderShape | None, device_bytes: float | None, problem: Problem
+) -> Problem:
+    """A problem of the trainer's state alone, with the change by which all of it fits, where that is known."""
+    if shape is None or device_bytes is None:
+        return problem
+    for lack in lacks(config, shape, device_bytes):
+        if lack.process.pool != "rollout":
+            return replace(problem, remedy=smallest_change(config, shape, device_bytes, lack))
+    return problem
 
 
 # ------------------------------------------------------------ the smallest change

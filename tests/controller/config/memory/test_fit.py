@@ -116,6 +116,15 @@ def test_a_gpu_of_this_machine_that_the_run_leaves_alone_is_a_remark(monkeypatch
     assert "GPUs:" not in " ".join(preflight.look(both, "validate").notes)
 
 
+def test_a_state_that_no_named_gpu_holds_is_refused_with_a_change_by_which_all_of_it_fits() -> None:
+    config = make(
+        model={"path": "Qwen/Qwen3-8B", "dtype": "bfloat16"}, hardware__gpu="h100", trainer=GPU, **BATCH,
+        rollout__engine={"kind": "sglang", "device": "cuda:1"},
+    )  # fmt: skip
+    words = [str(problem) for problem in preflight.look(config, "validate").problems]
+    assert any("its GPU has 80 GB -> trainer.backend: fsdp and trainer.ranks: 4" in word for word in words), words
+
+
 def test_a_config_is_judged_by_the_gpu_it_names() -> None:
     named = make(
         model={"path": "Qwen/Qwen3-1.7B", "dtype": "bfloat16"}, hardware__gpu="l40s",
