@@ -104,7 +104,7 @@ def test_a_process_that_owes_answers_and_stands_still_goes_and_nobody_is_at_faul
         "a little by the running one",
     ],
 )
-def test_memory_is_blamed_on_whoever_the_process_grew_for(
+def test_memory_is_blamed_on_the_episode_that_the_process_grew_for(
     killed: list[int], monkeypatch: pytest.MonkeyPatch, used_mb: int, mark: dict[str, int], culprit: int
 ) -> None:
     monkeypatch.setattr(module.process_tree, "tree_holds_more_than", lambda pid, limit: used_mb * MB)
