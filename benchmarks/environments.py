@@ -170,6 +170,9 @@ async def measure(folder: Path, num: int) -> dict[str, dict[str, Any]]:
         phases[phase]["lost"] = sum(
             is_lost(deed_of(number, phase), one, right[number]) for number, one in enumerate(seen)
         )
+        for number, one in enumerate(seen):
+            if is_lost(deed_of(number, phase), one, right[number]):
+                print(f"lost in {phase}: {number} {deed_of(number, phase)!r} saw {one}, not {right[number]}")
         phases[phase]["left"] = service.left()
     return phases
 

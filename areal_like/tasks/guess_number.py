@@ -9,7 +9,9 @@ size are equal: the number is in the row, which only the environment sees. Demon
 answered, in a share `careless` of their guesses, and among the numbers that are left in the others. So the warm start
 teaches the format; RL finds out that it pays to halve what is left.
 
-A reward of 1 for the number and of -0.1 for every other guess: the sum is 1 - 0.1 (guesses - 1) where it is found.
+The guess that finds the number is worth 1 - 0.1 (guesses before it), every other one nothing. A cost of -0.1 for each
+other guess would have the same sum, but then it pays not to guess at all: a policy learned to write turns without an
+end, which are cut and cost nothing.
 """
 
 from __future__ import annotations
@@ -80,8 +82,9 @@ class GuessNumber:
         self._guesses += 1
         said = answer_to(action, self._number)
         is_found = said == "="
+        reward = max(1.0 - 0.1 * (self._guesses - 1), 0.0) if is_found else 0.0
         parts = {"correct": float(is_found and self._guesses <= self._par), "guesses": float(self._guesses)}
-        return Step(observation=said, reward=1.0 if is_found else -0.1, is_done=is_found, components=parts)
+        return Step(observation=said, reward=reward, is_done=is_found, components=parts)
 
 
 def answer_to(action: str, number: int) -> str:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 import msgspec
+import psutil
 
 from areal_like.errors import UserError
 from services.environment.job import (
@@ -54,6 +55,8 @@ class HostProcess(ChildProcess):
         self.moved_s = time.monotonic()
         """When it last did anything."""
         self._calls = 0
+        self._call_cpu = (-1, 0.0)
+        """A call, and the processor time of the process when it was first seen."""
         return self
 
     @staticmethod
@@ -134,6 +137,20 @@ class HostProcess(ChildProcess):
         if mark.calls != self._calls:
             self._calls, self.moved_s = mark.calls, time.monotonic()
         return mark
+
+    def is_starved(self, mark: Mark, limit_s: float) -> bool:
+        """The call that `mark` shows would go on, but has had less processor time than `limit_s`: the machine's fault.
+
+        Ask at every look, from the call's beginning on.
+        """
+        try:
+            process = psutil.Process(self.pid)
+            used_s = sum(process.cpu_times()[:2])
+            if self._call_cpu[0] != mark.calls:
+                self._call_cpu = (mark.calls, used_s)
+            return process.status() == psutil.STATUS_RUNNING and used_s - self._call_cpu[1] < limit_s
+        except psutil.Error:
+            return False
 
     def close_marker(self) -> None:
         """After its end."""

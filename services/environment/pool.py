@@ -42,6 +42,8 @@ MAX_FAILED_STARTS = 8
 SILENT_S = 5.0
 """A process that owes answers, in which no call begins or ends for this long past `step_timeout_s`, is stuck in code
 that is nobody's."""
+STARVED_TIMES = 10
+"""A call that waits for the processor, and not for anything else, may take so many times `step_timeout_s`."""
 RETIRE_SHARE = 0.5
 """Of `max_memory_mb`: a process that holds more takes no further episodes."""
 
@@ -208,7 +210,9 @@ class HostPool:
 
     def _check_time(self, host: HostProcess) -> None:
         mark, limit_s, now_s = host.look(), self._settings.step_timeout_s, time.monotonic()
-        if mark.episode != NOBODY and now_s - mark.since_s > limit_s:
+        ran_s = now_s - mark.since_s if mark.episode != NOBODY else 0.0
+        is_starved = ran_s > WATCH_S and host.is_starved(mark, limit_s)
+        if ran_s > limit_s * (STARVED_TIMES if is_starved else 1):
             self.counters["killed_overdue"] += 1
             self.blame(host, mark.episode, "timed_out", f"the environment ran past {limit_s:g} s")
         elif host.waiting and mark.episode == NOBODY and now_s - host.moved_s > limit_s + SILENT_S:

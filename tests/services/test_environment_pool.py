@@ -26,8 +26,13 @@ class FakeHost:
         facts = {"episode": NOBODY, "since_s": NOW_S, "calls": 1, "used_bytes": 0, "heaviest": 0, "heaviest_bytes": 0}
         self.mark = Mark(**{**facts, **mark})
 
+        self.starved = False
+
     def look(self) -> Mark:
         return self.mark
+
+    def is_starved(self, mark: Mark, limit_s: float) -> bool:
+        return self.starved
 
 
 @pytest.fixture
@@ -61,6 +66,14 @@ def test_the_episode_that_runs_past_its_time_is_at_fault(killed: list[int], ran_
     assert killed == ([7] if is_killed else [])
     assert (host.culprit, host.culprit_kind) == ((4, "timed_out") if is_killed else (NOBODY, "crashed"))
     assert ("ran past 10 s" in host.killed_because) == is_killed
+
+
+@pytest.mark.parametrize(("ran_s", "is_killed"), [(99.0, False), (101.0, True)])
+def test_a_process_that_gets_no_processor_is_given_time(killed: list[int], ran_s: float, is_killed: bool) -> None:
+    host = FakeHost(episode=4, since_s=NOW_S - ran_s)
+    host.starved = True
+    pool_of(host, step_timeout_s=10.0)._check_time(host)  # type: ignore[arg-type]
+    assert bool(killed) == is_killed
 
 
 @pytest.mark.parametrize(("past_s", "waiting", "is_killed"), [(0.0, {1}, False), (0.1, {1}, True), (0.1, set(), False)])

@@ -22,11 +22,11 @@ def test_only_a_number_is_a_guess(guess: str, said: str) -> None:
     assert answer_to(guess, 11) == said
 
 
-def test_each_miss_costs_and_the_number_ends_the_game() -> None:
+def test_the_number_is_worth_less_with_each_guess_and_ends_the_game() -> None:
     game = GuessNumber(par=2)
     game.reset({"size": 16, "answer": "11"}, seed=0)
     steps = [game.step(guess) for guess in ("3?", "x", "11?")]
-    assert [step.reward for step in steps] == [-0.1, -0.1, 1.0]
+    assert [step.reward for step in steps] == pytest.approx([0.0, 0.0, 0.8])
     assert [step.is_done for step in steps] == [False, False, True]
     assert steps[-1].components == {"correct": 0.0, "guesses": 3.0}, "found, but not within par"
 
