@@ -199,10 +199,10 @@ class EnvironmentDesk:
 
     # ------------------------------------------------------------ processes
 
-    def on_message(self, message: Answered | Failed) -> None:
-        """A process said something of an episode."""
+    def on_message(self, host: HostProcess, message: Answered | Failed) -> None:
+        """A process said something of an episode. Only the one that holds it is listened to."""
         episode = self._by_number.get(message.episode)
-        if episode is None or not episode.is_calling:
+        if episode is None or not episode.is_calling or episode.host is not host:
             return
         episode.is_calling = False
         if isinstance(message, Failed):
@@ -241,7 +241,7 @@ class EnvironmentDesk:
                 self._faulted(episode, kind, reason, may_retry=True)
                 continue
             self._counters["moved"] += 1
-            episode.num_losses += was_calling and not host.culprit
+            episode.num_losses += was_calling and not host.culprit and not host.makes_room
             if episode.num_losses > MAX_LOSSES:
                 self._fail(episode, "crashed", f"its process was lost {episode.num_losses} times; at last {reason}")
             else:

@@ -49,6 +49,8 @@ class HostProcess(ChildProcess):
         self.num_begun = 0
         self.is_retired = False
         """It takes no further episodes."""
+        self.makes_room = False
+        """It is killed because too many are retired, whatever runs in it."""
         self.culprit = 0
         """The episode that it is killed for."""
         self.culprit_kind = "crashed"

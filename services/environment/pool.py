@@ -47,6 +47,9 @@ STARVED_TIMES = 10
 RETIRE_SHARE = 0.5
 """Of `max_memory_mb`: a process that holds more takes no further episodes."""
 
+LIVING_TIMES = 2
+"""Of `num_processes`: so many live at most, those that are retired, starting or being killed included."""
+
 Lost = Callable[[HostProcess, str], None]
 """Called with a process that is gone, and why."""
 
@@ -57,7 +60,7 @@ class HostPool:
     def __init__(
         self,
         settings: EnvironmentSettings,
-        on_message: Callable[[Answered | Failed], None],
+        on_message: Callable[[HostProcess, Answered | Failed], None],
         on_lost: Lost,
         on_ready: Callable[[], None],
         neighbours: Callable[[], frozenset[int]],
@@ -70,6 +73,8 @@ class HostPool:
         """All that were spawned and not yet buried, by process id."""
         self._ready: set[HostProcess] = set()
         self._unserved: list[HostProcess] = []
+        self._num_dying = 0
+        """Not ready any more, and not yet buried."""
         self._lost = asyncio.Event()
         self._num_failed_starts = 0
         self._output_log = OutputLog("environments")
@@ -143,7 +148,7 @@ class HostPool:
             for host in [host for host in self._ready if host.is_retired and not host.episodes]:
                 self.counters["recycled"] += 1
                 self.blame(host, NOBODY, "crashed", "it has served enough")
-            for _ in range(self._settings.num_processes - self.num_ready - len(starting)):
+            for _ in range(self._num_to_start(len(starting))):
                 task = tasks.create_task(self._start_again(), name="environment process start")
                 starting.add(task)
                 task.add_done_callback(starting.discard)
@@ -152,6 +157,20 @@ class HostPool:
             with contextlib.suppress(TimeoutError):  # nothing is owed while all run; look again anyway
                 async with asyncio.timeout(LOOK_AGAIN_S):
                     await self._lost.wait()
+
+    def _num_to_start(self, num_starting: int) -> int:
+        """How many may start now. Where retired processes take the room, those with the fewest episodes are killed."""
+        most = LIVING_TIMES * self._settings.num_processes
+        wanted = self._settings.num_processes - self.num_ready - num_starting
+        room = most - len(self._ready) - self._num_dying - num_starting
+        retired = [host for host in self._ready if host.is_retired]
+        staying = sorted((host for host in retired if not host.killed_because), key=lambda host: len(host.episodes))
+        num_going = self._num_dying + len(retired) - len(staying)
+        for host in staying[: max(wanted - max(room, 0) - num_going, 0)]:
+            self.counters["killed_retired"] += 1
+            host.makes_room = True
+            self.blame(host, NOBODY, "crashed", f"more than {most} environment processes would live")
+        return max(min(wanted, room), 0)
 
     async def _start_one(self) -> HostProcess:
         host = HostProcess.start(self._output_log)
@@ -182,8 +201,9 @@ class HostPool:
                 raise OperationError(f"environment processes do not start any more: {error}") from error
 
     async def _serve(self, host: HostProcess) -> None:
-        reason = await host.run(self._on_message)
+        reason = await host.run(lambda message: self._on_message(host, message))
         self._ready.discard(host)
+        self._num_dying += 1
         if not host.culprit and not host.killed_because:  # it died of itself: in whose code?
             host.culprit = host.look().episode
             self.counters["died"] += 1
@@ -194,6 +214,8 @@ class HostPool:
         await host.kill()
         host.close_marker()
         self._hosts.pop(host.pid, None)
+        self._num_dying -= 1
+        self._lost.set()  # there may be room for a successor only now
         await process_tree.kill_orphans(self._others | self.pids | self._neighbours())
 
     async def _watch(self) -> None:

@@ -17,7 +17,7 @@ class FakeHost:
     def __init__(self) -> None:
         self.sent: list[Begin | Act | Close] = []
         self.episodes: set[int] = set()
-        self.culprit, self.culprit_kind = 0, "crashed"
+        self.culprit, self.culprit_kind, self.makes_room = 0, "crashed", False
 
     def send(self, message: Begin | Act | Close) -> None:
         self.sent.append(message)
@@ -64,7 +64,8 @@ class Stage:
 
     def answer(self, step: Step, host: FakeHost | None = None) -> None:
         """The process answers the newest call."""
-        self.desk.on_message(Answered(episode=(host or self.host).sent[-1].episode, step=step))
+        host = host or self.host
+        self.desk.on_message(host, Answered(episode=host.sent[-1].episode, step=step))  # type: ignore[arg-type]
 
     def begun(self, name: str = "a") -> Stage:
         self.ask(name, 0)
@@ -166,10 +167,32 @@ def test_losses_that_are_nobodys_fault_end_at_a_bound() -> None:
     assert (stage.last.status, stage.last.turn) == ("crashed", 0)
 
 
+def test_a_process_that_makes_room_is_no_loss_to_its_episodes() -> None:
+    stage = Stage()
+    stage.ask("a", 0)
+    for _ in range(2 * MAX_LOSSES):
+        stage.host.makes_room = True
+        stage.lose(stage.host)
+    stage.answer(Step(observation="go"))
+    assert (stage.last.status, stage.last.step) == ("answered", Step(observation="go"))
+
+
+def test_an_answer_of_another_process_than_the_episodes_own_is_ignored() -> None:
+    stage = Stage().begun()
+    stage.ask("a", 1, "left")
+    other = FakeHost()
+    other.sent = stage.host.sent[-1:]
+    stage.answer(Step(observation="forged", reward=9.0), other)
+    assert len(stage.replies) == 1
+    stage.answer(Step(observation="wall"))
+    assert stage.last.step == Step(observation="wall")
+
+
 def test_a_failure_is_the_answer_to_whatever_is_asked_later() -> None:
     stage = Stage().begun()
     stage.ask("a", 1, "left")
-    stage.desk.on_message(Failed(episode=stage.host.sent[-1].episode, kind="invalid", reason="its reward is nan"))
+    failed = Failed(episode=stage.host.sent[-1].episode, kind="invalid", reason="its reward is nan")
+    stage.desk.on_message(stage.host, failed)  # type: ignore[arg-type]
     stage.ask("a", 2, "up")
     assert [(one.turn, one.status, one.reason) for _, one in stage.replies[1:]] == [
         (1, "invalid", "its reward is nan"), (2, "invalid", "its reward is nan"),

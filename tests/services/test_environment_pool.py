@@ -22,6 +22,7 @@ class FakeHost:
     def __init__(self, pid: int = 7, num_episodes: int = 1, **mark: Any) -> None:
         self.pid, self.culprit, self.culprit_kind, self.killed_because = pid, NOBODY, "crashed", ""
         self.episodes, self.waiting = set(range(num_episodes)), {1}
+        self.makes_room = False
         self.num_begun, self.is_retired, self.moved_s = 1, False, NOW_S
         facts = {"episode": NOBODY, "since_s": NOW_S, "calls": 1, "used_bytes": 0, "heaviest": 0, "heaviest_bytes": 0}
         self.mark = Mark(**{**facts, **mark})
@@ -47,7 +48,7 @@ def pool_of(*hosts: FakeHost, **settings: Any) -> HostPool:
     async def make() -> HostPool:
         return HostPool(
             EnvironmentSettings(kind="guess_number", **settings),
-            lambda _: None,
+            lambda *_: None,
             lambda *_: None,
             lambda: None,
             frozenset,
@@ -138,6 +139,22 @@ def test_a_process_retires_after_so_many_episodes() -> None:
     pool.look_after(host)  # type: ignore[arg-type]
     assert host.is_retired
     assert pool.place() is None
+
+
+def test_processes_that_live_are_bounded_and_the_retired_one_with_the_fewest_episodes_goes(killed: list[int]) -> None:
+    hosts = [FakeHost(pid, num_episodes=pid) for pid in (5, 3, 4, 6)]
+    pool = pool_of(*hosts, num_processes=2)
+    for host in hosts[:3]:
+        host.is_retired = True
+    assert (pool._num_to_start(0), killed) == (0, [3])
+    assert [(host.makes_room, host.culprit) for host in hosts[:2]] == [(False, NOBODY), (True, NOBODY)]
+    assert (pool._num_to_start(0), killed) == (0, [3]), "one is on its way out already"
+    pool._ready.remove(hosts[1])  # type: ignore[arg-type]
+    pool._num_dying = 1
+    assert pool._num_to_start(0) == 0
+    pool._num_dying = 0
+    assert pool._num_to_start(0) == 1
+    assert (pool._num_to_start(1), killed) == (0, [3])
 
 
 def test_a_process_is_killed_once_and_for_its_first_fault(killed: list[int]) -> None:
