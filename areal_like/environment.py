@@ -19,14 +19,16 @@ MAX_ACTION_CHARS = 1 << 20
 """Longest text of one turn that an environment is given."""
 MAX_TURNS = 4096
 """Steps of one episode."""
+MAX_REWARD = 3.4e38
+"""Largest reward of one step; training holds them as float32, in which a larger one is infinite."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """An environment's answer to one action, or to `reset`.
 
-    observation: text that the policy sees next; empty: none. reward: of this turn alone, finite; an episode's reward is
-    the sum. is_done: the environment has ended the episode. components: named numbers for reports, of which those of
-    the last step count; an evaluation averages `correct`.
+    observation: text that the policy sees next; empty: none. reward: of this turn alone, at most MAX_REWARD, 0 of
+    `reset`; an episode's reward is the sum. is_done: the environment has ended the episode. components: named numbers
+    for reports, of which those of the last step count; an evaluation averages `correct`.
     """
 
     observation: str = ""
@@ -106,16 +108,21 @@ def as_step(returned: Any, *, is_reset: bool, max_bytes: int) -> Step:
     observation = "" if returned.observation is None else returned.observation
     if not isinstance(observation, str):
         raise NoStep(f"its observation is not text but {type(observation).__name__}")
-    num_bytes = len(observation.encode("utf-8", "replace"))
-    if num_bytes > max_bytes:
-        raise NoStep(f"its observation has {num_bytes} bytes, more than {max_bytes}")
+    encoded = str.encode(observation, "utf-8", "replace")  # of a subclass as well
+    if len(encoded) > max_bytes:
+        raise NoStep(f"its observation has {len(encoded)} bytes, more than {max_bytes}")
     if is_reset and returned.is_done:
         raise NoStep("was done before the first action")
     if type(returned.is_done).__name__ not in ("bool", "bool_"):  # NumPy's as well; anything else may be a mistake
         raise NoStep(f"its done is not true or false but {type(returned.is_done).__name__}")
+    reward = _number("reward", returned.reward)
+    if abs(reward) > MAX_REWARD:
+        raise NoStep(f"its reward {reward:g} is beyond float32, {MAX_REWARD:.2g}")
+    if is_reset and reward:
+        raise NoStep(f"gave a reward of {reward:g} before the first action, which no action earned")
     return Step(
-        observation=observation.encode("utf-8", "replace").decode("utf-8"),
-        reward=_number("reward", returned.reward),
+        observation=encoded.decode("utf-8"),
+        reward=reward,
         is_done=bool(returned.is_done),
         components=_components(returned.components),
     )
@@ -126,7 +133,8 @@ def _components(found: Any) -> dict[str, float]:
         raise NoStep(f"its components are not a dict but {type(found).__name__}")
     if len(found) > MAX_COMPONENTS:
         raise NoStep(f"gave {len(found)} components, at most {MAX_COMPONENTS} are kept")
-    return {str(name)[:100]: _number(f"component {str(name)[:40]!r}", value) for name, value in found.items()}
+    pairs = [(str.encode(str(name), "utf-8", "replace").decode("utf-8"), value) for name, value in found.items()]
+    return {name[:100]: _number(f"component {name[:40]!r}", value) for name, value in pairs}
 
 
 def _number(what: str, value: Any) -> float:

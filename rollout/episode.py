@@ -11,6 +11,7 @@ far count then. What failed is a verdict of another kind (`timed_out`, `crashed`
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ from areal_like.verdict import Verdict
 from areal_like.wire.messages import SampleTask
 from rollout.environment_client import EnvironmentEpisode
 from rollout.transcript import Answer, Transcript
-from rollout.workflow import OPTIONS_KEY, Sample, SampleTools
+from rollout.workflow import OPTIONS_KEY, Sample, SampleTools, StateTooLarge
 
 
 class EnvironmentWorkflow:
@@ -85,12 +86,17 @@ class EnvironmentWorkflow:
                 return "environment"
             if episode.num_turns == self._max_turns:
                 break
-            given = _words(tools, answer, step.observation)
+            try:
+                given = _words(tools, answer, step.observation)
+            except UserError as error:  # a sample's verdict: the other samples of its group go on
+                episode.fail("invalid", f"its observation in turn {episode.num_turns}: {error.what}")
+                return "environment"
             if len(transcript) + len(given) >= tools.tokens.max_context:
                 episode.over_context = True
                 break
             transcript.given(given)
-            tools.checkpoint(transcript, {"episode": episode.record, "num_prompt": num_prompt})
+            with contextlib.suppress(StateTooLarge):  # a long episode goes on, and is durable up to where it fitted
+                tools.checkpoint(transcript, {"episode": episode.record, "num_prompt": num_prompt})
         return "length"
 
 

@@ -15,7 +15,7 @@ from areal_like.trajectory import Segment
 from areal_like.turn_checkpoint import MAX_STATE_BYTES, TurnCheckpoint
 from areal_like.wire.messages import SampleTask
 from rollout.transcript import Encode, Transcript
-from rollout.workflow import Resumed
+from rollout.workflow import Resumed, StateTooLarge
 
 
 class Turns:
@@ -88,7 +88,9 @@ class Turns:
         try:
             encoded = msgspec.msgpack.encode(state)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise UserError(f"the state of a checkpoint must be a JSON-like value ({error})") from error
+            raise StateTooLarge(f"the state of a checkpoint must be a JSON-like value ({error})") from error
         if len(encoded) > MAX_STATE_BYTES:
-            raise UserError(f"the state of a checkpoint has {len(encoded)} bytes, at most {MAX_STATE_BYTES} are kept")
+            raise StateTooLarge(
+                f"the state of a checkpoint has {len(encoded)} bytes, at most {MAX_STATE_BYTES} are kept"
+            )
         self._taken, self._transcript = (transcript.copied(), encoded, num_turns), transcript

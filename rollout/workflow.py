@@ -45,6 +45,10 @@ class SampleCut(Exception):
     swallows it changes nothing."""
 
 
+class StateTooLarge(UserError):
+    """The state of a checkpoint has more bytes than one may have."""
+
+
 class SampleTools(Protocol):
     """What a worker lends to a workflow, for one sample."""
 
@@ -100,8 +104,9 @@ class SampleTools(Protocol):
                 1 MiB.
 
         Raises:
-            UserError: the state cannot be encoded or is too large, the workflow is resumable already, or the transcript
-                does not begin with the tokens that were checkpointed before.
+            StateTooLarge: a UserError; the checkpoint before is kept.
+            UserError: the state cannot be encoded, the workflow is resumable already, or the transcript does not begin
+                with the tokens that were checkpointed before.
         """
         ...
 

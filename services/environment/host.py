@@ -20,12 +20,12 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from typing import Any, NoReturn
 
 import msgspec
 
-from areal_like.environment import Environment, NoStep, as_step
+from areal_like.environment import Environment, NoStep, Step, as_step
 from areal_like.errors import UserError
 from areal_like.import_check import append_user_path
 from areal_like.process import die_with_parent, settle_heap
@@ -47,10 +47,6 @@ from services.environment.loading import check_environment, find_environment
 from services.environment.marker import NOBODY, Marker
 from services.processes.framing import PREFIX, frame
 from services.processes.process_tree import become_subreaper
-
-
-class EnvironmentExit(Exception):
-    """A coroutine of the user's asked the process to end, which asyncio would do."""
 
 
 class Usage:
@@ -92,10 +88,7 @@ class _Marked(Coroutine[Any, Any, Any]):
 
     def send(self, value: Any) -> Any:
         with self._running():
-            try:
-                return self._inner.send(value)
-            except (SystemExit, KeyboardInterrupt) as error:
-                raise EnvironmentExit(f"{type(error).__name__}({error})") from error
+            return self._inner.send(value)
 
     def throw(self, *error: Any) -> Any:
         with self._running():
@@ -143,35 +136,65 @@ class Host:
         return held.environment.reset(message.row, message.seed)
 
     def _call(self, held: Held, method: str, call: Callable[[], Any]) -> None:
+        with self._running(held):
+            outcome = self._outcome(held, method, call)
+        if isinstance(outcome, Step | Failed):
+            self._answer(held, outcome)
+        else:
+            self._go_on(self._wait_for(held, method, outcome))
+
+    def _outcome(self, held: Held, method: str, call: Callable[[], Any]) -> Step | Failed | Awaitable[Any]:
+        """Everything that may call the user's code, which may raise anything (SystemExit included) at each place."""
         try:
-            with self._running(held):
-                returned = call()
-        except BaseException as error:  # the user's code may raise anything, SystemExit included
-            self._raised(held, method, error)
-            return
-        if not inspect.isawaitable(returned):
-            self._answer(held, method, returned)
-            return
-        task = asyncio.get_running_loop().create_task(self._wait_for(held, method, returned))
+            returned = call()
+            if inspect.isawaitable(returned):
+                return returned
+        except BaseException as error:
+            return self._raised(held, method, error)
+        return self._converted(held, method, returned)
+
+    def _converted(self, held: Held, method: str, returned: Any) -> Step | Failed:
+        """Within the episode's stretch: numbers, texts and dicts may be objects of the user's."""
+        try:
+            return as_step(returned, is_reset=method == "reset", max_bytes=self._settings.max_observation_kb << 10)
+        except NoStep as error:
+            reason = f"{method}: {error}"
+        except BaseException as error:
+            reason = f"{method}: what it returned raised {_shown(error)}"
+        return Failed(episode=held.number, kind="invalid", reason=reason)
+
+    def _raised(self, held: Held, method: str, error: BaseException) -> Failed:
+        """Within the episode's stretch: the exception's text may be the user's code, and stderr their object."""
+        return Failed(episode=held.number, kind="crashed", reason=f"{method} raised {_shown(error)}")
+
+    def _go_on(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _wait_for(self, held: Held, method: str, awaitable: Any) -> None:
+    async def _awaited(self, held: Held, method: str, awaitable: Awaitable[Any]) -> Step | Failed:
+        try:
+            returned = await awaitable
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
+            return self._raised(held, method, error)
+        return self._converted(held, method, returned)
+
+    async def _wait_for(self, held: Held, method: str, awaitable: Awaitable[Any]) -> None:
         """Bounded by `step_timeout_s`; what goes on after it was cancelled is not waited for."""
-        if not inspect.iscoroutine(awaitable):
-            awaitable = _awaiting(awaitable)
-        inner = asyncio.get_running_loop().create_task(_Marked(awaitable, lambda: self._running(held)))
+        coroutine = _Marked(self._awaited(held, method, awaitable), lambda: self._running(held))
+        inner = asyncio.get_running_loop().create_task(coroutine)
         done, _ = await asyncio.wait({inner}, timeout=self._settings.step_timeout_s)
         if not done:
             inner.cancel()
             self._fail(held, "timed_out", f"{method} ran past {self._settings.step_timeout_s:g} s", is_left=True)
             return
         try:
-            returned = inner.result()
-        except BaseException as error:  # as above
-            self._raised(held, method, error)
-        else:
-            self._answer(held, method, returned)
+            outcome = inner.result()
+        except BaseException as error:  # it cancelled itself
+            outcome = self._raised(held, method, error)
+        self._answer(held, outcome)
 
     @contextlib.contextmanager
     def _running(self, held: Held) -> Iterator[None]:
@@ -182,15 +205,13 @@ class Host:
         try:
             yield
         finally:
+            with contextlib.suppress(BaseException):  # the user may have closed or replaced it
+                sys.stdout.flush()
             self._marker.leave()
             held.num_bytes += self._usage.num_bytes() - used_bytes
             held.num_files += self._usage.num_files() - num_files
 
-    def _raised(self, held: Held, method: str, error: BaseException) -> None:
-        traceback.print_exception(error, limit=8)
-        self._fail(held, "crashed", f"{method} raised {type(error).__name__}: {_last_line(error)}")
-
-    def _answer(self, held: Held, method: str, returned: Any) -> None:
+    def _answer(self, held: Held, outcome: Step | Failed) -> None:
         if self._held.get(held.number) is not held:  # closed while it waited
             return
         settings = self._settings
@@ -201,38 +222,36 @@ class Host:
         elif held.num_files > settings.max_episode_files:
             what = f"holds {held.num_files} files open, more than max_episode_files {settings.max_episode_files}"
             self._fail(held, "crashed", what, is_left=True)
+        elif isinstance(outcome, Failed):
+            self._fail(held, outcome.kind, outcome.reason)
         else:
-            try:
-                step = as_step(returned, is_reset=method == "reset", max_bytes=settings.max_observation_kb << 10)
-            except NoStep as error:
-                self._fail(held, "invalid", f"{method}: {error}")
-            else:
-                self._send(Answered(episode=held.number, step=step))
+            self._send(Answered(episode=held.number, step=outcome))
         self._note_heaviest(held)
 
     def _fail(self, held: Held, kind: FailureKind, reason: str, *, is_left: bool = False) -> None:
         if self._held.get(held.number) is held:
             self._drop(held.number)
-            self._send(Failed(episode=held.number, kind=kind, reason=reason[:MAX_REASON_CHARS], is_left=is_left))
+            reason = reason[:MAX_REASON_CHARS].encode("utf-8", "replace").decode("utf-8")
+            self._send(Failed(episode=held.number, kind=kind, reason=reason, is_left=is_left))
 
     def _drop(self, episode: int) -> None:
         held = self._held.pop(episode, None)
-        close = getattr(held.environment, "close", None) if held is not None else None
-        if held is None or not callable(close):
+        if held is None:
             return
-        try:
-            with self._running(held):
-                returned = close()
-        except BaseException as error:  # as above; the episode is over
-            traceback.print_exception(error, limit=8)
-            return
-        if inspect.isawaitable(returned):
-            task = asyncio.get_running_loop().create_task(self._closed(held, returned))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        with self._running(held):
+            try:
+                close = getattr(held.environment, "close", None)
+                returned = close() if callable(close) else None
+                is_awaitable = inspect.isawaitable(returned)
+            except BaseException as error:  # as above; the episode is over
+                _shown(error)
+                return
+        if is_awaitable:
+            self._go_on(self._closed(held, returned))
 
     async def _closed(self, held: Held, awaitable: Any) -> None:
-        inner = asyncio.get_running_loop().create_task(_Marked(_awaiting(awaitable), lambda: self._running(held)))
+        coroutine = _Marked(self._awaited(held, "close", awaitable), lambda: self._running(held))
+        inner = asyncio.get_running_loop().create_task(coroutine)
         await asyncio.wait({inner}, timeout=self._settings.step_timeout_s)
         inner.cancel()
 
@@ -245,16 +264,15 @@ class Host:
         self._marker.heaviest(*((heaviest.number, heaviest.num_bytes) if heaviest is not None else (NOBODY, 0)))
 
 
-async def _awaiting(awaitable: Any) -> Any:
-    return await awaitable
-
-
-def _last_line(error: BaseException) -> str:
+def _shown(error: BaseException) -> str:
+    """Print it with its traceback. Returns its type and the last line of its text."""
+    with contextlib.suppress(BaseException):  # the user may have closed or replaced stderr
+        traceback.print_exception(error, limit=8)
     try:
         lines = str(error).strip().splitlines()
-    except Exception:  # an exception whose own text raises
-        return "(its text cannot be shown)"
-    return lines[-1] if lines else ""
+        return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+    except BaseException:  # an exception whose own text raises
+        return f"{type(error).__name__}: (its text cannot be shown)"
 
 
 def load(setup: HostSetup) -> tuple[Callable[[], Environment], EnvironmentSettings] | HostRefusal:
@@ -294,8 +312,6 @@ async def serve(stream: socket.socket, marker: Marker) -> int:
     make, settings = loaded
 
     def send(message: Answered | Failed) -> None:
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # the user may have closed or replaced it
-            sys.stdout.flush()
         writer.write(frame(message))
 
     host = Host(make, settings, marker, send)

@@ -18,6 +18,8 @@ from areal_like.environment import NoStep, Step, as_step
         (("wall", 1, np.True_), False, Step(observation="wall", reward=1.0, is_done=True)),
         (Step(observation="x", components={"correct": 1}), False, Step(observation="x", components={"correct": 1.0})),
         (("\ud800", 0.0, False), False, Step(observation="?")),
+        (Step(components={"\ud800": 1.0}), False, Step(components={"?": 1.0})),
+        (("", -3.3e38, False), False, Step(reward=-3.3e38)),
         ((None, np.float32(0.5), False), False, Step(reward=0.5)),
     ],
 )
@@ -38,7 +40,9 @@ def test_what_an_environment_may_return(returned: Any, is_reset: bool, step: Ste
         (("go", None, True), False, "its reward is not a finite number"),
         ((b"go", 1.0, True), False, "its observation is not text but bytes"),
         (("é" * 5, 1.0, True), False, "its observation has 10 bytes, more than 8"),
+        (("go", -3.5e38, True), False, "its reward -3.5e\\+38 is beyond float32"),
         (Step(is_done=True), True, "was done before the first action"),
+        (Step(reward=-0.5), True, "gave a reward of -0.5 before the first action"),
         (Step(components={"a": float("inf")}), False, "its component 'a' is not a finite number"),
         (Step(components={str(number): 0.0 for number in range(65)}), False, "gave 65 components"),
         (Step(components=[1.0]), False, "its components are not a dict but list"),

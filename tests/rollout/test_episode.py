@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from areal_like.wire.messages import EnvironmentReply, EnvironmentRequest
 from rollout.environment_client import EnvironmentClient
 from rollout.episode import EnvironmentWorkflow, with_observation
 from rollout.transcript import Answer
+from rollout.turns import Turns
 from rollout.workflow import Resumed, load_workflow
 
 EOS = 2
@@ -184,6 +186,33 @@ def test_a_first_observation_longer_than_the_context_is_invalid() -> None:
     sample = Tools(Echo(first="x" * 50), "a$", max_context=20).play()
     assert sample.verdict.kind == "invalid"
     assert "first observation" in sample.verdict.reason
+
+
+@pytest.mark.parametrize("part", ["encode", "observation"])
+def test_a_later_observation_that_cannot_become_tokens_is_invalid(part: str) -> None:
+    tools = Tools(Echo(), "a?" if part == "encode" else "a$")
+
+    def refuse(*_: Any) -> None:
+        raise UserError("the tokenizer cannot encode it")
+
+    setattr(tools.tokens, part, refuse)
+    sample = tools.play()
+    assert (sample.verdict.kind, sample.verdict.failed_in) == ("invalid", "environment")
+    assert sample.verdict.reason == "its observation in turn 1: the tokenizer cannot encode it"
+
+
+def test_an_episode_whose_record_is_too_long_for_a_checkpoint_goes_on_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines, rewards = ("a$", "b$", "end$"), (0.25, 0.5, 0.25)
+    whole = Tools(Echo(rewards=rewards), *lines)
+    whole.play()
+    monkeypatch.setattr("rollout.turns.MAX_STATE_BYTES", len(msgspec.msgpack.encode(whole.checkpoints[0][1])))
+    kept = Turns(SimpleNamespace(checkpoint=None, prefix=None), is_resumable=False)  # type: ignore[arg-type]
+    tools = Tools(Echo(rewards=rewards), *lines)
+    tools.checkpoint = lambda transcript, state: kept.take(transcript, state, 1)  # type: ignore[method-assign]
+    assert tools.play().verdict.value == 1.0
+    assert len(kept.new_tokens) == 2, "the first turn's is kept"
 
 
 def test_an_episode_goes_on_from_its_last_turn_with_its_rewards() -> None:

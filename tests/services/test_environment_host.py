@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -13,6 +14,7 @@ from services.environment.config import EnvironmentSettings
 from services.environment.host import Host
 from services.environment.job import Act, Answered, Begin, Close, Failed
 from services.environment.marker import NOBODY, Mark, Marker
+from services.processes.framing import frame
 
 MB = 1 << 20
 
@@ -149,6 +151,72 @@ def test_a_class_that_cannot_be_made_for_an_episode_fails_that_episode() -> None
     (failed,) = stage.said
     assert isinstance(failed, Failed)
     assert (failed.kind, failed.reason) == ("crashed", "reset raised ZeroDivisionError: division by zero")
+
+
+class Unkind:
+    """Its reward, its `close` and its exceptions raise, and it closes stderr, as its row says; it notes the marker."""
+
+    marks: list[int]
+    marker: Marker
+
+    def reset(self, row: dict[str, Any], seed: int) -> None:
+        self.row = row
+
+    def step(self, action: str) -> Any:
+        if self.row["at"] == "stderr":
+            sys.stderr = object()  # type: ignore[assignment]
+        if self.row["at"] != "reward":
+            raise (Unspeakable if self.row["at"] == "text" else LookupError)("\ud800")
+        return "", Unspeakable(), False
+
+    def __getattr__(self, name: str) -> Any:
+        Unkind.marks.append(Unkind.marker.look().episode)
+        raise LookupError(name)
+
+
+class AsyncUnkind(Unkind):
+    async def step(self, action: str) -> Any:
+        return super().step(action)
+
+
+class Unspeakable(Exception):
+    def __float__(self) -> float:
+        Unkind.marks.append(Unkind.marker.look().episode)
+        raise SystemExit(3)
+
+    def __str__(self) -> str:
+        Unkind.marks.append(Unkind.marker.look().episode)
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("make", [Unkind, AsyncUnkind])
+@pytest.mark.parametrize(
+    ("at", "kind", "words"),
+    [
+        ("reward", "invalid", "step: what it returned raised SystemExit: 3"),
+        ("stderr", "crashed", "step raised LookupError: ?"),
+        ("text", "crashed", "step raised Unspeakable: (its text cannot be shown)"),
+    ],
+)
+def test_users_code_behind_a_returned_value_an_exception_or_close_is_its_episodes(
+    make: Any, at: str, kind: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+
+    async def scene() -> None:
+        stage = Stage(make)
+        Unkind.marks, Unkind.marker = [], stage.other_end
+        stage.begin(5, at=at)
+        stage.host.take(Act(episode=5, action="a"))
+        async with asyncio.timeout(20.0):
+            await stage.until(2)
+        failed = stage.said[1]
+        assert isinstance(failed, Failed)
+        assert (failed.kind, failed.reason) == (kind, words)
+        frame(failed)
+        assert set(Unkind.marks) == {5}, "all of it ran in the episode's stretch"
+
+    asyncio.run(scene())
 
 
 def test_async_methods_of_many_episodes_wait_at_the_same_time() -> None:

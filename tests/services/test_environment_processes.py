@@ -108,7 +108,7 @@ def test_async_environments_wait_together_and_fail_alone() -> None:
         "wait": "timed_out: step ran past 1 s",
         "swallow": "timed_out: step ran past 1 s",
         "block": "timed_out: the environment ran past 1 s",
-        "leave": "crashed: step raised EnvironmentExit: SystemExit(0)",
+        "leave": "crashed: step raised SystemExit: 0",
     }
 
     async def scene(client: Client) -> None:
