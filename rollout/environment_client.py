@@ -22,7 +22,7 @@ import msgspec
 
 from areal_like.clock import Clock, SystemClock
 from areal_like.environment import MAX_ACTION_CHARS, MAX_TURNS, Step
-from areal_like.errors import OperationError
+from areal_like.errors import OperationError, WireError
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import (
     EnvironmentClosed,
@@ -35,6 +35,11 @@ from areal_like.wire.messages import (
 
 FAILED_IN = "environment"
 """`Verdict.failed_in` of an episode whose environment failed, for `reward.on_failure`."""
+
+MAX_REASON_CHARS = 500
+"""Of why a request cannot be sent."""
+MAX_LEFT = 10_000
+"""Episodes that are over and that a service does not know of yet; older ones are left to its own clean-up."""
 
 
 class ServiceLink(Protocol):
@@ -216,7 +221,9 @@ class EnvironmentClient:
     def leave(self, episode: EnvironmentEpisode) -> None:
         """The episode is over here; its service learns of it with the next tick."""
         if episode.link is not None:
-            self._left.setdefault(episode.link, []).append(episode.id)
+            left = self._left.setdefault(episode.link, [])
+            left.append(episode.id)
+            del left[:-MAX_LEFT]  # of a service that never comes back
             self._num_at[episode.link] -= 1
             episode.link = None
 
@@ -266,6 +273,10 @@ class EnvironmentClient:
                 return await future
         except TimeoutError:
             return None
+        except WireError as error:  # it can never be sent: an action, or a history, beyond what a message holds
+            return EnvironmentReply(
+                episode_id=request.episode_id, turn=request.turn, status="invalid", reason=str(error)[:MAX_REASON_CHARS]
+            )
         except OperationError:
             await self._pause()
             return None
@@ -283,6 +294,8 @@ class EnvironmentClient:
         if episode.link is not None:
             self.count("environment_moved")
             self.leave(episode)
+        if episode.id in (left := self._left.get(link, [])):  # it comes back before the service was notified
+            left.remove(episode.id)
         episode.link = link
         self._num_at[link] += 1
 

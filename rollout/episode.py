@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from areal_like.environment import MAX_TURNS
 from areal_like.errors import UserError
 from areal_like.trajectory import FinishReason
 from areal_like.verdict import Verdict
@@ -40,10 +41,12 @@ class EnvironmentWorkflow:
                 shown such a mark. What the environment says then follows as it is, without the chat template.
 
         Raises:
-            UserError: a bound below 1.
+            UserError: a bound below 1, or more turns than an episode may have.
         """
         if max_turns < 1 or (turn_tokens is not None and turn_tokens < 1):
             raise UserError("max_turns and turn_tokens must be at least 1", where=OPTIONS_KEY)
+        if max_turns > MAX_TURNS:
+            raise UserError(f"max_turns is {max_turns}, and an episode has at most {MAX_TURNS}", where=OPTIONS_KEY)
         self._max_turns, self._turn_tokens, self._stop = max_turns, turn_tokens, stop
 
     async def run(self, task: SampleTask, tools: SampleTools) -> Sample:

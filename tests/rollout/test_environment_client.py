@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from areal_like.environment import MAX_ACTION_CHARS, Step
-from areal_like.errors import DeadlineExceeded
+from areal_like.errors import DeadlineExceeded, WireError
 from areal_like.wire.messages import EnvironmentClosed, EnvironmentReply, EnvironmentRequest
 from rollout.environment_client import EnvironmentClient
 
@@ -175,5 +175,48 @@ def test_a_sum_that_overflows_is_invalid() -> None:
         episode = client.episode(TASK)
         episode.rewards = [1e308, 1e308]
         assert episode.verdict().kind == "invalid"
+
+    play(scene)
+
+
+def test_an_episode_that_comes_back_before_its_service_was_notified_is_not_closed_there() -> None:
+    async def scene(client: EnvironmentClient) -> None:
+        link = Link(client, "full")
+        async with client.episode(TASK) as episode:
+            await episode.reset()
+            await client.flush(link)
+            assert link.closed == []
+        await client.flush(link)
+        assert link.closed == [link.asked[-1].episode_id]
+
+    play(scene)
+
+
+def test_a_request_that_can_never_be_sent_fails_its_sample_at_once_with_the_reason() -> None:
+    class Narrow(Link):
+        async def send(self, message: Any) -> None:
+            raise WireError("EnvironmentRequest cannot be encoded: too long")
+
+    async def scene(client: EnvironmentClient) -> None:
+        Narrow(client)
+        async with client.episode(TASK) as episode:
+            await episode.reset()
+            assert episode.failure is not None
+            assert episode.verdict().kind == "invalid"
+            assert "cannot be encoded" in episode.verdict().reason
+
+    play(scene, total_deadline_s=1e6)
+
+
+def test_what_a_service_that_is_gone_does_not_know_of_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout.environment_client.MAX_LEFT", 3)
+
+    async def scene(client: EnvironmentClient) -> None:
+        link = Link(client)
+        for _ in range(5):
+            async with client.episode(TASK) as episode:
+                await episode.reset()
+        await client.flush(link)
+        assert link.closed == [one.episode_id for one in link.asked[-3:]]
 
     play(scene)

@@ -350,3 +350,12 @@ def test_critic_of_another_model_is_a_damaged_checkpoint(folder: Path) -> None:
         save_file({**own, **change}, folder / checkpoint.CRITIC)
         with pytest.raises(WeightError, match=message):
             load_critic_weights(folder, model)
+
+
+def test_turns_with_rewards_and_nothing_given_between_them_are_turns_of_their_own(samples: list[BatchSample]) -> None:
+    sample = max(samples, key=lambda one: one.trajectory.num_sampled)
+    num = sample.trajectory.num_sampled
+    turns = {"turn_ends_K": np.array([1, num], np.int32), "turn_rewards_K": np.array([0.5, 0.5], np.float32)}
+    trajectory = msgspec.structs.replace(sample.trajectory, **turns)
+    starts_N = BatchRewards.of([msgspec.structs.replace(sample, trajectory=trajectory)]).turn_starts_N
+    assert starts_N.tolist() == [True, True, *[False] * (num - 2)]

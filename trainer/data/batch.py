@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from areal_like.packing import partition
+from areal_like.trajectory import Trajectory
 from areal_like.wire.messages import BatchSample
 from trainer.config import TrainerSettings
 from trainer.data.dealing import deal_apart
@@ -75,13 +76,11 @@ class BatchRewards:
     @staticmethod
     def of(samples: Sequence[BatchSample]) -> BatchRewards:
         """Those of `samples`."""
-        masks = [sample.trajectory.loss_mask_T for sample in samples]
         return BatchRewards(
             rewards_B=np.asarray([sample.reward for sample in samples], np.float64),
             group_ids_B=np.asarray([sample.group_id for sample in samples], np.int64),
             lengths_B=tuple(sample.trajectory.num_sampled for sample in samples),
-            # the first token of a sequence is never sampled
-            turn_starts_N=np.concatenate([~mask_T[:-1][mask_T[1:]] for mask_T in masks]),
+            turn_starts_N=np.concatenate([_turn_starts(sample.trajectory) for sample in samples]),
             is_cut_B=np.array([sample.trajectory.finish_reason == "length" for sample in samples]),
             turns_B=tuple(map(_turns_of, samples)),
         )
@@ -146,6 +145,15 @@ def prepare_batch(
     metrics = _batch_metrics(samples, rewards.rewards_B, found_advantages, version, settings)
     metrics |= _dealing_metrics(lengths, shares, parts, settings.micro_batch_tokens)
     return PreparedBatch(version, mini_batches, metrics, rewards)
+
+
+def _turn_starts(trajectory: Trajectory) -> np.ndarray:
+    """Sampled tokens that begin a turn, bool: after given tokens, and after the end of a turn that has a reward."""
+    mask_T = trajectory.loss_mask_T
+    starts_N: np.ndarray = ~mask_T[:-1][mask_T[1:]]  # the first token of a sequence is never sampled
+    if trajectory.turn_ends_K is not None:
+        starts_N[trajectory.turn_ends_K[:-1]] = True  # nothing was given between two turns
+    return starts_N
 
 
 def _turns_of(sample: BatchSample) -> TurnRewards | None:

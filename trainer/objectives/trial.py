@@ -53,6 +53,7 @@ def _four_tokens(behaviour_N: torch.Tensor, chosen: ChosenLoss) -> TokenInputs:
         proximal_N=behaviour_N + (0.0 if needs.proximal == "behaviour" else 0.01),
         reference_N=behaviour_N - 0.03 if needs.reference else None,
         values_N=torch.tensor([0.5, 0.4, -0.1, 0.0]) if needs.values else None,
+        target_N=torch.tensor([1.0, 1.0, -1.0, -1.0]) if needs.values else None,
         entropy_N=torch.tensor([1.0, 1.2, 0.3, 0.5], requires_grad=True) if needs.entropy else None,
         sequences=Sequences(torch.tensor([0, 0, 1, 1]), 2) if needs.sequences else None,
         is_cut_N=torch.tensor([False, False, True, True]),

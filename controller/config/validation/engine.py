@@ -112,6 +112,18 @@ def rollout_problems(config: RunConfig) -> Iterator[Problem]:
     if workflow == "environment" and config.reward.environment is None and not config.reward.addresses:
         what = "there is none, and the workflow environment takes turns with one"
         yield Problem(("reward.environment",), what, "name one: reward.environment: {kind: module:Class}")
+    if workflow == "environment" and config.reward.scorers and not config.reward.addresses:
+        what = "the workflow environment takes its verdict from the environment and asks no scorer"
+        yield Problem(("reward.scorers", "rollout.workflow"), what, "reward.scorers: []")
+    if (environment := config.reward.environment) is not None:
+        longest_s = (environment.retries + 1) * environment.step_timeout_s
+        if longest_s >= config.rollout.score_timeout_s:
+            yield Problem(
+                ("reward.environment.step_timeout_s", "rollout.score_timeout_s"),
+                f"a step that hangs takes up to {longest_s:g} s with its retries, and workers wait"
+                f" {config.rollout.score_timeout_s:g} s for an answer",
+                "a shorter step_timeout_s, or a longer score_timeout_s",
+            )
     if workflow == "single_turn" and config.reward.environment is not None:
         what = "the workflow single_turn takes no turns with an environment"
         yield Problem(("rollout.workflow", "reward.environment"), what, "rollout.workflow: environment")

@@ -155,7 +155,7 @@ def test_options_that_a_workflow_does_not_take_are_found_before_anything_starts(
             "class Maze:\n    def reset(self, row, seed): ...\n    def step(self, action): ...",
             "{depth: 2}",
             "reward.environment.options",
-            "unexpected keyword argument 'depth'",
+            "unknown depth",
         ),
     ],
 )
@@ -163,7 +163,11 @@ def test_mistake_in_an_environment_is_found_before_anything_starts(
     source: str, options: str, key: str, words: str
 ) -> None:
     Path("mine.py").write_text(source)
-    overrides = ["rollout.workflow=environment", f"reward.environment={{kind: 'mine:Maze', options: {options}}}"]
+    overrides = [
+        "rollout.workflow=environment",
+        "reward.scorers=[]",
+        f"reward.environment={{kind: 'mine:Maze', options: {options}}}",
+    ]
     problems = preflight.look(load_config("quickstart", overrides).config, "train").problems
     assert [problem.keys for problem in problems] == [(key,)]
     assert words in problems[0].what

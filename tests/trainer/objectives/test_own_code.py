@@ -350,7 +350,10 @@ toy = Advantage("toy", errors, needs_values=True, targets=targets, is_within_gro
 
 def test_advantage_and_loss_of_the_users_that_need_values_pass_the_check_with_a_critic_only() -> None:
     Path("toy_advantages.py").write_text(VALUED.replace("TAKEN", "None"))
-    Path("toy_losses.py").write_text(SEQUENCE_TOY.replace("Needs(", "Needs(values=True, "))
+    reads = "loss_N = (tokens.values_N - tokens.target_N) * current_N + "
+    Path("toy_losses.py").write_text(
+        SEQUENCE_TOY.replace("Needs(", "Needs(values=True, ").replace("loss_N = -ratio_N", reads + "-ratio_N")
+    )
     check_advantage(has_critic=True)
     check_loss(has_critic=True)
     for check in (check_advantage, check_loss):

@@ -116,6 +116,7 @@ def test_a_gpu_of_this_machine_that_the_run_leaves_alone_is_a_remark(monkeypatch
     assert "GPUs:" not in " ".join(preflight.look(both, "validate").notes)
 
 
+@pytest.mark.processes
 def test_a_state_that_no_named_gpu_holds_is_refused_with_a_change_by_which_all_of_it_fits() -> None:
     config = make(
         model={"path": "Qwen/Qwen3-8B", "dtype": "bfloat16"}, hardware__gpu="h100", trainer=GPU, **BATCH,

@@ -58,6 +58,9 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
     assert cross_check(make()) == []
 
 
+GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.environment": {"kind": "guess_number"}}
+
+
 @pytest.mark.parametrize(
     ("changes", "key", "words"),
     [
@@ -185,11 +188,13 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
         ({"reward.scorers": []}, "reward.scorers", "makes its own verdicts"),
         ({"rollout.workflow_options": {"depth": 2}}, "rollout.workflow_options", "takes no options"),
         ({"reward.environment": {"kind": "guess_number"}}, "rollout.workflow", "takes no turns with an environment"),
-        ({"rollout.workflow": "environment"}, "reward.environment", "kind: module:Class"),
+        ({"rollout.workflow": "environment", "reward.scorers": []}, "reward.environment", "kind: module:Class"),
+        ({**GUESSING, "reward.environment": {"kind": "gess_number"}}, "reward.environment.kind", "did you mean guess"),
+        ({**GUESSING, "reward.scorers": [{"kind": "math"}]}, "reward.scorers", "asks no scorer"),
         (
-            {"rollout.workflow": "environment", "reward.environment": {"kind": "gess_number"}},
-            "reward.environment.kind",
-            "did you mean guess_number",
+            {**GUESSING, "rollout.score_timeout_s": 20.0},
+            "reward.environment.step_timeout_s",
+            "takes up to 20 s with its retries",
         ),
         ({"rollout.prompt_template": "solve this"}, "rollout.prompt_template", "{prompt}"),
         ({"trainer.weights.shared_dir": "/nfs"}, "trainer.weights.shared_dir", "has no effect with kind shm"),
