@@ -17,11 +17,13 @@ import yaml
 
 pytestmark = pytest.mark.e2e
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
+FEW = ["warm_start=null"]
+"""What it learns is no matter here, and the warm start is made by another stream of tests at this time."""
 
 
 def test_run_of_two_ranks_goes_on_with_one_and_back(areal, quickstart, short):
     """`resume` after a change of config.yaml: the checkpoint is the same for all backends."""
-    run = areal("train", quickstart, *short[1:], "num_steps=400", "trainer.backend=fsdp", "trainer.ranks=2")
+    run = areal("train", quickstart, *short[1:], *FEW, "num_steps=400", "trainer.backend=fsdp", "trainer.ranks=2")
     run.wait_for_step(3)
     run.process.terminate()
     assert run.wait() == 0, run.output
@@ -56,8 +58,9 @@ def test_killed_rank_and_then_the_killed_group_go_back_to_a_checkpoint_and_the_r
     backend, areal, quickstart, short
 ):
     run = areal(
-        "train", quickstart, *short[1:], *backend, "trainer.ranks=2", "num_steps=12", "trainer.checkpoint.every_steps=2"
-    )
+        "train", quickstart, *short[1:], *FEW, *backend, "trainer.ranks=2", "num_steps=12",
+        "trainer.checkpoint.every_steps=2",
+    )  # fmt: skip
     run.wait_for_step(5)
     one_life = pids_of_ranks(run)
     os.kill(one_life[1], signal.SIGKILL)
@@ -82,7 +85,7 @@ def pids_of_ranks(run) -> tuple[int, int]:
 @pytest.mark.parametrize("victim", ["trainer.json", "trainer-1.json"])
 def test_killed_rank_without_a_budget_ends_the_run_with_its_name_and_no_process_stays(victim, areal, quickstart, short):
     two = ["trainer.backend=fsdp", "trainer.ranks=2", "trainer.max_restarts=0"]
-    run = areal("train", quickstart, *short[1:], *two, "num_steps=400")
+    run = areal("train", quickstart, *short[1:], *FEW, *two, "num_steps=400")
     run.wait_for_step(1)
     family = run.family()
     os.kill(run.pid_of("trainer", f"/{victim}"), signal.SIGKILL)
@@ -93,7 +96,7 @@ def test_killed_rank_without_a_budget_ends_the_run_with_its_name_and_no_process_
 
 def test_samples_of_a_step_need_not_be_a_multiple_of_the_ranks(areal, quickstart, short):
     odd = ["groups_per_step=5", "group_size=3", "trainer.mini_batches=2"]
-    run = areal("train", quickstart, *short, *odd, "trainer.backend=fsdp", "trainer.ranks=2")
+    run = areal("train", quickstart, *short, *FEW, *odd, "trainer.backend=fsdp", "trainer.ranks=2")
     assert run.wait() == 0, run.output
     assert run.summary["audit"] == "clean"
     assert {row["num_samples"] for row in run.metrics("step")} == {15}
@@ -105,7 +108,7 @@ def test_samples_of_a_step_need_not_be_a_multiple_of_the_ranks(areal, quickstart
 @needs_deepspeed
 def test_option_that_zero_does_not_know_is_reported_in_one_sentence(areal, quickstart, short):
     raw = "trainer.deepspeed.raw={zero_optimization: {reduce_bucket_sise: 5}}"
-    run = areal("train", quickstart, *short, "trainer.backend=deepspeed", "trainer.ranks=2", raw)
+    run = areal("train", quickstart, *short, *FEW, "trainer.backend=deepspeed", "trainer.ranks=2", raw)
     assert run.wait() == 2, run.output
     assert "ZeRO refuses reduce_bucket_sise" in run.output
     assert "did you mean reduce_bucket_size?" in run.output
