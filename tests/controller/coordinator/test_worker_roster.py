@@ -69,3 +69,17 @@ def test_queue_gives_what_the_least_of_all_would_be_while_keys_rise(seed):
         if expected is not None:
             load[expected.name] += rng.randrange(3)
             left[expected.name] -= 1
+
+
+def test_a_lease_that_ends_takes_its_expected_tokens_off_the_load() -> None:
+    workers = Workers()
+    worker = workers["a"] = Worker("a", capacity=4, load_tokens=50.0)
+    first, second = (Lease(i, "train", 0, i, "a", 0, 0, expected_tokens=20.0 + i) for i in (1, 2))
+    for lease in (first, second):
+        workers.book(worker, lease)
+    workers.unbook(worker, first)
+    assert worker.load_tokens == 29.0
+    workers.unbook(worker, first)
+    assert worker.load_tokens == 29.0
+    workers.unbook(worker, second)
+    assert worker.load_tokens == 0.0

@@ -30,3 +30,11 @@ def test_defaults_of_the_settings_are_those_of_the_configuration() -> None:
     }
     assert differing == {"num_steps", "num_periodic_eval_rows", "load_deadline_s"}
     assert derived.load_deadline_s == plain.load_deadline_s + LOAD_GRACE_S
+
+
+def test_draining_leaves_time_to_load() -> None:
+    counts = {"groups_per_step": 1, "group_size": 1, "num_steps": 1}
+    assert CoordinatorSettings(**counts, load_deadline_s=8.0, drain_s=7.5).idle_load_deadline_s == 0.5
+    for drain_s in (8.0, -0.5):
+        with pytest.raises(ValueError, match="drain_s is a part of load_deadline_s"):
+            CoordinatorSettings(**counts, load_deadline_s=8.0, drain_s=drain_s)
