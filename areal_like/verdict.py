@@ -11,6 +11,8 @@ from typing import Literal
 import msgspec
 
 VerdictKind = Literal["scored", "timed_out", "crashed", "invalid"]
+MAX_REASON_CHARS = 500
+"""Of a reason, as services and rollout workers make one."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ import msgspec
 from areal_like.clock import Clock, SystemClock
 from areal_like.environment import MAX_ACTION_CHARS, MAX_TURNS, Step
 from areal_like.errors import OperationError, WireError
-from areal_like.verdict import Verdict
+from areal_like.verdict import MAX_REASON_CHARS, Verdict
 from areal_like.wire.messages import (
     EnvironmentClosed,
     EnvironmentReply,
@@ -36,8 +36,6 @@ from areal_like.wire.messages import (
 FAILED_IN = "environment"
 """`Verdict.failed_in` of an episode whose environment failed, for `reward.on_failure`."""
 
-MAX_REASON_CHARS = 500
-"""Of why a request cannot be sent."""
 MAX_LEFT = 10_000
 """Episodes that are over and that a service does not know of yet; older ones are left to its own clean-up."""
 

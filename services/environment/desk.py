@@ -20,6 +20,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Literal
 
+import msgspec
+
 from areal_like.environment import MAX_ACTION_CHARS, MAX_TURNS, Step
 from areal_like.wire.messages import EnvironmentReply, EnvironmentRequest, EnvironmentStatus, EpisodeHistory
 from services.environment.config import EnvironmentSettings
@@ -132,7 +134,7 @@ class EnvironmentDesk:
         if episode.has_failed or (episode.last is not None and request.turn == episode.last.turn):
             self._counters["duplicates"] += 1
             assert episode.last is not None
-            self._send(key, _for_turn(episode.last, request.turn))
+            self._send(key, msgspec.structs.replace(episode.last, turn=request.turn))
         elif request.turn != episode.next_turn:
             self._behind(episode, request)
         elif episode.pending is not None:
@@ -309,13 +311,6 @@ class EnvironmentDesk:
         if episode is not None:
             del self._by_number[episode.number]
             self._leave_host(episode)
-
-
-def _for_turn(reply: EnvironmentReply, turn: int) -> EnvironmentReply:
-    return EnvironmentReply(
-        episode_id=reply.episode_id, turn=turn, status=reply.status, step=reply.step, reason=reply.reason,
-        attempts=reply.attempts,
-    )  # fmt: skip
 
 
 def _fault_of(request: EnvironmentRequest, history: EpisodeHistory) -> str:

@@ -29,9 +29,9 @@ from areal_like.environment import Environment, NoStep, Step, as_step
 from areal_like.errors import UserError
 from areal_like.import_check import append_user_path
 from areal_like.process import die_with_parent, settle_heap
+from areal_like.verdict import MAX_REASON_CHARS
 from services.environment.config import EnvironmentSettings
 from services.environment.job import (
-    MAX_REASON_CHARS,
     Act,
     Answered,
     Begin,

@@ -31,7 +31,7 @@ from services.environment.job import (
 )
 from services.environment.marker import Mark, Marker
 from services.processes.child_process import LAST_WORDS_S, ChildProcess, Died, OutputLog
-from services.processes.framing import MAX_ANSWER_BYTES, PREFIX, frame
+from services.processes.framing import frame
 
 
 class HostProcess(ChildProcess):
@@ -127,11 +127,7 @@ class HostProcess(ChildProcess):
             on_message(message)
 
     async def _receive(self) -> HostReady | HostRefusal | Answered | Failed:
-        assert self._reader is not None, "prepare comes first"
-        length = PREFIX.unpack(await self._reader.readexactly(PREFIX.size))[0]
-        if length > MAX_ANSWER_BYTES:
-            raise ValueError(f"an answer of {length} bytes")
-        return decode_for_service(await self._reader.readexactly(length))
+        return decode_for_service(await self._receive_body())
 
     def look(self) -> Mark:
         """What its marker says; also notes whether it moves."""

@@ -15,7 +15,6 @@ import msgspec
 from areal_like.environment import Step
 
 FailureKind = Literal["timed_out", "crashed", "invalid"]
-MAX_REASON_CHARS = 500
 
 
 class HostSetup(msgspec.Struct, frozen=True, tag=True, kw_only=True):

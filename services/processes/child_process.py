@@ -23,6 +23,7 @@ from typing import ClassVar, Self
 
 from areal_like.errors import OperationError
 from services.processes import process_tree
+from services.processes.framing import MAX_ANSWER_BYTES, PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +141,14 @@ class ChildProcess:
         else:
             self._raw.close()
         self._close_output()
+
+    async def _receive_body(self) -> bytes:
+        """The next frame's body. Raises ValueError where it is too long, IncompleteReadError at the stream's end."""
+        assert self._reader is not None, "prepare comes first"
+        length = PREFIX.unpack(await self._reader.readexactly(PREFIX.size))[0]
+        if length > MAX_ANSWER_BYTES:
+            raise ValueError(f"an answer of {length} bytes")
+        return await self._reader.readexactly(length)
 
     async def _cause_of_death(self, error: Exception | None) -> str:
         await self._reaped(LAST_WORDS_S)  # the stream may end a moment before the process

@@ -21,8 +21,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from areal_like.verdict import MAX_REASON_CHARS
 from services.reward.config import ClipSettings, GateSettings, ScorerSettings, scorer_names
-from services.reward.job import MAX_REASON_CHARS, Job, Outcome
+from services.reward.job import Job, Outcome
 from services.reward.make_scorer import make_scorer
 from services.reward.scorers.port import CannotJudge, Scorer, ScorerInput, TookTooLong
 

@@ -15,8 +15,6 @@ import msgspec
 from areal_like.verdict import Verdict
 from services.reward.config import RewardSettings
 
-MAX_REASON_CHARS = 500
-
 
 class Setup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """First message to a scoring process. scorers: `ScorerSettings` as dicts; clip: `ClipSettings` of the sum."""

@@ -18,7 +18,7 @@ from areal_like.descendants import descendants_of
 from areal_like.errors import OperationError, UserError
 from services.processes import process_tree
 from services.processes.child_process import LAST_WORDS_S, ChildProcess, Died, OutputLog
-from services.processes.framing import MAX_ANSWER_BYTES, PREFIX, frame
+from services.processes.framing import frame
 from services.reward.job import Began, Outcome, Ready, Refusal, Setup, decode_for_service
 
 _T = TypeVar("_T")
@@ -109,8 +109,4 @@ class ScoringProcess(ChildProcess):
         await self._writer.drain()  # bounded by _within
 
     async def _receive(self) -> Ready | Refusal | Began | Outcome:
-        assert self._reader is not None, "prepare comes first"
-        length = PREFIX.unpack(await self._reader.readexactly(PREFIX.size))[0]
-        if length > MAX_ANSWER_BYTES:
-            raise ValueError(f"an answer of {length} bytes")
-        return decode_for_service(await self._reader.readexactly(length))
+        return decode_for_service(await self._receive_body())

@@ -26,12 +26,12 @@ from typing import Literal
 
 import msgspec
 
-from areal_like.verdict import Verdict
+from areal_like.verdict import MAX_REASON_CHARS, Verdict
 from areal_like.wire.messages import MAX_RESPONSE_CHARS, ScoreRefused, ScoreReply, ScoreRequest
 from services.processes.framing import frame
 from services.reward.cache import ScoreCache
 from services.reward.config import RewardSettings
-from services.reward.job import MAX_REASON_CHARS, Job, Outcome
+from services.reward.job import Job, Outcome
 from services.reward.pool import Pool
 from services.reward.tally import Tally
 

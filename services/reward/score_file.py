@@ -26,12 +26,12 @@ import pydantic
 
 from areal_like.errors import UserError
 from areal_like.process import first_cause
-from areal_like.verdict import Verdict
+from areal_like.verdict import MAX_REASON_CHARS, Verdict
 from services.processes import process_tree
 from services.processes.framing import frame
 from services.reward.code_options import CodeOptions
 from services.reward.config import RewardSettings, contradictions
-from services.reward.job import MAX_REASON_CHARS, Job, Outcome
+from services.reward.job import Job, Outcome
 from services.reward.pool import Pool
 from services.reward.score_output import Totals, VerdictFile, verdict_line
 from services.reward.score_rows import Row, num_lines, only_gold, rows_of

@@ -9,9 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from areal_like.errors import UserError
+from areal_like.verdict import MAX_REASON_CHARS
 from services.reward.composition import MAX_COMPONENTS, Part, WeightedSum
 from services.reward.config import ClipSettings, ScorerSettings
-from services.reward.job import MAX_REASON_CHARS, Job, Outcome
+from services.reward.job import Job, Outcome
 from services.reward.scorers.port import CannotJudge, ScorerInput, TookTooLong
 
 

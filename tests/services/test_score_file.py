@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 import pytest
 
 from areal_like.errors import OperationError, UserError
+from areal_like.verdict import MAX_REASON_CHARS
 from services.processes.framing import PREFIX
 from services.reward import score_file as module
 from services.reward.code_options import CodeOptions
 from services.reward.config import RewardSettings
-from services.reward.job import MAX_REASON_CHARS, Job, Outcome, decode_for_process
+from services.reward.job import Job, Outcome, decode_for_process
 from services.reward.score_file import MAX_ATTEMPTS, Order, Standing, score_file, settings_of
 
 LIMIT_S = 20.0

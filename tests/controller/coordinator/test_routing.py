@@ -8,23 +8,13 @@ from typing import Any
 import pytest
 from desk import Desk, leased
 from made_workers import made_worker
+from routing_view import BIG, view
 
 from controller.coordinator.effects import Effect, SendLeases
 from controller.coordinator.eval_job import EvalJob
 from controller.coordinator.events import RunStarted, WorkerSpeed
 from controller.coordinator.groups import GroupTable
-from controller.coordinator.routing import Router
-from controller.coordinator.run_state import RunState
-from controller.coordinator.settings import CoordinatorSettings
 from controller.coordinator.worker import Worker
-
-BIG: dict[str, Any] = {
-    "groups_per_step": 64,
-    "group_size": 4,
-    "num_steps": 4,
-    "max_staleness": 0,
-    "max_new_tokens": 100,
-}
 
 
 def measure(desk: Desk, **speeds: float) -> None:
@@ -92,17 +82,6 @@ def test_fast_worker_gets_more_where_work_is_scarce() -> None:
     for worker in ("slow", "fast"):
         desk.load(worker, 0)
     assert held(desk) == {"slow": 8, "fast": 56}, "64 samples, dealt by speed"
-
-
-def view(*workers: Worker, **changes: Any) -> Router:
-    """A router over workers as given, all of them at version 0."""
-    state = RunState(CoordinatorSettings(**{**BIG, **changes}))
-    state.trainer.version = 0
-    for worker in workers:
-        worker.is_present, worker.capacity, worker.num_slots = True, 16, 8
-        worker.weights.version = max(0, worker.weights.version)
-        state.workers[worker.name] = worker
-    return Router(state)
 
 
 def test_new_group_goes_where_the_least_work_is_expected() -> None:

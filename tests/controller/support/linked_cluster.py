@@ -393,8 +393,7 @@ class LinkedCluster(VirtualCluster):
         """Acknowledgements travel as well."""
         for _ in range(3):
             for worker in self.workers.values():  # `resend` picks one of them at random
-                for lease_id, (event, versions) in worker.unacked.items():
-                    self.post(worker.name, event, {lease_id: versions})
+                self._resend(worker)
             self.deliver_all()
             for worker in self.workers.values():
                 self._receive_all(worker.name)

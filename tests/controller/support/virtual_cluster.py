@@ -628,8 +628,11 @@ class VirtualCluster:
 
     def resend(self) -> None:
         if (worker := self._alive()) is not None:
-            for lease_id, (event, versions) in list(worker.unacked.items()):
-                self.post(worker.name, event, {lease_id: versions})
+            self._resend(worker)
+
+    def _resend(self, worker: VirtualWorker) -> None:
+        for lease_id, (event, versions) in list(worker.unacked.items()):
+            self.post(worker.name, event, {lease_id: versions})
 
     def kill_worker(self) -> None:
         """kill -9: what it had sent may still arrive, its finished but unsent work is gone."""
