@@ -1,13 +1,14 @@
 """What one sample is: tokens with the log-prob and the policy version each was sampled under.
 
-Owns: `Segment` (sampled tokens only), `Trajectory` (prompt and answer, ready for training), their checks at birth.
-Refuses: anything about groups, rewards policy or transport.
+Owns: `Segment` (sampled tokens only), `Trajectory` (prompt and answer, ready for training), their checks at birth, and
+the check that trajectories of one sample share no answer. Refuses: anything about groups, rewards policy or transport.
 
 Shape legend: T tokens of prompt plus answer, R tokens of the answer alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -148,13 +149,26 @@ def _check_experts(experts: np.ndarray, length: int) -> None:
         raise ValueError(f"routed_experts has {len(experts)} positions where {length - 1} were expected")
 
 
+def _check_ends(name: str, ends: np.ndarray, num_sampled: int) -> None:
+    _check_array(name, ends, np.int32, len(ends))
+    if not len(ends) or int(ends[0]) <= 0 or bool((np.diff(ends) <= 0).any()) or int(ends[-1]) != num_sampled:
+        raise ValueError(f"{name} must rise from above 0 to the {num_sampled} sampled tokens")
+
+
+def _check_answers(ends: np.ndarray | None, ids: np.ndarray | None, num_sampled: int) -> None:
+    if ends is None or ids is None:
+        raise ValueError("answer_ends_A and answer_ids_A go together")
+    _check_ends("answer_ends_A", ends, num_sampled)
+    _check_array("answer_ids_A", ids, np.int32, len(ends))
+    if int(ids.min()) < 0:
+        raise ValueError("answer_ids_A must not be negative")
+
+
 def _check_turns(ends: np.ndarray | None, rewards: np.ndarray | None, num_sampled: int) -> None:
     if ends is None or rewards is None:
         raise ValueError("turn_ends_K and turn_rewards_K go together")
-    _check_array("turn_ends_K", ends, np.int32, len(ends))
+    _check_ends("turn_ends_K", ends, num_sampled)
     _check_array("turn_rewards_K", rewards, np.float32, len(ends))
-    if not len(ends) or int(ends[0]) <= 0 or bool((np.diff(ends) <= 0).any()) or int(ends[-1]) != num_sampled:
-        raise ValueError(f"turn_ends_K must rise from above 0 to the {num_sampled} sampled tokens")
     if not bool(np.isfinite(rewards).all()):
         raise ValueError("turn_rewards_K must be finite")
 
@@ -166,6 +180,8 @@ class Trajectory(msgspec.Struct, frozen=True):
     versions_T int32, -1 where the mask is False, never decreasing where it is True (`stamped-versions`).
     turn_ends_K int32, turn_rewards_K float32: of an episode whose turns have rewards of their own, how many sampled
     tokens there are up to the end of each turn, rising to all of them, and the reward of each; None otherwise.
+    answer_ends_A, answer_ids_A int32: how many sampled tokens there are up to the end of each answer, and the answer's
+    number in its sample (`Answer.number`). Required where a sample has several trajectories (`check_apart`).
     routed_experts: of a mixture of experts, where the engine reports them: uint8 or uint16 [T - 1, layers, experts per
     token], the experts each position but the last was sent to. They travel to the trainer's batch and are stored in the
     ledger; the trainer does not use them yet.
@@ -179,6 +195,8 @@ class Trajectory(msgspec.Struct, frozen=True):
     routed_experts: np.ndarray | None = None
     turn_ends_K: np.ndarray | None = None
     turn_rewards_K: np.ndarray | None = None
+    answer_ends_A: np.ndarray | None = None
+    answer_ids_A: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         length = len(self.tokens_T)
@@ -202,6 +220,8 @@ class Trajectory(msgspec.Struct, frozen=True):
             raise ValueError("logprobs_T must be finite")
         if self.turn_ends_K is not None or self.turn_rewards_K is not None:
             _check_turns(self.turn_ends_K, self.turn_rewards_K, len(sampled))
+        if self.answer_ends_A is not None or self.answer_ids_A is not None:
+            _check_answers(self.answer_ends_A, self.answer_ids_A, len(sampled))
 
     def __len__(self) -> int:
         return len(self.tokens_T)
@@ -257,3 +277,37 @@ class Trajectory(msgspec.Struct, frozen=True):
             finish_reason=finish_reason,
             routed_experts=None if routed_experts is None else as_experts(routed_experts),
         )
+
+
+def check_apart(trajectories: Sequence[Trajectory]) -> None:
+    """Check that the trajectories of one sample train each sampled token once, by the numbers of their answers.
+
+    Args:
+        trajectories: all of the sample. Tokens that another one trains are in a trajectory as given ones.
+
+    Raises:
+        ValueError: an answer is trained on twice, or it is not known which answers one of several trajectories has.
+
+    Example:
+        >>> one = Segment(np.array([7], np.int32), np.array([-0.5], np.float32), np.array([3], np.int32))
+        >>> check_apart([Trajectory.from_prompt(np.array([1], np.int32), one, "stop")])
+    """
+    if len(trajectories) > 1 and any(one.answer_ids_A is None for one in trajectories):
+        raise ValueError(
+            "one of several trajectories does not say which answers it has; build each by a Transcript, and add "
+            "answers as tools.generate returned them"
+        )
+    if twice := repeated_answers(trajectories):
+        raise ValueError(
+            f"answer {twice[0]} of the sample is trained on twice; go on from it in `transcript.forked()`, or add it "
+            "to one transcript by `sampled` and to others by `given`"
+        )
+
+
+def repeated_answers(trajectories: Sequence[Trajectory]) -> list[int]:
+    """Find numbers of answers that the trajectories of one sample have more than once, sorted."""
+    known = [one.answer_ids_A for one in trajectories if one.answer_ids_A is not None]
+    if not known:
+        return []
+    ids, counts = np.unique(np.concatenate(known), return_counts=True)
+    return [int(one) for one in ids[counts > 1]]

@@ -172,6 +172,7 @@ class SamplePool:
                 group_id=task.group_id,
                 sample_index=task.sample_index,
                 trajectory=sample.trajectory,
+                others=sample.others,
                 verdict=sample.verdict,
                 response_text=printable(sample.response_text),
                 timings=dict(run.timings),
@@ -199,6 +200,8 @@ def _checked(sample: object) -> Sample:
         raise TypeError(f"a workflow must return a Sample, not {type(sample).__name__}")
     if not isinstance(sample.trajectory, Trajectory) or not isinstance(sample.verdict, Verdict):
         raise TypeError("a Sample needs a Trajectory and a Verdict")
+    if not isinstance(sample.others, tuple) or not all(isinstance(one, Trajectory) for one in sample.others):
+        raise TypeError("the `others` of a Sample must be a tuple of trajectories")
     try:
         msgspec.convert(msgspec.to_builtins(sample.verdict), Verdict)
     except (msgspec.ValidationError, TypeError) as error:

@@ -169,7 +169,7 @@ class SampleRun:
             self.new_tokens = Segment.empty()
         sampling = self._sampling(max_new_tokens, stop_token_ids, temperature)
         if self._last_version >= 0 and len(prompt_P) >= self._bench.engine.capabilities.max_context:
-            return self._ended(Segment.empty(), "context", sampling)
+            return self._ended(Segment.empty(), "context", sampling, turn)
         self.prompt_P, experts = prompt_P, None
         while True:
             answer = prefix.joined(self.new_tokens)
@@ -189,7 +189,7 @@ class SampleRun:
             if ended_by is None or (outcome.end_reason == "stop") != (ended_by in STOPS):  # the engine's word counts
                 ended_by = "stop_token" if outcome.end_reason == "stop" else "length"
             break
-        return self._ended(answer, ended_by, sampling, experts)
+        return self._ended(answer, ended_by, sampling, turn, experts)
 
     @property
     def resumed(self) -> Resumed | None:
@@ -304,13 +304,14 @@ class SampleRun:
         return "context" if num_prompt + len(answer) >= self._bench.engine.capabilities.max_context else None
 
     def _ended(
-        self, answer: Segment, ended_by: EndedBy, sampling: Sampling, experts: np.ndarray | None = None
+        self, answer: Segment, ended_by: EndedBy, sampling: Sampling, turn: int, experts: np.ndarray | None = None
     ) -> Answer:
         is_stopped = ended_by in STOPS
         self.answer = Answer(
             segment=answer,
             finish_reason="stop" if is_stopped else "length",
             ended_by=ended_by,
+            number=turn,
             stop_token=int(answer.tokens_R[-1]) if is_stopped and len(answer) else None,
             is_trainable=sampling.temperature == self.task.sampling.temperature,
             routed_experts=experts,

@@ -30,6 +30,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """One complete answer: all its tokens, those of earlier leases included, and why it ended.
 
     segment: the sampled tokens, with the stop token where one ended it. Empty where the context was full already.
+    number: of the calls of `tools.generate` in its sample, from 0; -1 where it is not known. It tells the answers of
+    several trajectories apart.
     ended_by: what ended it. stop_token: the id that did, for `end_of_sequence` and `stop_token`; None otherwise.
     is_trainable: False where it was sampled at another temperature than the run's, so that its log-probs are not those
     that the trainer computes; `Transcript.sampled` refuses it.
@@ -41,6 +43,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     segment: Segment
     finish_reason: FinishReason
     ended_by: EndedBy = "length"
+    number: int = -1
     stop_token: int | None = None
     is_trainable: bool = True
     routed_experts: np.ndarray | None = None
@@ -70,6 +73,8 @@ class Transcript:
         """
         self._encode = encode
         self._parts: list[np.ndarray | Segment] = []
+        self._numbers: list[int] = []
+        """Of the sampled parts, as `Answer.number`."""
         self._last: Answer | None = None
         """The answer the transcript ends in; None where it ends in given tokens."""
         self.num_sampled = 0
@@ -111,8 +116,9 @@ class Transcript:
                 f"sampled by version {segment.first_version} after tokens of version {self.last_version} "
                 "(`stamped-versions`)"
             )
-        self._parts.append(segment)
         self._last = answer if isinstance(answer, Answer) else Answer(segment=segment, finish_reason="stop")
+        self._parts.append(segment)
+        self._numbers.append(self._last.number)
         self.num_sampled += len(segment)
         self.num_turns += 1
         self.last_version = segment.last_version
@@ -141,8 +147,27 @@ class Transcript:
     def copied(self) -> Transcript:
         """The same turns in a transcript of its own."""
         made = Transcript(np.zeros(0, np.int32), encode=self._encode)
-        made._parts, made._last = list(self._parts), self._last
+        made._parts, made._numbers, made._last = list(self._parts), list(self._numbers), self._last
         made.num_sampled, made.num_turns, made.last_version = self.num_sampled, self.num_turns, self.last_version
+        return made
+
+    def forked(self) -> Transcript:
+        """The conversation so far, to be continued in another way: what was sampled is seen there and trained on here.
+
+        Each closed transcript is one trajectory of the sample (`Sample.others`). A fork in which nothing was sampled
+        has nothing to train on: do not close it.
+
+        Example:
+            >>> transcript = Transcript(np.array([5, 6], np.int32))
+            >>> segment = Segment(np.array([7], np.int32), np.array([-0.5], np.float32), np.array([3], np.int32))
+            >>> transcript.sampled(Answer(segment=segment, finish_reason="stop", number=0))
+            >>> fork = transcript.forked()
+            >>> fork.sampled(Answer(segment=segment, finish_reason="stop", number=1))
+            >>> fork.close().tokens_T.tolist(), fork.close().loss_mask_T.tolist()
+            ([5, 6, 7, 7], [False, False, False, True])
+        """
+        made = Transcript(self.tokens_T, encode=self._encode)
+        made.last_version = self.last_version
         return made
 
     def checkpoint(self, num_turns: int, state: bytes) -> TurnCheckpoint:
@@ -175,6 +200,7 @@ class Transcript:
             made.given(tokens[places == place])
             done = place
         made.sampled(sampled.tail(done))
+        made._numbers = list(range(len(made._numbers)))  # at most one for each turn before, so later answers differ
         made.num_turns = checkpoint.num_turns
         return made
 
@@ -210,11 +236,19 @@ class Transcript:
             finish_reason=reason,
             routed_experts=None if experts is None else as_experts(experts),
             **_turns(turn_rewards, self.num_sampled),
+            **self._answers(),
         )
 
     def segments(self) -> Iterator[Segment]:
         """The sampled parts, in order."""
         return (part for part in self._parts if isinstance(part, Segment))
+
+    def _answers(self) -> dict[str, np.ndarray]:
+        """Fields of the trajectory; none where a number is not known."""
+        if not self._numbers or min(self._numbers) < 0:
+            return {}
+        ends = np.cumsum([len(segment) for segment in self.segments()], dtype=np.int32)
+        return {"answer_ends_A": ends, "answer_ids_A": np.array(self._numbers, np.int32)}
 
     def _column(self, dtype: type, fill: float, of_sampled: Callable[[Segment], np.ndarray]) -> np.ndarray:
         parts = [

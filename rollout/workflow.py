@@ -14,7 +14,7 @@ import numpy as np
 
 from areal_like.errors import UserError
 from areal_like.import_path import check_arguments, import_object, is_import_path
-from areal_like.trajectory import Trajectory
+from areal_like.trajectory import Trajectory, check_apart
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import SampleTask
 from rollout.config import BUILT_IN_WORKFLOWS
@@ -26,11 +26,22 @@ OPTIONS_KEY = "rollout.workflow_options"
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished sample: what is trained on, its verdict, and the text people read in reports."""
+    """One finished sample: what is trained on, its verdict, and the text people read in reports.
+
+    trajectory: of an episode of several trajectories the main one; reports take its finish reason for the sample's.
+    others: further trajectories of the same sample (forks, what followed a compaction of the context, sub-agents).
+    The one verdict counts for all, and together they weigh as one sample. Raises ValueError where an answer is trained
+    on in two of them.
+    """
 
     trajectory: Trajectory
+    others: tuple[Trajectory, ...] = ()
     verdict: Verdict
     response_text: str
+
+    def __post_init__(self) -> None:
+        if self.others:
+            check_apart((self.trajectory, *self.others))
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):

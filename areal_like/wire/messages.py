@@ -22,11 +22,11 @@ from typing import Any, Literal
 import msgspec
 
 from areal_like.environment import Step
-from areal_like.trajectory import Segment, Trajectory
+from areal_like.trajectory import Segment, Trajectory, check_apart
 from areal_like.turn_checkpoint import TurnCheckpoint
 from areal_like.verdict import Verdict
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Number of the wire protocol; peers of another number are refused."""
 
 SHARED_RUN = "shared"
@@ -172,16 +172,28 @@ class Progress(Message, frozen=True, kw_only=True):
 
 
 class SampleFinished(Message, frozen=True, kw_only=True):
-    """A finished and scored sample. Resent until SampleAck; the receiver drops duplicates."""
+    """A finished and scored sample. Resent until SampleAck; the receiver drops duplicates.
+
+    others: its trajectories besides `trajectory`, checked at birth to share no sampled token with it or each other.
+    """
 
     lease_id: int
     group_id: int
     sample_index: int
     trajectory: Trajectory
+    others: tuple[Trajectory, ...] = ()
     verdict: Verdict
     response_text: str = ""
     timings: dict[str, float] = {}
     """Seconds: queue_s, generate_s, paused_s, score_s."""
+
+    def __post_init__(self) -> None:
+        check_apart(self.trajectories)
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """All of the sample."""
+        return (self.trajectory, *self.others)
 
 
 class SampleReturned(Message, frozen=True, kw_only=True):
@@ -295,12 +307,18 @@ class VersionFailed(Message, frozen=True, kw_only=True):
 
 
 class BatchSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample of a training batch. `reward` is the raw scored value."""
+    """One sample of a training batch. `reward` is the raw scored value; `others` as in SampleFinished."""
 
     group_id: int
     sample_index: int
     trajectory: Trajectory
+    others: tuple[Trajectory, ...] = ()
     reward: float
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """All of the sample."""
+        return (self.trajectory, *self.others)
 
 
 class BatchRequest(Message, frozen=True, kw_only=True):
