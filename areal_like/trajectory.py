@@ -232,6 +232,13 @@ class Trajectory(msgspec.Struct, frozen=True):
         return int(self.loss_mask_T.sum())
 
     @property
+    def num_turns(self) -> int:
+        """Number of answers that are trained on; where they are not known, of runs of sampled tokens."""
+        if self.answer_ids_A is not None:
+            return len(self.answer_ids_A)
+        return int(np.count_nonzero(np.diff(self.loss_mask_T.view(np.int8), prepend=0) > 0))
+
+    @property
     def first_version(self) -> int:
         """Version that sampled the first token of the answer."""
         return int(self.versions_T[self.loss_mask_T][0])

@@ -29,9 +29,11 @@ class SampleOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Of an evaluation: the row."""
     sample_index: int
     num_tokens: int
-    """Sampled tokens."""
+    """Sampled tokens, of all its trajectories."""
     first_version: int
+    """Of the oldest token of any trajectory: what staleness counts from."""
     last_version: int
+    """Of the newest token of any trajectory."""
     verdict_kind: VerdictKind
     value: float | None = None
     """Raw reward where verdict_kind is "scored"; a policy may replace it (StoreFinished.value)."""
@@ -46,15 +48,15 @@ class SampleOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
         An evaluation counts the component `correct` where the scorer names one: accuracy, not reward.
         """
-        verdict, trajectory = message.verdict, message.trajectory
+        verdict, trajectories = message.verdict, message.trajectories
         value = verdict.components.get("correct", verdict.value) if is_eval and verdict.is_scored else verdict.value
         return cls(
             lease_id=message.lease_id,
             group_id=message.group_id,
             sample_index=message.sample_index,
-            num_tokens=trajectory.num_sampled,
-            first_version=trajectory.first_version,
-            last_version=trajectory.last_version,
+            num_tokens=sum(one.num_sampled for one in trajectories),
+            first_version=min(one.first_version for one in trajectories),
+            last_version=max(one.last_version for one in trajectories),
             verdict_kind=verdict.kind,
             value=value,
             failed_in=verdict.failed_in,

@@ -18,10 +18,10 @@ import numpy as np
 
 from areal_like.errors import LedgerError, UserError
 from areal_like.staleness import OVER_AGE, OnStale
-from areal_like.trajectory import NO_VERSION
+from areal_like.trajectory import NO_VERSION, repeated_answers
 from controller.ledger.ledger import LEDGER_FILE, REMEDY, SEGMENT_FOLDER
 from controller.ledger.schema import decode_groups
-from controller.ledger.segment_store import Location, SegmentStore, unpack_segment, unpack_trajectory
+from controller.ledger.segment_store import Location, SegmentStore, unpack_sample, unpack_segment
 
 MAX_FINDINGS = 100
 
@@ -83,6 +83,7 @@ class _Sample(NamedTuple):
     last_version: int
     num_tokens: int
     is_kept: bool
+    facts: bytes
     file: int | None
     offset: int
     size: int
@@ -130,7 +131,7 @@ class _Audit:
         columns = "group_id, version, started, seq, fate, reason, step, end_seq"
         self._groups = {row[0]: _Group(*row[1:]) for row in db.execute(f"SELECT {columns} FROM groups")}
         self._samples: dict[int, dict[int, _Sample]] = {}
-        columns = "group_id, sample_index, first_version, last_version, num_tokens, is_kept, file, offset, size"
+        columns = "group_id, sample_index, first_version, last_version, num_tokens, is_kept, facts, file, offset, size"
         for row in db.execute(f"SELECT {columns} FROM samples"):
             self._samples.setdefault(row[0], {})[row[1]] = _Sample(*row[2:])
 
@@ -220,11 +221,20 @@ class _Audit:
     def _recount_tokens(self, group_id: int, index: int, sample: _Sample) -> None:
         assert sample.file is not None
         payload = self._segments.read(Location(sample.file, sample.offset, sample.size))
-        trajectory, _ = unpack_trajectory(payload)
-        versions = trajectory.versions_T[trajectory.loss_mask_T]
+        trajectories, _ = unpack_sample(payload)
+        sampled = [trajectory.versions_T[trajectory.loss_mask_T] for trajectory in trajectories]
+        versions = np.concatenate(sampled)
         self._num_payloads += 1
-        if bool((np.diff(versions) < 0).any()):
+        if any(bool((np.diff(one) < 0).any()) for one in sampled):
             self._find("stamped-versions", f"versions of group {group_id} sample {index} decrease")
+        for answer in repeated_answers(trajectories):
+            self._find("exactly-once", f"group {group_id} sample {index} has the tokens of answer {answer} twice")
+        recorded = msgspec.json.decode(sample.facts).get("trajectories", 1)
+        if len(trajectories) != recorded:
+            self._find(
+                "exactly-once",
+                f"group {group_id} sample {index} has {len(trajectories)} trajectories, {recorded} recorded",
+            )
         if (int(versions.min()), int(versions.max())) != (sample.first_version, sample.last_version):
             self._find("stamped-versions", f"versions of group {group_id} sample {index} differ from what was recorded")
         if len(versions) != sample.num_tokens:

@@ -43,8 +43,8 @@ from controller.ledger.segment_store import (
     Location,
     SegmentStore,
     unpack_checkpoint,
+    unpack_sample,
     unpack_segment,
-    unpack_trajectory,
 )
 from controller.ledger.trajectory_cache import TrajectoryCache
 from controller.ledger.transaction import Burst, LedgerEntry
@@ -144,8 +144,7 @@ class Ledger:
         for entry in entries:
             match entry.effect:
                 case StoreFinished(purpose="train", outcome=outcome):
-                    assert entry.trajectory is not None
-                    self._cache.add(outcome.group_id, outcome.sample_index, entry.trajectory)
+                    self._cache.add(outcome.group_id, outcome.sample_index, entry.trajectories)
                 case DropGroup(group_id=group_id) | FilterGroup(group_id=group_id):
                     self._cache.forget(group_id)
 
@@ -296,7 +295,7 @@ class Ledger:
         except ValueError as error:
             raise LedgerError(f"{self._path}: turns of group {group_id} are damaged ({error}); {REMEDY}") from error
 
-    def trajectory(self, group_id: int, sample_index: int) -> Trajectory:
+    def trajectories(self, group_id: int, sample_index: int) -> tuple[Trajectory, ...]:
         """Read the tokens, log-probs and versions of a finished sample.
 
         Args:
@@ -304,7 +303,7 @@ class Ledger:
             sample_index: the sample's place in its group, from 0.
 
         Returns:
-            The trajectory as the worker reported it.
+            The trajectories as the worker reported them, the main one first.
 
         Raises:
             LedgerError: it was purged or is damaged.
@@ -320,7 +319,7 @@ class Ledger:
             )
             raise LedgerError(f"{self._path}: sample {sample_index} of group {group_id} {fate}; {REMEDY}")
         try:
-            return unpack_trajectory(self._segments.read(Location(*row)))[0]
+            return unpack_sample(self._segments.read(Location(*row)))[0]
         except ValueError as error:
             raise LedgerError(f"{self._path}: sample of group {group_id} is damaged ({error}); {REMEDY}") from error
 
@@ -342,11 +341,13 @@ class Ledger:
                 self._db.execute("SELECT sample_index, value FROM samples WHERE group_id = ?", (group.group_id,))
             )
             for index in sorted(group.sample_indices):
+                trajectory, *others = self.trajectories(group.group_id, index)
                 samples.append(
                     BatchSample(
                         group_id=group.group_id,
                         sample_index=index,
-                        trajectory=self.trajectory(group.group_id, index),
+                        trajectory=trajectory,
+                        others=tuple(others),
                         reward=rewards[index],
                     )
                 )

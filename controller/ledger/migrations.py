@@ -15,8 +15,9 @@ from pathlib import Path
 from areal_like.errors import UserError
 from controller.ledger.schema import SCHEMA
 
-SCHEMA_VERSION = 2
-"""Raised by one, with an entry in `MIGRATIONS`, whenever `SCHEMA` changes."""
+SCHEMA_VERSION = 3
+"""Raised by one, with an entry in `MIGRATIONS`, whenever `SCHEMA` changes, or records that an older version would
+misread."""
 OLDEST_READABLE = 1
 """Readers use only tables and columns that exist since this schema; raise it where a query needs a newer one."""
 
@@ -30,6 +31,9 @@ MIGRATIONS: Mapping[int, tuple[str, ...]] = {
   PRIMARY KEY (group_id, sample_index)) WITHOUT ROWID""",
         "CREATE TABLE IF NOT EXISTS incidents (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, text TEXT NOT NULL)",
     ),
+    # Since schema 3 a sample's record may hold several trajectories, of which an older version would train the first
+    # alone. The tables are the same, and records of older runs are samples of one trajectory.
+    2: (),
 }
 """Statements that turn schema N into N + 1. History: never edited once released, unlike `SCHEMA`."""
 

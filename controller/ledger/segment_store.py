@@ -14,6 +14,7 @@ import os
 import re
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
@@ -57,6 +58,10 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     state: bytes = b""
     turns: tuple[bytes, bytes] = (b"", b"")
     """Of a trajectory whose turns have rewards: their ends and rewards."""
+    answers: tuple[bytes, bytes] = (b"", b"")
+    """Of a trajectory whose answers are known: their ends and numbers."""
+    others: tuple[bytes, ...] = ()
+    """Of a sample of several trajectories: the others, each packed."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -91,23 +96,31 @@ def unpack_segment(payload: bytes) -> Segment:
     )
 
 
-def pack_trajectory(trajectory: Trajectory, response_text: str) -> bytes:
-    """Bytes of a finished sample."""
-    turns = (b"", b"")
-    if trajectory.turn_ends_K is not None and trajectory.turn_rewards_K is not None:
-        turns = (trajectory.turn_ends_K.tobytes(), trajectory.turn_rewards_K.tobytes())
-    return _ENCODER.encode(
-        _Packed(
-            trajectory.tokens_T.tobytes(),
-            trajectory.logprobs_T.tobytes(),
-            trajectory.versions_T.tobytes(),
-            trajectory.loss_mask_T.tobytes(),
-            trajectory.finish_reason,
-            response_text,
-            *_packed_experts(trajectory.routed_experts),
-            turns=turns,
-        )
+def pack_sample(trajectories: Sequence[Trajectory], response_text: str) -> bytes:
+    """Bytes of a finished sample: its trajectories, the main one first, and what reports show of it."""
+    main, *others = trajectories
+    packed = _packed(main, response_text)
+    if others:
+        packed = msgspec.structs.replace(packed, others=tuple(_ENCODER.encode(_packed(one, "")) for one in others))
+    return _ENCODER.encode(packed)
+
+
+def _packed(trajectory: Trajectory, response_text: str) -> _Packed:
+    return _Packed(
+        trajectory.tokens_T.tobytes(),
+        trajectory.logprobs_T.tobytes(),
+        trajectory.versions_T.tobytes(),
+        trajectory.loss_mask_T.tobytes(),
+        trajectory.finish_reason,
+        response_text,
+        *_packed_experts(trajectory.routed_experts),
+        turns=_pair(trajectory.turn_ends_K, trajectory.turn_rewards_K),
+        answers=_pair(trajectory.answer_ends_A, trajectory.answer_ids_A),
     )
+
+
+def _pair(ends: np.ndarray | None, values: np.ndarray | None) -> tuple[bytes, bytes]:
+    return (b"", b"") if ends is None or values is None else (ends.tobytes(), values.tobytes())
 
 
 def _packed_experts(experts: np.ndarray | None) -> tuple[bytes, str, tuple[int, int, int]]:
@@ -126,23 +139,30 @@ def _unpacked_experts(packed: _Packed) -> np.ndarray | None:
     return np.frombuffer(packed.experts, kind).reshape(packed.experts_shape)
 
 
-def unpack_trajectory(payload: bytes) -> tuple[Trajectory, str]:
-    """Trajectory and response text. Raises ValueError where the bytes are not a trajectory."""
+def unpack_sample(payload: bytes) -> tuple[tuple[Trajectory, ...], str]:
+    """Trajectories, the main one first, and response text. Raises ValueError where the bytes are not a sample."""
     packed = _DECODER.decode(payload)
+    others = (_unpacked(_DECODER.decode(other)) for other in packed.others)
+    return (_unpacked(packed), *others), packed.response_text
+
+
+def _unpacked(packed: _Packed) -> Trajectory:
     if packed.finish_reason not in get_args(FinishReason):
         raise ValueError(f"a trajectory that ended by {packed.finish_reason!r}")
-    ends, rewards = packed.turns
-    trajectory = Trajectory(
+    turn_ends, rewards = packed.turns
+    answer_ends, ids = packed.answers
+    return Trajectory(
         tokens_T=np.frombuffer(packed.tokens, np.int32),
         loss_mask_T=np.frombuffer(packed.mask, np.bool_),
         logprobs_T=np.frombuffer(packed.logprobs, np.float32),
         versions_T=np.frombuffer(packed.versions, np.int32),
         finish_reason=cast(FinishReason, packed.finish_reason),
         routed_experts=_unpacked_experts(packed),
-        turn_ends_K=np.frombuffer(ends, np.int32) if ends else None,
+        turn_ends_K=np.frombuffer(turn_ends, np.int32) if turn_ends else None,
         turn_rewards_K=np.frombuffer(rewards, np.float32) if rewards else None,
+        answer_ends_A=np.frombuffer(answer_ends, np.int32) if answer_ends else None,
+        answer_ids_A=np.frombuffer(ids, np.int32) if ids else None,
     )
-    return trajectory, packed.response_text
 
 
 class SegmentStore:

@@ -16,27 +16,31 @@ class TrajectoryCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._num_bytes = max_bytes, 0
-        self._groups: dict[int, dict[int, Trajectory]] = {}
+        self._groups: dict[int, dict[int, tuple[Trajectory, ...]]] = {}
 
-    def get(self, group_id: int, sample_index: int) -> Trajectory | None:
-        """The sample's trajectory; None where it is not held."""
+    def get(self, group_id: int, sample_index: int) -> tuple[Trajectory, ...] | None:
+        """The sample's trajectories; None where they are not held."""
         return self._groups.get(group_id, {}).get(sample_index)
 
-    def add(self, group_id: int, sample_index: int, trajectory: Trajectory) -> None:
-        """Hold it; the earliest groups leave until all fits."""
-        self._groups.setdefault(group_id, {})[sample_index] = trajectory
-        self._num_bytes += _size(trajectory)
+    def add(self, group_id: int, sample_index: int, trajectories: tuple[Trajectory, ...]) -> None:
+        """Hold them; the earliest groups leave until all fits."""
+        self._groups.setdefault(group_id, {})[sample_index] = trajectories
+        self._num_bytes += sum(map(_size, trajectories))
         while self._num_bytes > self._max_bytes and self._groups:
             self.forget(next(iter(self._groups)))
 
     def forget(self, group_id: int) -> None:
         """Drop a group's trajectories."""
-        self._num_bytes -= sum(map(_size, self._groups.pop(group_id, {}).values()))
+        samples = self._groups.pop(group_id, {}).values()
+        self._num_bytes -= sum(_size(one) for trajectories in samples for one in trajectories)
 
 
 def _size(trajectory: Trajectory) -> int:
     arrays: Iterable[Any] = (
         trajectory.tokens_T, trajectory.loss_mask_T, trajectory.logprobs_T, trajectory.versions_T,
     )  # fmt: skip
-    others = (trajectory.routed_experts, trajectory.turn_ends_K, trajectory.turn_rewards_K)
+    others = (
+        trajectory.routed_experts, trajectory.turn_ends_K, trajectory.turn_rewards_K, trajectory.answer_ends_A,
+        trajectory.answer_ids_A,
+    )  # fmt: skip
     return sum(array.nbytes for array in (*arrays, *others) if array is not None)

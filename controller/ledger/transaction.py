@@ -27,20 +27,21 @@ from controller.coordinator.effects import (
     StorePartial,
 )
 from controller.ledger.schema import encode_groups
-from controller.ledger.segment_store import SegmentStore, pack_segment, pack_trajectory
+from controller.ledger.segment_store import SegmentStore, pack_sample, pack_segment
 
 
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One ledger effect with the payload it refers to.
 
     StorePartial needs `segment` (as reported: the ledger applies `skip`) and may have `checkpoint`; StoreFinished of
-    purpose "train" needs `trajectory`, and takes verdict, response_text, timings and worker for later browsing.
+    purpose "train" needs `trajectories`, the main one first, and takes verdict, response_text, timings and worker for
+    later browsing.
     """
 
     effect: Effect
     segment: Segment | None = None
     checkpoint: TurnCheckpoint | None = None
-    trajectory: Trajectory | None = None
+    trajectories: tuple[Trajectory, ...] = ()
     verdict: Verdict | None = None
     response_text: str = ""
     timings: dict[str, float] = {}
@@ -105,16 +106,18 @@ class Burst:
         self._put("partial", effect.group_id, effect.sample_index, effect.start, effect.num_tokens, first, last, *place)
 
     def _add_finished(self, effect: StoreFinished, entry: LedgerEntry) -> None:
-        assert entry.trajectory is not None, "StoreFinished needs its trajectory"
-        place = self._segments.append(pack_trajectory(entry.trajectory, entry.response_text))
+        assert entry.trajectories, "StoreFinished needs its trajectories"
+        place = self._segments.append(pack_sample(entry.trajectories, entry.response_text))
         verdict = entry.verdict
         facts: dict[str, Any] = {
             "components": verdict.components if verdict else {},
             "reason": verdict.reason if verdict else "",
             "timings": entry.timings,
-            "finish_reason": entry.trajectory.finish_reason,
+            "finish_reason": entry.trajectories[0].finish_reason,
             "scorer": verdict.scorer if verdict else "",
         }
+        if (num_turns := sum(one.num_turns for one in entry.trajectories)) > 1:
+            facts |= {"turns": num_turns, "trajectories": len(entry.trajectories)}
         if effect.policy:
             facts |= {
                 "failed_in": verdict.failed_in if verdict else "",

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from areal_like.errors import LedgerError, UserError
 from controller.ledger.ledger import SEGMENT_FOLDER
 from controller.ledger.migrations import SCHEMA_VERSION, is_readable, schema_version
-from controller.ledger.segment_store import Location, SegmentStore, unpack_trajectory
+from controller.ledger.segment_store import Location, SegmentStore, unpack_sample
 from controller.run_folder.run_folder import RunFolder
 from controller.runs.tokens import TokenText
 
@@ -287,8 +287,8 @@ def _sample(row: Sequence[Any], store: SegmentStore | None, text: TokenText) -> 
     pieces: list[tuple[int, str]] = []
     if place[0] is not None and store is not None:
         try:
-            trajectory, response = unpack_trajectory(store.read(Location(*place)))
-            prompt, answer, pieces = text.texts(trajectory, response)
+            trajectories, response = unpack_sample(store.read(Location(*place)))
+            prompt, answer, pieces = text.texts(trajectories[0], response)
             payload = "stored"
         except (LedgerError, ValueError):
             if not store.path(place[0]).exists():  # the run has purged it while we were reading

@@ -158,7 +158,7 @@ class EffectDispatcher:
             effect.step,
             staleness=list(batch.position.staleness),
             num_samples=len(batch.samples),
-            num_tokens=sum(sample.trajectory.num_sampled for sample in batch.samples),
+            num_tokens=sum(one.num_sampled for sample in batch.samples for one in sample.trajectories),
             is_replay=effect.is_replay,
         )
         self._tracer.instant("batch_sent", step=effect.step, groups=len(effect.groups))

@@ -142,7 +142,7 @@ def entry_of(effect: Effect, inbound: InboundEvent) -> LedgerEntry:
             assert finished is not None, "StoreFinished without its finished sample"
             return LedgerEntry(
                 effect=effect,
-                trajectory=finished.trajectory,
+                trajectories=finished.trajectories,
                 verdict=finished.verdict,
                 response_text=finished.response_text,
                 timings=finished.timings,

@@ -111,7 +111,7 @@ def consumed_samples(folder: Path) -> list[Sample]:
     """Every sample of every recorded batch, in order."""
     with contextlib.closing(Ledger(folder, must_exist=True, keep_bytes=None)) as ledger:
         return [
-            Sample(group.group_id, index, ledger.trajectory(group.group_id, index), {})
+            Sample(group.group_id, index, ledger.trajectories(group.group_id, index)[0], {})
             for batch in ledger.load().batches
             for group in batch.groups
             for index in group.sample_indices

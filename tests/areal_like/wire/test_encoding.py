@@ -99,6 +99,19 @@ def test_rewards_by_turn_travel_with_the_samples_that_have_them() -> None:
     assert all(np.array_equal(getattr(got, name), value) for name, value in turns.items())
 
 
+def test_all_trajectories_of_a_sample_travel_with_the_numbers_of_their_answers() -> None:
+    [plain] = batch([4]).samples
+    answers = [
+        {"answer_ends_A": np.array(ends, np.int32), "answer_ids_A": np.array(ids, np.int32)}
+        for ends, ids in (([1, 4], [0, 2]), ([4], [1]))
+    ]
+    main, other = (msgspec.structs.replace(plain.trajectory, **one) for one in answers)
+    sent = Batch(step=1, lineage="l0", samples=(msgspec.structs.replace(plain, trajectory=main, others=(other,)),))
+    received = decode([bytes(frame) for frame in encode(sent)], ACCEPT)
+    assert isinstance(received, Batch)
+    assert [one.answer_ids_A.tolist() for one in received.samples[0].trajectories] == [[0, 2], [1]]  # type: ignore[union-attr]
+
+
 def test_large_arrays_are_not_copied_on_either_side() -> None:
     sent = returned(LARGE_BYTES)
     frames = encode(sent)

@@ -58,8 +58,8 @@ def test_finishing_supersedes_partial_tokens_and_a_failed_burst_leaves_nothing(t
             ledger.apply([admit(1), finished(0, [0])])
         assert ledger.load().num_drawn == 1
         ledger.apply([admit(1), finished(1, [0])])
-        assert ledger.trajectory(1, 0).num_sampled == 1
-        assert ledger.trajectory(0, 0).num_sampled == 3
+        assert ledger.trajectories(1, 0)[0].num_sampled == 1
+        assert ledger.trajectories(0, 0)[0].num_sampled == 3
     assert audit(tmp_path).num_drawn == 2
 
 
@@ -160,9 +160,9 @@ def test_missing_or_cut_payload_files_are_found_at_opening_and_flipped_bits_at_r
         Ledger(tmp_path)
     file.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
     with Ledger(tmp_path) as ledger:
-        assert ledger.trajectory(0, 0).num_sampled == 30
+        assert ledger.trajectories(0, 0)[0].num_sampled == 30
         with pytest.raises(LedgerError, match="damaged"):
-            ledger.trajectory(2, 0)
+            ledger.trajectories(2, 0)
     with pytest.raises(LedgerError, match="damaged"):
         audit(tmp_path)
     file.unlink()
@@ -179,9 +179,9 @@ def test_retention_keeps_what_a_checkpoint_does_not_cover_and_frees_the_rest(tmp
         assert (report.num_files, report.num_samples) == (2, 2), "step 1 and the filtered group"
         assert report.freed_bytes > 0
         with pytest.raises(LedgerError, match="purged"):
-            ledger.trajectory(0, 0)
-        assert ledger.trajectory(1, 0).num_sampled == 30
-        assert ledger.trajectory(3, 0).num_sampled == 30
+            ledger.trajectories(0, 0)
+        assert ledger.trajectories(1, 0)[0].num_sampled == 30
+        assert ledger.trajectories(3, 0)[0].num_sampled == 30
         assert len(ledger.prefix(6, 0)) == 2
         assert ledger.purge(covered_step=1).num_files == 0
     assert audit(tmp_path).findings == ()
@@ -204,7 +204,7 @@ def test_payloads_leave_memory_once_their_group_is_given_for_training_or_ends(tm
         ledger.apply([lineage(), *(admit(group_id) for group_id in range(4))])
         stored = [finished(group_id, [0, 0]) for group_id in range(4)]
         ledger.apply(stored)
-        held = [weakref.ref(entry.trajectory.tokens_T) for entry in stored if entry.trajectory is not None]
+        held = [weakref.ref(one.tokens_T) for entry in stored for one in entry.trajectories]
         del stored
         ledger.apply([shipped(1, 0), LedgerEntry(effect=FilterGroup(group_id=1, value=1.0))])
         ledger.apply([LedgerEntry(effect=DropGroup(group_id=2, reason="stale"))])
@@ -219,7 +219,7 @@ def test_an_evaluation_row_never_takes_the_place_of_the_training_sample_of_the_s
         ledger.apply([lineage(), admit(0), finished(0, [0, 0])])
         row = finished(0, [7, 7, 7])
         ledger.apply([msgspec.structs.replace(row, effect=msgspec.structs.replace(row.effect, purpose="eval"))])
-        assert ledger.trajectory(0, 0).last_version == 0
+        assert ledger.trajectories(0, 0)[0].last_version == 0
 
 
 def test_a_ledger_of_a_newer_schema_is_refused(tmp_path: Path) -> None:

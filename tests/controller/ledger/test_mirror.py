@@ -56,7 +56,7 @@ def test_last_copy_leaves_nothing_on_the_machine(tmp_path):
     assert not (tmp_path / "run" / HOME_FILE).exists()
     again = home_of(tmp_path)
     with Ledger(again.open(), run_id="r1", must_exist=True) as ledger:
-        assert ledger.trajectory(0, 0).num_sampled == 1
+        assert ledger.trajectories(0, 0)[0].num_sampled == 1
 
 
 def test_crash_on_the_same_machine_loses_nothing(tmp_path):
@@ -67,7 +67,7 @@ def test_crash_on_the_same_machine_loses_nothing(tmp_path):
         ledger.apply([finished(0, [0, 0])])
     leave(home)
     with Ledger(home_of(tmp_path).open(), run_id="r1") as ledger:
-        assert ledger.trajectory(0, 0).num_sampled == 2
+        assert ledger.trajectories(0, 0)[0].num_sampled == 2
 
 
 def test_another_machine_goes_on_from_the_mirror_and_the_first_ones_copy_is_void(tmp_path):
@@ -79,14 +79,14 @@ def test_another_machine_goes_on_from_the_mirror_and_the_first_ones_copy_is_void
     leave(first)
     second = home_of(tmp_path, "b")
     with Ledger(second.open(), run_id="r1") as ledger:
-        assert ledger.trajectory(0, 0).num_sampled == 1
+        assert ledger.trajectories(0, 0)[0].num_sampled == 1
         ledger.apply([admit(1), finished(1, [0])])
         second.copy()
     leave(second)
     back = home_of(tmp_path, "a")
     with Ledger(back.open(), run_id="r1") as ledger:
         assert ledger.load().num_drawn == 2, "not the four that machine a believed in"
-        assert ledger.trajectory(1, 0).num_sampled == 1
+        assert ledger.trajectories(1, 0)[0].num_sampled == 1
 
 
 def test_two_controllers_of_one_run_folder_are_refused_wherever_they_write(tmp_path):

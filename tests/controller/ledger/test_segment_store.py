@@ -20,11 +20,11 @@ from controller.ledger import segment_store
 from controller.ledger.segment_store import (
     Location,
     SegmentStore,
+    pack_sample,
     pack_segment,
-    pack_trajectory,
     unpack_checkpoint,
+    unpack_sample,
     unpack_segment,
-    unpack_trajectory,
 )
 from controller.ledger.trajectory_cache import _size
 
@@ -40,7 +40,7 @@ def trajectory(experts: np.ndarray | None = None) -> Trajectory:
 def test_experts_are_stored_with_their_sample(num_experts: int) -> None:
     experts = np.random.default_rng(1).integers(0, num_experts, (5, 6, 4), np.int32)
     experts[0, 0, 0] = num_experts - 1
-    stored, text = unpack_trajectory(pack_trajectory(trajectory(experts), "answer"))
+    (stored,), text = unpack_sample(pack_sample((trajectory(experts),), "answer"))
     assert text == "answer"
     assert stored.routed_experts is not None
     assert np.array_equal(stored.routed_experts, experts)
@@ -48,29 +48,29 @@ def test_experts_are_stored_with_their_sample(num_experts: int) -> None:
 
 
 def test_a_sample_without_experts_has_none_after_it_was_stored() -> None:
-    assert unpack_trajectory(pack_trajectory(trajectory(), ""))[0].routed_experts is None
+    assert unpack_sample(pack_sample((trajectory(),), ""))[0][0].routed_experts is None
 
 
 def test_rewards_by_turn_are_stored_with_their_sample() -> None:
     turns = {"turn_ends_K": np.array([1, 3], np.int32), "turn_rewards_K": np.array([0.5, -1.0], np.float32)}
-    stored, _ = unpack_trajectory(pack_trajectory(msgspec.structs.replace(trajectory(), **turns), ""))
+    (stored,), _ = unpack_sample(pack_sample((msgspec.structs.replace(trajectory(), **turns),), ""))
     assert all(np.array_equal(getattr(stored, name), value) for name, value in turns.items())
-    assert unpack_trajectory(pack_trajectory(trajectory(), ""))[0].turn_ends_K is None
+    assert unpack_sample(pack_sample((trajectory(),), ""))[0][0].turn_ends_K is None
 
 
 def test_a_record_of_a_run_before_there_were_experts_is_read() -> None:
-    fields = msgspec.msgpack.decode(pack_trajectory(trajectory(), "answer"))
-    stored, text = unpack_trajectory(msgspec.msgpack.encode(fields[:6]))
+    fields = msgspec.msgpack.decode(pack_sample((trajectory(),), "answer"))
+    (stored,), text = unpack_sample(msgspec.msgpack.encode(fields[:6]))
     assert (text, stored.routed_experts) == ("answer", None)
     assert np.array_equal(stored.versions_T, trajectory().versions_T)
 
 
 @pytest.mark.parametrize(("place", "value"), [(7, "float64"), (8, (5, 6, 5)), (8, (4, 6, 5))])
 def test_experts_that_do_not_fit_their_record_are_refused(place: int, value: object) -> None:
-    fields = msgspec.msgpack.decode(pack_trajectory(trajectory(np.zeros((5, 6, 4), np.int32)), ""))
+    fields = msgspec.msgpack.decode(pack_sample((trajectory(np.zeros((5, 6, 4), np.int32)),), ""))
     fields[place] = value
     with pytest.raises(ValueError):
-        unpack_trajectory(msgspec.msgpack.encode(fields))
+        unpack_sample(msgspec.msgpack.encode(fields))
 
 
 def test_experts_count_in_the_memory_of_kept_samples() -> None:
@@ -95,13 +95,13 @@ def test_turns_are_stored_with_partial_tokens_and_older_records_have_none() -> N
 @pytest.mark.parametrize("reason", get_args(FinishReason))
 def test_why_a_sample_ended_is_kept(reason: FinishReason) -> None:
     made = msgspec.structs.replace(trajectory(), finish_reason=reason)
-    assert unpack_trajectory(pack_trajectory(made, ""))[0].finish_reason == reason
+    assert unpack_sample(pack_sample((made,), ""))[0][0].finish_reason == reason
 
 
 def test_a_record_that_ended_in_no_known_way_is_refused() -> None:
     made = msgspec.structs.replace(trajectory(), finish_reason="vanished")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="ended by 'vanished'"):
-        unpack_trajectory(pack_trajectory(made, ""))
+        unpack_sample(pack_sample((made,), ""))
 
 
 # ------------------------------------------------------------ files
@@ -289,4 +289,4 @@ def test_a_segment_comes_back_as_it_was_and_bytes_that_are_none_are_refused() ->
 @pytest.mark.parametrize("reason", ["stop", "length"])
 def test_a_sample_comes_back_with_how_it_ended(reason: FinishReason) -> None:
     made = Trajectory.from_prompt(PROMPT, segment_of([1]), reason)
-    assert unpack_trajectory(pack_trajectory(made, ""))[0].finish_reason == reason
+    assert unpack_sample(pack_sample((made,), ""))[0][0].finish_reason == reason

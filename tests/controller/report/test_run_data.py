@@ -284,7 +284,7 @@ def test_answers_without_a_score_are_counted_by_scorer_verdict_and_policy(tmp_pa
                     verdict_kind=kind,
                 ),
             ),
-            trajectory=Trajectory.from_prompt(np.arange(3, dtype=np.int32), segment, "stop"),
+            trajectories=(Trajectory.from_prompt(np.arange(3, dtype=np.int32), segment, "stop"),),
             verdict=Verdict(kind=kind, reason="x", failed_in=scorer, attempts=2),
             worker="rollout-0",
         )

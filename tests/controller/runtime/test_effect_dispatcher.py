@@ -101,7 +101,7 @@ class Bench:
         return lost
 
     def batch(self, effect: SendBatch, counts: str) -> Any:
-        sample = SimpleNamespace(trajectory=SimpleNamespace(num_sampled=5))
+        sample = SimpleNamespace(trajectories=[SimpleNamespace(num_sampled=2), SimpleNamespace(num_sampled=3)])
         self.done.append(("batch", effect.step, counts))
         return SimpleNamespace(position=SimpleNamespace(staleness=(0, 1)), samples=[sample, sample])
 

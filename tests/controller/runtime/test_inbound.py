@@ -114,7 +114,7 @@ def test_a_finished_sample_is_reported_with_its_reward_and_stored_with_all_of_it
     assert found.event == SampleReported(worker="rollout-3", outcome=outcome)
     stored = StoreFinished(purpose="train", outcome=outcome, value=0.5, is_kept=True)
     assert entry_of(stored, found) == LedgerEntry(
-        effect=stored, trajectory=message.trajectory, verdict=verdict, response_text="42", timings={"score_s": 1.0},
+        effect=stored, trajectories=message.trajectories, verdict=verdict, response_text="42", timings={"score_s": 1.0},
         worker="rollout-3",
     )  # fmt: skip
 

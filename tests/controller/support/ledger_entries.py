@@ -51,7 +51,7 @@ def finished(group_id: int, versions: list[int], value: float = 1.0) -> LedgerEn
     effect = StoreFinished(purpose="train", outcome=outcome, value=value, is_kept=True)
     return LedgerEntry(
         effect=effect,
-        trajectory=trajectory_of(versions),
+        trajectories=(trajectory_of(versions),),
         verdict=Verdict(kind="scored", value=value, components={"correct": value}),
         response_text="the answer",
         worker="rollout-0",

@@ -244,7 +244,9 @@ def _sample(group_id: int, index: int, version: int) -> LedgerEntry:
                 first_version=version, last_version=version, verdict_kind="scored", value=value,
             ),
         ),
-        trajectory=Trajectory.from_prompt(np.arange(3, dtype=np.int32), segment, "length" if index == 3 else "stop"),
+        trajectories=(
+            Trajectory.from_prompt(np.arange(3, dtype=np.int32), segment, "length" if index == 3 else "stop"),
+        ),
         verdict=Verdict(kind="scored", value=value, components={"correct": value}),
         timings={"generate_s": 0.3, "score_s": 0.1},
         worker="rollout-0",

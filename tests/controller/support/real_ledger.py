@@ -34,7 +34,9 @@ def entry_of(effect: Effect, versions: list[int] | None) -> LedgerEntry:
             kind = effect.outcome.verdict_kind
             is_scored = kind == "scored"
             verdict = Verdict(kind=kind, value=effect.value if is_scored else None)
-            return LedgerEntry(effect=effect, trajectory=trajectory_of(versions), verdict=verdict, worker="rollout-0")
+            return LedgerEntry(
+                effect=effect, trajectories=(trajectory_of(versions),), verdict=verdict, worker="rollout-0"
+            )
     return LedgerEntry(effect=effect)
 
 

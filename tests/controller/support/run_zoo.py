@@ -165,7 +165,7 @@ def sample_entry(
     )  # fmt: skip
     effect = StoreFinished(purpose="train", outcome=outcome, value=value, is_kept=value is not None)
     return LedgerEntry(
-        effect=effect, trajectory=Trajectory.from_prompt(prompt_ids, segment, finish), response_text=answer,
+        effect=effect, trajectories=(Trajectory.from_prompt(prompt_ids, segment, finish),), response_text=answer,
         verdict=found, worker="rollout-0", timings={"generate_s": 0.5},
     )  # fmt: skip
 
