@@ -56,9 +56,9 @@ def check_advantage(settings: AdvantageSettings, *, has_critic: bool = False) ->
             samples = replace(
                 samples,
                 values_N=np.array([0.5, 0.4, 0.1, 0.3, 0.6, 0.9, 0.2, 0.0]),
-                end_values_B=np.array([0.2, 0.1, 0.8, 0.0]),
+                end_values_Q=np.array([0.2, 0.1, 0.8, 0.0]),
                 turn_starts_N=np.array([True, True, True, True, True, False, True, False]),
-                is_cut_B=np.array([False, True, False, False]),
+                is_cut_Q=np.array([False, True, False, False]),
             )
             targets_of(samples, settings)
         advantages_of(samples, settings)

@@ -82,11 +82,12 @@ class LossSettings(Settings):
     """Where the advantage is negative, a ratio beyond this one counts as this one and has no gradient (dual-clip PPO,
     arXiv 1912.09729, eq. 5); 3 is usual. null: PPO as it is, whose trust region is open on that side."""
     aggregation: Literal["token_mean", "sequence_mean", "group_mean", "constant"] = "token_mean"
-    """What weighs alike in a step: `token_mean`: every token; `sequence_mean`: every sequence; `group_mean`: every
-    group; `constant`: every token, divided by sequences * constant_divisor (Dr. GRPO, arXiv 2503.20783). Counted over
-    the whole step: how it is cut into mini-batches, micro-batches and ranks changes no weight."""
+    """What weighs alike in a step: `token_mean`: every token; `sequence_mean`: every sample; `group_mean`: every
+    group; `constant`: every token, divided by samples * constant_divisor (Dr. GRPO, arXiv 2503.20783). Counted over
+    the whole step: how it is cut into mini-batches, micro-batches and ranks changes no weight, nor does the number of
+    trajectories that a sample has."""
     constant_divisor: float = Field(1.0, gt=0)
-    """Tokens per sequence assumed by `constant` (Dr. GRPO)."""
+    """Tokens per sample assumed by `constant` (Dr. GRPO)."""
     kl_coef: float = Field(0.0, ge=0)
     """Weight of KL(policy || reference); 0: no reference model is kept."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"

@@ -7,7 +7,7 @@ Penalties are of the policy that sampled, whose log-prob was recorded: the rewar
 (REINFORCE++, arXiv 2501.03262). Members of a group may be on different ranks, and deviations are those of the batch, so
 every rank gets the penalties and values of all samples.
 
-Shapes: B samples of the batch, N sampled tokens: of all of them, or of a micro-batch; S sequences of a micro-batch.
+Shapes: Q trajectories of the batch; N sampled tokens: of all of them, or of a micro-batch; S sequences of one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from trainer.config import LossSettings, TrainerSettings
 from trainer.data.batch import MicroBatch, PreparedBatch
-from trainer.objectives.advantage import advantages_of, by_sample, rewarded, targets_of
+from trainer.objectives.advantage import advantages_of, rewarded, spread, targets_of
 from trainer.objectives.kl import KL_ESTIMATORS
 from trainer.ranks import Ranks
 
@@ -55,25 +55,26 @@ def step_advantages(
         penalties_N = settings.loss.kl_coef * kl_N
         metrics["kl_reward"] = float(kl_N.mean())
     samples = rewarded(
-        rewards.rewards_B, rewards.group_ids_B, rewards.lengths_B, settings.advantage, penalties_N, rewards.turns_B
-    )
+        rewards.rewards_B, rewards.group_ids_B, rewards.lengths_B, settings.advantage, penalties_N, rewards.turns_B,
+        rewards.trajectory_lengths_B,
+    )  # fmt: skip
     found = {}
     if values is not None:
         samples = replace(
             samples,
             values_N=_of_all_tokens(prepared, lambda _, place: values[place][0], ranks),
-            end_values_B=_of_all_samples(prepared, lambda place: values[place][1], ranks),
+            end_values_Q=_of_all_trajectories(prepared, lambda place: values[place][1], ranks),
             turn_starts_N=rewards.turn_starts_N,
-            is_cut_B=rewards.is_cut_B,
+            is_cut_Q=rewards.is_cut_Q,
         )
         assert samples.values_N is not None
         found = {"values_N": samples.values_N.astype(np.float32), "target_N": targets_of(samples, settings.advantage)}
         metrics |= _value_metrics(samples.values_N, found["target_N"].astype(np.float64))
     found["advantage_N"] = advantages_of(samples, settings.advantage)
     metrics["advantage_abs_mean"] = float(np.abs(found["advantage_N"]).mean())
-    of_samples = {name: by_sample(numbers, rewards.lengths_B) for name, numbers in found.items()}
+    of_all = {name: spread(numbers, rewards.trajectory_lengths_B) for name, numbers in found.items()}
     mini_batches = tuple(
-        tuple(_with(micro_batch, of_samples) for micro_batch in mini_batch) for mini_batch in prepared.mini_batches
+        tuple(_with(micro_batch, of_all) for micro_batch in mini_batch) for mini_batch in prepared.mini_batches
     )
     return replace(prepared, mini_batches=mini_batches, metrics={**prepared.metrics, **metrics})
 
@@ -86,23 +87,23 @@ def _kl(micro_batch: MicroBatch, reference_N: torch.Tensor, settings: LossSettin
 def _of_all_tokens(
     prepared: PreparedBatch, of: Callable[[MicroBatch, Place], torch.Tensor], ranks: Ranks
 ) -> np.ndarray:
-    """Numbers of micro-batches' sampled tokens, in the order of the samples, from all ranks; float64 [N]."""
-    lengths_B = prepared.rewards.lengths_B
-    ends_B = np.cumsum(lengths_B)
-    all_N = torch.zeros(int(ends_B[-1]), dtype=torch.float64)
+    """Numbers of micro-batches' sampled tokens, in the order of the trajectories, from all ranks; float64 [N]."""
+    lengths_Q = prepared.rewards.lengths_Q
+    ends_Q = np.cumsum(lengths_Q)
+    all_N = torch.zeros(int(ends_Q[-1]), dtype=torch.float64)
     for micro_batch, place in _own(prepared):
-        own = of(micro_batch, place).double().cpu().split([lengths_B[sample] for sample in micro_batch.samples_S])
-        for sample, numbers_N in zip(micro_batch.samples_S, own, strict=True):
-            all_N[ends_B[sample] - lengths_B[sample] : ends_B[sample]] = numbers_N
+        own = of(micro_batch, place).double().cpu().split([lengths_Q[one] for one in micro_batch.places_S])
+        for one, numbers_N in zip(micro_batch.places_S, own, strict=True):
+            all_N[ends_Q[one] - lengths_Q[one] : ends_Q[one]] = numbers_N
     return ranks.sum(all_N.to(ranks.device)).cpu().numpy()
 
 
-def _of_all_samples(prepared: PreparedBatch, of: Callable[[Place], torch.Tensor], ranks: Ranks) -> np.ndarray:
-    """One number of each sample, from all ranks; float64 [B]."""
-    all_B = torch.zeros(len(prepared.rewards.lengths_B), dtype=torch.float64)
+def _of_all_trajectories(prepared: PreparedBatch, of: Callable[[Place], torch.Tensor], ranks: Ranks) -> np.ndarray:
+    """One number of each trajectory, from all ranks; float64 [Q]."""
+    all_Q = torch.zeros(len(prepared.rewards.lengths_Q), dtype=torch.float64)
     for micro_batch, place in _own(prepared):
-        all_B[list(micro_batch.samples_S)] = of(place).double().cpu()
-    return ranks.sum(all_B.to(ranks.device)).cpu().numpy()
+        all_Q[list(micro_batch.places_S)] = of(place).double().cpu()
+    return ranks.sum(all_Q.to(ranks.device)).cpu().numpy()
 
 
 def _own(prepared: PreparedBatch) -> list[tuple[MicroBatch, Place]]:
@@ -125,14 +126,14 @@ def _value_metrics(values_N: np.ndarray, targets_N: np.ndarray) -> dict[str, flo
     }
 
 
-def _with(micro_batch: MicroBatch, of_samples: Mapping[str, list[np.ndarray]]) -> MicroBatch:
+def _with(micro_batch: MicroBatch, of_all: Mapping[str, list[np.ndarray]]) -> MicroBatch:
     """The micro-batch with these numbers of its tokens; one that counts for nothing gets zeros where it needs some."""
     if micro_batch.is_dummy:
         zeros_N = torch.zeros_like(micro_batch.inputs.advantage_N)
-        nothing: dict[str, Any] = dict.fromkeys(of_samples, zeros_N)
+        nothing: dict[str, Any] = dict.fromkeys(of_all, zeros_N)
         return replace(micro_batch, inputs=replace(micro_batch.inputs, **nothing))
     own: dict[str, Any] = {
-        name: torch.from_numpy(np.concatenate([numbers[sample] for sample in micro_batch.samples_S]))
-        for name, numbers in of_samples.items()
+        name: torch.from_numpy(np.concatenate([numbers[one] for one in micro_batch.places_S]))
+        for name, numbers in of_all.items()
     }
     return replace(micro_batch, inputs=replace(micro_batch.inputs, **own))

@@ -137,8 +137,8 @@ def test_a_step_has_the_advantages_and_losses_of_values_computed_sequence_by_seq
         np.array([sample.group_id for sample in samples]),
         np.array([mask.sum() for mask in masks]),
         values_N=np.concatenate([value[:-1][mask[1:]] for value, mask in zip(values, masks, strict=True)]),
-        end_values_B=np.array([value[-1] for value in values]),
-        is_cut_B=np.array([sample.trajectory.finish_reason == "length" for sample in samples]),
+        end_values_Q=np.array([value[-1] for value in values]),
+        is_cut_Q=np.array([sample.trajectory.finish_reason == "length" for sample in samples]),
     )
     options = gae.GaeOptions(**RAW)
     expected = np.split(gae.compute(batch, options), np.cumsum(batch.lengths_B)[:-1])
@@ -147,8 +147,8 @@ def test_a_step_has_the_advantages_and_losses_of_values_computed_sequence_by_seq
     right = Critic.backward
 
     def look(self: Critic, micro_batch: Any, *, is_last: bool) -> None:
-        parts = micro_batch.inputs.advantage_N.split([int(batch.lengths_B[s]) for s in micro_batch.samples_S])
-        seen.update(zip(micro_batch.samples_S, parts, strict=True))
+        parts = micro_batch.inputs.advantage_N.split([int(batch.lengths_B[s]) for s in micro_batch.places_S])
+        seen.update(zip(micro_batch.places_S, parts, strict=True))
         right(self, micro_batch, is_last=is_last)
 
     monkeypatch.setattr(Critic, "backward", look)
@@ -178,7 +178,7 @@ def test_a_turn_begins_where_sampled_tokens_follow_others(samples: list[BatchSam
     assert rewards.lengths_B == (5, num_other)
     starts = [True, False, True, True, False]
     assert rewards.turn_starts_N.tolist() == [*starts, True, *[False] * (num_other - 1)]
-    assert rewards.is_cut_B.tolist() == [False, True]
+    assert rewards.is_cut_Q.tolist() == [False, True]
 
 
 def test_micro_batches_and_mini_batches_change_neither_gradient_nor_loss_of_the_critic(

@@ -14,7 +14,7 @@ from trainer.backends.torch_single import TorchBackend
 from trainer.config import AdvantageSettings, LossSettings, OptimizerSettings, TrainerSettings
 from trainer.data.batch import PreparedBatch, prepare_batch
 from trainer.model.attention import AttentionChoice
-from trainer.objectives.advantage import advantages, by_sample
+from trainer.objectives.advantage import advantages, spread
 from trainer.ranks import Ranks
 from trainer.step import TrainStep, ready_model
 from trainer.step_advantages import step_advantages
@@ -71,7 +71,7 @@ def _oracle(samples: Any, settings: TrainerSettings) -> list[np.ndarray]:
         flat = np.concatenate(returns)
         return [(part - flat.mean()) / (flat.std() + settings.advantage.std_eps) for part in returns]
     lengths = [len(part) for part in penalties]
-    return by_sample(advantages(rewards, groups, lengths, settings.advantage), lengths)
+    return spread(advantages(rewards, groups, lengths, settings.advantage), [(length,) for length in lengths])
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -92,10 +92,10 @@ def test_advantages_are_those_of_penalised_rewards_on_every_rank(
         ranks = OneOfSeveral(others)
         changed = step_advantages(prepared, settings, ranks, references=_reference(prepared))  # type: ignore[arg-type]
         for micro_batch in (one for mini_batch in changed.mini_batches for one in mini_batch if not one.is_dummy):
-            want = np.concatenate([expected[sample] for sample in micro_batch.samples_S])
+            want = np.concatenate([expected[sample] for sample in micro_batch.places_S])
             np.testing.assert_allclose(micro_batch.inputs.advantage_N, want, rtol=1e-4, atol=1e-5)
             assert not micro_batch.is_silent
-            seen |= set(micro_batch.samples_S)
+            seen |= set(micro_batch.places_S)
     assert seen == set(range(len(samples)))
 
 

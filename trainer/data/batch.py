@@ -5,9 +5,11 @@ thread, in the shadow of the step before. A pure function of its arguments: same
 
 With several ranks each prepares the same batch and keeps its own part: advantages, mini-batches and denominators are
 those of the whole batch, on any rank. How a batch is cut into mini-batches, micro-batches and ranks changes
-no sequence's weight in the step.
+no sequence's weight in the step. The trajectories of a sample are dealt one by one: its advantage and its weight are
+settled before that.
 
-Shapes: B samples of the batch, S of a mini-batch or a micro-batch, N sampled tokens of one micro-batch.
+Shapes: B samples of the batch, Q trajectories of them all (as many, unless samples have several), S sequences of a
+mini-batch or a micro-batch: each is one trajectory; N sampled tokens of one micro-batch.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from areal_like.wire.messages import BatchSample
 from trainer.config import TrainerSettings
 from trainer.data.dealing import deal_apart
 from trainer.model.packed import PackedSequences
-from trainer.objectives.advantage import advantages, by_sample, shaped_rewards
+from trainer.objectives.advantage import advantages, shaped_rewards, spread
 from trainer.objectives.aggregation import token_coefficients
 from trainer.objectives.port import TokenInputs, TurnRewards
 from trainer.objectives.registry import loss_of
@@ -35,14 +37,14 @@ from trainer.objectives.registry import loss_of
 class MicroBatch:
     """Sequences whose forward and backward pass run together, and what the loss needs of their N sampled tokens.
 
-    samples_S: the place of each sequence in the batch.
+    places_S: the place of each sequence among the batch's trajectories.
     is_dummy: its sequence is another micro-batch's and counts for nothing: this rank only keeps the others company.
     is_silent: its gradient is zero, as no token has an advantage: the forward pass, for the metrics, is all it needs.
     """
 
     packed: PackedSequences
     inputs: TokenInputs
-    samples_S: tuple[int, ...] = ()
+    places_S: tuple[int, ...] = ()
     is_dummy: bool = False
     is_silent: bool = False
 
@@ -60,17 +62,17 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class BatchRewards:
-    """What advantages are computed from, of the whole batch: raw rewards, groups, sampled tokens of each sample.
+    """What advantages are computed from, of the whole batch: raw rewards, groups, sampled tokens of each trajectory.
 
-    turn_starts_N: bool, the sampled tokens, in the order of the samples, that begin a turn. is_cut_B: bool, the answer
-    ended at the token limit. turns_B: rewards by turn, None for a sample without.
+    turn_starts_N: bool, the sampled tokens, in the order of the trajectories, that begin a turn. is_cut_Q: bool, ended
+    at the token limit. turns_B: rewards by turn, None for a sample without.
     """
 
     rewards_B: np.ndarray
     group_ids_B: np.ndarray
-    lengths_B: tuple[int, ...]
+    trajectory_lengths_B: tuple[tuple[int, ...], ...]
     turn_starts_N: np.ndarray
-    is_cut_B: np.ndarray
+    is_cut_Q: np.ndarray
     turns_B: tuple[TurnRewards | None, ...]
 
     @staticmethod
@@ -79,11 +81,21 @@ class BatchRewards:
         return BatchRewards(
             rewards_B=np.asarray([sample.reward for sample in samples], np.float64),
             group_ids_B=np.asarray([sample.group_id for sample in samples], np.int64),
-            lengths_B=tuple(sample.trajectory.num_sampled for sample in samples),
-            turn_starts_N=np.concatenate([_turn_starts(sample.trajectory) for sample in samples]),
-            is_cut_B=np.array([sample.trajectory.finish_reason == "length" for sample in samples]),
-            turns_B=tuple(map(_turns_of, samples)),
+            trajectory_lengths_B=tuple(tuple(one.num_sampled for one in sample.trajectories) for sample in samples),
+            turn_starts_N=np.concatenate([_turn_starts(one) for sample in samples for one in sample.trajectories]),
+            is_cut_Q=np.array([one.finish_reason == "length" for sample in samples for one in sample.trajectories]),
+            turns_B=tuple(_turns_of(sample.trajectories) for sample in samples),
         )
+
+    @property
+    def lengths_B(self) -> tuple[int, ...]:
+        """Sampled tokens of each sample."""
+        return tuple(map(sum, self.trajectory_lengths_B))
+
+    @property
+    def lengths_Q(self) -> tuple[int, ...]:
+        """Sampled tokens of each trajectory."""
+        return tuple(length for lengths in self.trajectory_lengths_B for length in lengths)
 
 
 @dataclass(frozen=True)
@@ -111,30 +123,34 @@ def prepare_batch(
     """
     if not samples:
         raise ValueError("a batch needs at least one sample")
-    lengths = [len(sample.trajectory) for sample in samples]
+    trajectories_Q = [one for sample in samples for one in sample.trajectories]
+    lengths = [len(one) for one in trajectories_Q]
     rewards = BatchRewards.of(samples)
-    group_ids_B, sampled_lengths = rewards.group_ids_B, rewards.lengths_B
+    group_ids_B, lengths_B = rewards.group_ids_B, rewards.lengths_B
+    num_trajectories_B = [len(sample.trajectories) for sample in samples]
     has_critic = settings.critic is not None
     if has_critic:
         found_advantages = np.zeros(len(samples), np.float32)
     else:
         found_advantages = advantages(
-            rewards.rewards_B, group_ids_B, sampled_lengths, settings.advantage, turns_B=rewards.turns_B
-        )
-    advantages_BN = by_sample(found_advantages, sampled_lengths)
-    shares = split(lengths, group_ids_B.tolist(), settings.mini_batches)
-    coefficients_B = token_coefficients(sampled_lengths, group_ids_B.tolist(), settings.loss, num_updates=len(shares))
+            rewards.rewards_B, group_ids_B, lengths_B, settings.advantage, turns_B=rewards.turns_B,
+            trajectory_lengths_B=rewards.trajectory_lengths_B,
+        )  # fmt: skip
+    advantages_QN = spread(found_advantages, rewards.trajectory_lengths_B)
+    shares = split(lengths, np.repeat(group_ids_B, num_trajectories_B).tolist(), settings.mini_batches)
+    coefficients_B = token_coefficients(lengths_B, group_ids_B.tolist(), settings.loss, num_updates=len(shares))
+    coefficients_Q = np.repeat(coefficients_B, num_trajectories_B)
     may_be_silent = not has_critic and not loss_of(settings.loss).needs.every_sequence
-    is_silent_B = np.array([may_be_silent and not advantages_N.any() for advantages_N in advantages_BN])
+    is_silent_Q = np.array([may_be_silent and not advantages_N.any() for advantages_N in advantages_QN])
     parts = [
-        deal_apart([lengths[i] for i in members], is_silent_B[members].tolist(), num_ranks, settings.micro_batch_tokens)
+        deal_apart([lengths[i] for i in members], is_silent_Q[members].tolist(), num_ranks, settings.micro_batch_tokens)
         for members in shares
     ]
     mini_batches = tuple(
         _mini_batch(
-            [samples[i] for i in members],
-            [advantages_BN[i] for i in members],
-            coefficients_B[members],
+            [trajectories_Q[i] for i in members],
+            [advantages_QN[i] for i in members],
+            coefficients_Q[members],
             version,
             dealt[rank],
             num_silent,
@@ -156,15 +172,24 @@ def _turn_starts(trajectory: Trajectory) -> np.ndarray:
     return starts_N
 
 
-def _turns_of(sample: BatchSample) -> TurnRewards | None:
-    trajectory = sample.trajectory
-    if trajectory.turn_ends_K is None or trajectory.turn_rewards_K is None:
+def _turns_of(trajectories: Sequence[Trajectory]) -> TurnRewards | None:
+    """Turns of a sample, its trajectories one after the other. One without rewards is a turn of reward 0 among others
+    that have some."""
+    if all(one.turn_ends_K is None for one in trajectories):
         return None
-    return TurnRewards(trajectory.turn_ends_K, trajectory.turn_rewards_K)
+    ends, rewards, done = [], [], 0
+    for one in trajectories:
+        ends_K, rewards_K = one.turn_ends_K, one.turn_rewards_K
+        if ends_K is None or rewards_K is None:
+            ends_K, rewards_K = np.array([one.num_sampled], np.int32), np.zeros(1, np.float32)
+        ends.append(done + ends_K)
+        rewards.append(rewards_K)
+        done += one.num_sampled
+    return TurnRewards(np.concatenate(ends), np.concatenate(rewards))
 
 
 def split(lengths: Sequence[int], group_ids: Sequence[int], num: int) -> list[list[int]]:
-    """Indices of the samples in at most `num` mini-batches of nearly equal tokens.
+    """Indices of the sequences in at most `num` mini-batches of nearly equal tokens.
 
     Groups stay whole while there are enough of them, otherwise sequences are dealt one by one. None is empty: with
     fewer sequences than `num` there are fewer mini-batches.
@@ -178,7 +203,7 @@ def split(lengths: Sequence[int], group_ids: Sequence[int], num: int) -> list[li
 
 
 def _mini_batch(
-    samples: Sequence[BatchSample],
+    trajectories: Sequence[Trajectory],
     advantages_SN: Sequence[np.ndarray],
     coefficients_S: np.ndarray,
     version: int,
@@ -186,35 +211,37 @@ def _mini_batch(
     num_silent: int,
     places: Sequence[int],
 ) -> tuple[MicroBatch, ...]:
-    """The micro-batches `own` (indices of `samples`) of a mini-batch; the first `num_silent` have no gradient.
+    """The micro-batches `own` (indices of `trajectories`) of a mini-batch; the first `num_silent` have no gradient.
 
-    places: of `samples` in the batch.
+    places: of `trajectories` in the batch.
     """
-    shortest = min(range(len(samples)), key=lambda index: len(samples[index].trajectory))
+    shortest = min(trajectories, key=len)
     made = [
         replace(
             _micro_batch(
-                [samples[i] for i in members], [advantages_SN[i] for i in members], coefficients_S[members], version
+                [trajectories[i] for i in members],
+                [advantages_SN[i] for i in members],
+                coefficients_S[members],
+                version,
             ),
-            samples_S=tuple(places[i] for i in members),
+            places_S=tuple(places[i] for i in members),
         )
         if (members := list(chosen))
-        else _filler(samples[shortest], version)
+        else _filler(shortest, version)
         for chosen in own
     ]
     return tuple(replace(one, is_silent=place < num_silent) for place, one in enumerate(made))
 
 
-def _filler(sample: BatchSample, version: int) -> MicroBatch:
+def _filler(trajectory: Trajectory, version: int) -> MicroBatch:
     """Something to run through the model whose gradient is exactly zero."""
-    no_advantage_N = np.zeros(sample.trajectory.num_sampled, np.float32)
-    return replace(_micro_batch([sample], [no_advantage_N], np.zeros(1), version), is_dummy=True)
+    no_advantage_N = np.zeros(trajectory.num_sampled, np.float32)
+    return replace(_micro_batch([trajectory], [no_advantage_N], np.zeros(1), version), is_dummy=True)
 
 
 def _micro_batch(
-    samples: Sequence[BatchSample], advantages_SN: Sequence[np.ndarray], coefficients_S: np.ndarray, version: int
+    trajectories: Sequence[Trajectory], advantages_SN: Sequence[np.ndarray], coefficients_S: np.ndarray, version: int
 ) -> MicroBatch:
-    trajectories = [sample.trajectory for sample in samples]
     packed = PackedSequences.build([t.tokens_T for t in trajectories], [t.loss_mask_T for t in trajectories])
     sequence_N = packed.sequence_N.numpy()
     is_cut_S = np.array([t.finish_reason == "length" for t in trajectories])
@@ -264,9 +291,12 @@ def _batch_metrics(
     version: int,
     settings: TrainerSettings,
 ) -> dict[str, float]:
-    """What can be said of the batch before training on it. Rewards are raw; staleness is per sampled token."""
-    responses_B = np.asarray([sample.trajectory.num_sampled for sample in samples])
-    staleness = np.concatenate([version - s.trajectory.versions_T[s.trajectory.loss_mask_T] for s in samples])
+    """What can be said of the batch before training on it. Rewards are raw; staleness is per sampled token; lengths and
+    turns are of samples, with all their trajectories; `sequences` are trajectories."""
+    trajectories = [one for sample in samples for one in sample.trajectories]
+    responses_B = np.asarray([sum(one.num_sampled for one in sample.trajectories) for sample in samples])
+    turns_B = np.asarray([sum(one.num_turns for one in sample.trajectories) for sample in samples])
+    staleness = np.concatenate([version - one.versions_T[one.loss_mask_T] for one in trajectories])
     group_ids = np.asarray([sample.group_id for sample in samples])
     return {
         "reward_mean": float(rewards_B.mean()),
@@ -274,8 +304,11 @@ def _batch_metrics(
         "reward_shaped_mean": float(shaped_rewards(rewards_B, settings.advantage).mean()),
         "advantage_abs_mean": float(np.abs(found_advantages).mean()),
         "groups": float(len(np.unique(group_ids))),
-        "sequences": float(len(samples)),
-        "tokens": float(sum(len(sample.trajectory) for sample in samples)),
+        "sequences": float(len(trajectories)),
+        "trajectories_per_sample": len(trajectories) / len(samples),
+        "turns_mean": float(turns_B.mean()),
+        "turns_max": float(turns_B.max()),
+        "tokens": float(sum(map(len, trajectories))),
         "tokens_sampled": float(responses_B.sum()),
         "response_len_mean": float(responses_B.mean()),
         "response_len_p50": float(np.percentile(responses_B, 50)),

@@ -3,7 +3,7 @@
 Owns: `advantages`, `targets_of`, `shaped_rewards`. Refuses: how a kind compares samples. Groups are known by id, never
 by stride, so that groups which lost samples on the way are normalised right.
 
-Shapes: B samples of one batch, N sampled tokens of all of them.
+Shapes: B samples of one batch, Q trajectories and N sampled tokens of all of them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ def advantages(
     settings: AdvantageSettings,
     penalties_N: np.ndarray | None = None,
     turns_B: Sequence[TurnRewards | None] = (),
+    trajectory_lengths_B: Sequence[Sequence[int]] = (),
 ) -> np.ndarray:
     """Compute advantages of raw rewards, as `advantages_of` those of `rewarded`."""
-    return advantages_of(rewarded(rewards_B, group_ids_B, lengths_B, settings, penalties_N, turns_B), settings)
+    samples = rewarded(rewards_B, group_ids_B, lengths_B, settings, penalties_N, turns_B, trajectory_lengths_B)
+    return advantages_of(samples, settings)
 
 
 def rewarded(
@@ -46,6 +48,7 @@ def rewarded(
     settings: AdvantageSettings,
     penalties_N: np.ndarray | None = None,
     turns_B: Sequence[TurnRewards | None] = (),
+    trajectory_lengths_B: Sequence[Sequence[int]] = (),
 ) -> RewardedSamples:
     """Shape the rewards of a batch and take the penalties off.
 
@@ -56,6 +59,7 @@ def rewarded(
         settings: how rewards are scaled first.
         penalties_N: what is taken off the reward at each sampled token, in the order of the samples.
         turns_B: raw rewards by turn of each sample, None for a sample that has none; empty: of no sample.
+        trajectory_lengths_B: sampled tokens of each trajectory of each sample; empty: each is one.
     """
     rewards_B = shaped_rewards(rewards_B, settings)
     if penalties_N is not None:
@@ -66,6 +70,7 @@ def rewarded(
             turns and TurnRewards(turns.ends_K, settings.reward_scale * np.asarray(turns.rewards_K, np.float64))
             for turns in turns_B
         ],
+        trajectory_lengths_B=trajectory_lengths_B,
     )  # fmt: skip
     assert samples.rewards_B.ndim == 1
     assert samples.rewards_B.shape == samples.group_ids_B.shape == samples.lengths_B.shape
@@ -81,12 +86,15 @@ def advantages_of(samples: RewardedSamples, settings: AdvantageSettings) -> np.n
         UserError: advantages of the user's are of another shape, or not finite.
     """
     advantage, options = advantage_of(settings)
-    num_samples, num_tokens = len(samples.rewards_B), int(samples.lengths_B.sum())
-    result = np.asarray(advantage.compute(samples, options))
+    seen = samples.by_trajectory() if advantage.is_per_trajectory else samples
+    num_samples, num_tokens = len(seen.rewards_B), int(seen.lengths_B.sum())
+    result = np.asarray(advantage.compute(seen, options))
     if result.shape not in ((num_samples,), (num_tokens,)):
         what = f"{settings.kind} returned {list(result.shape)} for {num_samples} samples of {num_tokens} tokens"
         raise UserError(what, where="trainer.advantage.kind", remedy="return one number per sample, or per token")
     _check_finite(result, "an advantage", settings)
+    if len(result) == num_samples != len(samples.rewards_B):
+        result = np.repeat(result, seen.lengths_B)
     return result.astype(np.float32)
 
 
@@ -97,7 +105,8 @@ def targets_of(samples: RewardedSamples, settings: AdvantageSettings) -> np.ndar
         UserError: targets of the user's are of another shape, or not finite.
     """
     advantage, options = advantage_of(settings)
-    result = np.asarray((advantage.targets or _returns)(samples, options))
+    seen = samples.by_trajectory() if advantage.is_per_trajectory or advantage.targets is None else samples
+    result = np.asarray((advantage.targets or _returns)(seen, options))
     if result.shape != (num_tokens := int(samples.lengths_B.sum()),):
         what = f"{settings.kind} returned {list(result.shape)} targets for {num_tokens} tokens"
         raise UserError(what, where="trainer.advantage.kind", remedy="return one number per token")
@@ -106,7 +115,7 @@ def targets_of(samples: RewardedSamples, settings: AdvantageSettings) -> np.ndar
 
 
 def _returns(samples: RewardedSamples, options: Any) -> np.ndarray:
-    """Sum of rewards from each token to the end of its sample, [N]."""
+    """Sum of rewards from each token to the end of its trajectory, [N]."""
     parts = np.split(samples.token_rewards_N(), np.cumsum(samples.lengths_B)[:-1])
     return np.concatenate([np.cumsum(part[::-1])[::-1] for part in parts])
 
@@ -117,8 +126,9 @@ def _check_finite(result: np.ndarray, noun: str, settings: AdvantageSettings) ->
         raise UserError(what, where="trainer.advantage.kind", remedy="bound the divisor")
 
 
-def by_sample(advantages: np.ndarray, lengths_B: Sequence[int]) -> list[np.ndarray]:
-    """Advantages of each sample's tokens, one array of its length per sample, of what `advantages` returned."""
-    if len(advantages) == len(lengths_B):
-        return [np.full(length, value, np.float32) for length, value in zip(lengths_B, advantages, strict=True)]
-    return np.split(advantages, np.cumsum(lengths_B)[:-1])
+def spread(advantages: np.ndarray, trajectory_lengths_B: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """Advantages of each trajectory's tokens, one array of its length per trajectory, of what `advantages` returned."""
+    if len(advantages) == len(trajectory_lengths_B):
+        pairs = zip(trajectory_lengths_B, advantages, strict=True)
+        return [np.full(length, value, np.float32) for lengths, value in pairs for length in lengths]
+    return np.split(advantages, np.cumsum([length for lengths in trajectory_lengths_B for length in lengths])[:-1])

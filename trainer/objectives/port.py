@@ -7,13 +7,13 @@ The configuration is checked where torch may be missing, so a descriptor and the
 type checking only; a loss is written with methods of the tensors it is given.
 
 Shapes: N sampled tokens of one micro-batch, in packed order; S sequences of the micro-batch, which are always whole;
-B sequences of the batch.
+B samples of the batch, Q trajectories of them all: as many, unless samples have several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -212,14 +212,17 @@ class RewardedSamples:
     """A whole batch as advantages see it, the same on every rank.
 
     rewards_B: float64, after scale, bias and clip, minus the KL penalties of all tokens where there are any.
-    group_ids_B, lengths_B: int64; lengths in sampled tokens. penalties_N: the KL penalty of each sampled token in the
-    order of the samples (`kl_in: reward`). None unless configured.
+    group_ids_B, lengths_B: int64; lengths in sampled tokens of all its trajectories. penalties_N: the KL penalty of
+    each sampled token (`kl_in: reward`). None unless configured. Tokens are in the order of the samples and, within
+    one, of its trajectories.
 
-    Where there is a critic: values_N: its value before each sampled token; end_values_B: after the last token.
-    turn_starts_N: bool, the tokens that begin a turn. is_cut_B: bool, the answer ended at the token limit.
+    Where there is a critic: values_N: its value before each sampled token; end_values_Q: after the last token of each
+    trajectory. turn_starts_N: bool, the tokens that begin a turn. is_cut_Q: bool, ended at the token limit.
 
     turns_B: of each sample, rewards by turn, scaled as rewards_B but without bias, clip and penalties; None for a
-    sample that has none. Empty: no sample has any.
+    sample that has none. Empty: no sample has any. A turn never crosses trajectories.
+
+    trajectory_lengths_B: sampled tokens of each trajectory of each sample. Empty: each sample is one trajectory.
     """
 
     rewards_B: np.ndarray
@@ -227,10 +230,11 @@ class RewardedSamples:
     lengths_B: np.ndarray
     penalties_N: np.ndarray | None = None
     values_N: np.ndarray | None = None
-    end_values_B: np.ndarray | None = None
+    end_values_Q: np.ndarray | None = None
     turn_starts_N: np.ndarray | None = None
-    is_cut_B: np.ndarray | None = None
+    is_cut_Q: np.ndarray | None = None
     turns_B: Sequence[TurnRewards | None] = ()
+    trajectory_lengths_B: Sequence[Sequence[int]] = ()
 
     def token_rewards_N(self) -> np.ndarray:
         """Compute the reward of each sampled token: a turn's at its last one, the answer's at its last one where it has
@@ -261,10 +265,45 @@ class RewardedSamples:
             rewards_K = rewards_K - np.add.reduceat(self.penalties_N[:ends], starts_K)
         return lengths_K, rewards_K
 
+    def by_trajectory(self) -> RewardedSamples:
+        """Take each trajectory for a sample of its own that ends in the sample's reward, minus its own penalties.
+
+        Where turns have rewards, a trajectory has those of its own turns.
+        """
+        if all(len(lengths) == 1 for lengths in self.trajectory_lengths_B):
+            return self
+        sample_Q = np.repeat(np.arange(len(self.rewards_B)), [len(lengths) for lengths in self.trajectory_lengths_B])
+        lengths_Q = np.concatenate([np.asarray(lengths, np.int64) for lengths in self.trajectory_lengths_B])
+        rewards_Q = np.asarray(self.rewards_B, np.float64)[sample_Q]
+        if self.penalties_N is not None:  # rewards_B has lost those of all its trajectories
+            penalties_Q = np.add.reduceat(self.penalties_N, np.cumsum([0, *lengths_Q[:-1]]))
+            rewards_Q = rewards_Q + np.bincount(sample_Q, weights=penalties_Q)[sample_Q] - penalties_Q
+        turns_Q = [
+            part
+            for turns, lengths in zip(self.turns_B, self.trajectory_lengths_B, strict=bool(self.turns_B))
+            for part in _parts(turns, lengths)
+        ]
+        return replace(
+            self, rewards_B=rewards_Q, group_ids_B=self.group_ids_B[sample_Q], lengths_B=lengths_Q, turns_B=turns_Q,
+            trajectory_lengths_B=(),
+        )  # fmt: skip
+
     def groups(self) -> Iterator[np.ndarray]:
         """Indices of the samples of each group, which may be anywhere in the batch."""
         for group_id in np.unique(self.group_ids_B):
             yield np.flatnonzero(self.group_ids_B == group_id)
+
+
+def _parts(turns: TurnRewards | None, lengths: Sequence[int]) -> Iterator[TurnRewards | None]:
+    """The turns of a sample by its trajectories."""
+    start = 0
+    for length in lengths:
+        if turns is None:
+            yield None
+        else:
+            is_own_K = (turns.ends_K > start) & (turns.ends_K <= start + length)
+            yield TurnRewards(turns.ends_K[is_own_K] - start, turns.rewards_K[is_own_K])
+        start += length
 
 
 @dataclass(frozen=True)
@@ -277,6 +316,8 @@ class Advantage:
     None: the sum of rewards from the token on.
     is_within_group: a sample is compared with its own group only, so that a group of equal rewards has no advantage.
     single_sample: why a sample alone in its group has the advantage 0; empty where it has another.
+    is_per_trajectory: it looks along a sequence: where samples have several trajectories, `compute` and `targets` get
+    `RewardedSamples.by_trajectory`.
     """
 
     name: str
@@ -287,3 +328,4 @@ class Advantage:
     targets: Callable[[RewardedSamples, Any], np.ndarray] | None = None
     is_within_group: bool = True
     single_sample: str = ""
+    is_per_trajectory: bool = False

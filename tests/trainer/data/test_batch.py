@@ -16,7 +16,7 @@ from areal_like.wire.messages import BatchSample
 from trainer.config import TrainerSettings
 from trainer.data.batch import prepare_batch, split
 from trainer.data.dealing import deal, deal_apart, micro_batches
-from trainer.objectives.advantage import advantages, by_sample
+from trainer.objectives.advantage import advantages, spread
 from trainer.objectives.aggregation import token_coefficients
 
 
@@ -65,8 +65,8 @@ def test_each_token_has_the_numbers_of_its_own_sample_and_place(
     for micro_batch in (one for mini_batch in prepared.mini_batches for one in mini_batch):
         inputs, which_N = micro_batch.inputs, micro_batch.packed.sequence_N
         assert not micro_batch.is_dummy
-        assert len(micro_batch.samples_S) == len(micro_batch.packed.lengths)
-        for place, index in enumerate(micro_batch.samples_S):
+        assert len(micro_batch.places_S) == len(micro_batch.packed.lengths)
+        for place, index in enumerate(micro_batch.places_S):
             own, trajectory = which_N == place, BATCH[index].trajectory
             seen.append(index)
             assert micro_batch.packed.lengths[place] == len(trajectory)
@@ -85,9 +85,9 @@ def test_each_token_has_the_numbers_of_its_own_sample_and_place(
 def test_advantages_of_tokens_stand_by_their_tokens() -> None:
     chosen = settings(advantage={"kind": "reinforce_pp"}, micro_batch_tokens=6)
     found_advantages = advantages(REWARDS, GROUPS, LENGTHS, chosen.advantage)
-    wanted = by_sample(found_advantages, LENGTHS)
+    wanted = spread(found_advantages, [(length,) for length in LENGTHS])
     for micro_batch in prepare_batch(BATCH, 7, chosen).mini_batches[0]:
-        for place, index in enumerate(micro_batch.samples_S):
+        for place, index in enumerate(micro_batch.places_S):
             own = micro_batch.packed.sequence_N == place
             assert micro_batch.inputs.advantage_N[own].tolist() == wanted[index].tolist()
 

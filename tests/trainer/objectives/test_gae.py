@@ -33,17 +33,17 @@ def made(seed: int = 0, *, is_penalised: bool = False) -> RewardedSamples:
     return replace(
         samples,
         values_N=rng.normal(size=num),
-        end_values_B=rng.normal(size=5),
+        end_values_Q=rng.normal(size=5),
         turn_starts_N=np.array(starts),
-        is_cut_B=np.array([False, True, True, False, False]),
+        is_cut_Q=np.array([False, True, True, False, False]),
     )
 
 
 def oracle(samples: RewardedSamples, options: GaeOptions, raw_rewards: np.ndarray) -> tuple[list[float], list[float]]:
     """Advantages and values of steps at each token: the sum over k of (gamma lambda)^k d_(t+k), step by step."""
     assert samples.values_N is not None
-    assert samples.end_values_B is not None
-    assert samples.is_cut_B is not None
+    assert samples.end_values_Q is not None
+    assert samples.is_cut_Q is not None
     found, values, first = [], [], 0
     penalties = np.zeros(sum(LENGTHS)) if samples.penalties_N is None else samples.penalties_N
     for number, turns in enumerate(TURNS):
@@ -52,8 +52,8 @@ def oracle(samples: RewardedSamples, options: GaeOptions, raw_rewards: np.ndarra
         v = [float(samples.values_N[start]) for start in starts]
         r = [-float(penalties[start : start + length].sum()) for start, length in zip(starts, steps, strict=True)]
         r[-1] += float(raw_rewards[number])
-        is_open = options.bootstrap_cut and bool(samples.is_cut_B[number])
-        v.append(float(samples.end_values_B[number]) if is_open else 0.0)
+        is_open = options.bootstrap_cut and bool(samples.is_cut_Q[number])
+        v.append(float(samples.end_values_Q[number]) if is_open else 0.0)
         d = [r[k] + options.gamma * v[k + 1] - v[k] for k in range(len(steps))]
         for k, length in enumerate(steps):
             a = sum((options.gamma * options.gae_lambda) ** j * d[k + j] for j in range(len(steps) - k))

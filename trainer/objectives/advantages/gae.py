@@ -11,10 +11,12 @@ reward of the answer is that of the last step; the KL penalty of a token (`kl_in
 After the last step V is 0, or with `bootstrap_cut` the critic's value after the last token where the answer was cut at
 the token limit.
 
+Of a sample of several trajectories each is an answer of its own, with the sample's reward at its end.
+
 The critic is trained towards A_t + V_t, in a turn likewise, with `target_lambda` in place of lambda where it is set
 (decoupled GAE, arXiv 2503.01491).
 
-Shapes: B samples, N sampled tokens, K steps, all samples one after the other.
+Shapes: B samples (Q trajectories, taken for samples), N sampled tokens, K steps, all samples one after the other.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ def targets(samples: RewardedSamples, options: GaeOptions) -> np.ndarray:
 def _estimate(samples: RewardedSamples, options: GaeOptions, lambda_: float) -> tuple[np.ndarray, np.ndarray]:
     """Advantage and value of each token's step, float64 [N]."""
     assert samples.values_N is not None
-    assert samples.end_values_B is not None
+    assert samples.end_values_Q is not None
     starts_N = samples.turn_starts_N if options.unit == "turn" else np.ones(len(samples.values_N), bool)
     assert starts_N is not None
     first_K = np.flatnonzero(starts_N)
@@ -70,8 +72,8 @@ def _estimate(samples: RewardedSamples, options: GaeOptions, lambda_: float) -> 
     steps_B = np.add.reduceat(starts_N.astype(np.int64), np.cumsum([0, *samples.lengths_B[:-1]]))
     ends_B = np.zeros(len(steps_B))
     if options.bootstrap_cut:
-        assert samples.is_cut_B is not None
-        ends_B = np.where(samples.is_cut_B, samples.end_values_B.astype(np.float64), 0.0)
+        assert samples.is_cut_Q is not None
+        ends_B = np.where(samples.is_cut_Q, samples.end_values_Q.astype(np.float64), 0.0)
     next_K = np.append(values_K[1:], 0.0)
     next_K[np.cumsum(steps_B) - 1] = ends_B
     advantages_K = _discounted(rewards_K + options.gamma * next_K - values_K, steps_B, options.gamma * lambda_)
@@ -100,4 +102,5 @@ ADVANTAGE = Advantage(
     needs_values=True,
     targets=targets,
     is_within_group=False,
+    is_per_trajectory=True,
 )

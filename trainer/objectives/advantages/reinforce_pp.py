@@ -23,5 +23,10 @@ def compute(samples: RewardedSamples, options: StdOptions) -> np.ndarray:
 
 
 ADVANTAGE = Advantage(
-    name="reinforce_pp", compute=compute, options=StdOptions, keys=("std_eps",), is_within_group=False
+    name="reinforce_pp",
+    compute=compute,
+    options=StdOptions,
+    keys=("std_eps",),
+    is_within_group=False,
+    is_per_trajectory=True,
 )

@@ -6,7 +6,7 @@
 The return of a turn with a baseline for each turn (Williams 1992; for turns of language models arXiv 2505.11821).
 Turns after the last one that two samples of the group have are compared with that one's: alone, such a turn would be
 its own baseline. A sample without rewards by turn is one turn with its whole reward, so that in a group of such samples
-this is `grpo`.
+this is `grpo`. Turns of a sample of several trajectories count one after the other, in the order of its trajectories.
 """
 
 from __future__ import annotations
