@@ -124,6 +124,8 @@ class Run:
     ) -> list[Sample]:
         """Finished samples with prompt, answer, reward and versions, as `areal-like samples` shows them.
 
+        Of an episode of several turns `trajectories` holds what was sampled and what was given, of each trajectory.
+
         Args:
             step: only those that this step used.
             group: only those of one prompt, by group number.

@@ -45,7 +45,8 @@ def sections(data: RunData) -> list[Section]:
         Section("staleness", "Staleness", (flow.staleness_over_time(steps), flow.staleness_histogram(data))),
         Section("speed", "Throughput", (flow.throughput(steps), flow.samples_rate(steps), flow.waiting(steps),
                                         flow.step_time(steps), flow.swaps(data), flow.in_flight(data))),
-        Section("answers", "Answers", (lengths(data), length_histogram(data), cut_share(steps))),
+        Section("answers", "Answers", (lengths(data), length_histogram(data), cut_share(steps),
+                                        *turns(steps))),
         Section("optimisation", "Optimisation", (clip_fraction(steps), entropy(steps), kl(steps),
                                                  effective_samples(steps), weights(steps),
                                                  gradient(data), loss(steps), *critic(steps))),
@@ -179,6 +180,16 @@ def cut_share(steps: Rows) -> Chart:
     caption = "Share of answers that reached the limit instead of ending by themselves."
     y = Axis("share of answers", is_share=True, bottom=0.0)
     return of_steps(steps, "chart-cut", "Answers cut at the limit", y, [("cut_share", "cut answers", "c1")], caption)
+
+
+def turns(steps: Rows) -> list[Chart]:
+    """Turns and trajectories of a sample; nothing for a run of single answers."""
+    if not any((number(row.get("turns_max")) or 0) > 1 for row in steps):
+        return []
+    lines = [("turns_mean", "turns, mean", "c0"), ("turns_max", "turns, most", "c1"),
+             ("trajectories_per_sample", "trajectories, mean", "c2")]  # fmt: skip
+    caption = "Answers of the policy in a sample, and the sequences in which it is trained."
+    return [of_steps(steps, "chart-turns", "Turns of a sample", Axis("per sample", bottom=0.0), lines, caption)]
 
 
 # ------------------------------------------------------------ optimisation

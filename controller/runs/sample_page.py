@@ -21,7 +21,7 @@ from controller.run_folder.formatting import number, printable
 from controller.run_folder.owner_host import whereabouts
 from controller.run_folder.run_folder import RunFolder
 from controller.runs.sample_rows import Choice, Found, Sample
-from controller.runs.sample_text import headline
+from controller.runs.sample_text import headline, trajectory_title
 
 TEMPLATES = Path(__file__).with_name("templates")
 MAX_CHARS = 20_000
@@ -126,6 +126,13 @@ def _row(order: int, sample: Sample, low: float, high: float, is_full: bool) -> 
         "remarks": [printable(remark) for remark in sample.remarks()],
         "prompt": _cut(sample.prompt, is_full),
         "answer": _cut(sample.answer, is_full),
+        "trajectories": [
+            {
+                "title": trajectory_title(place, len(sample.trajectories), one) if len(sample.trajectories) > 1 else "",
+                "spans": [(span.versions, _cut(span.text, is_full)) for span in one.spans],
+            }
+            for place, one in enumerate(sample.trajectories, 1)
+        ],
         "pieces": [] if is_long else [(version, printable(text)) for version, text in sample.pieces],
     }
 

@@ -22,7 +22,7 @@ from controller.ledger.ledger import SEGMENT_FOLDER
 from controller.ledger.migrations import SCHEMA_VERSION, is_readable, schema_version
 from controller.ledger.segment_store import Location, SegmentStore, unpack_sample
 from controller.run_folder.run_folder import RunFolder
-from controller.runs.tokens import TokenText
+from controller.runs.tokens import TokenText, TrajectoryText
 
 Order = Literal["newest", "worst", "best", "given"]
 Payload = Literal["stored", "purged", "damaged"]
@@ -100,6 +100,11 @@ class Sample:
     """What was done about a missing score: drop_sample, drop_group, value; empty where there is a score."""
     pieces: Sequence[tuple[int, str]] = ()
     """The answer cut where the weights changed: version and text; empty where it cannot be cut without loss."""
+    num_turns: int = 1
+    """Answers of the policy, in all its trajectories."""
+    num_trajectories: int = 1
+    trajectories: Sequence[TrajectoryText] = ()
+    """Of an episode of several turns or trajectories, the main one first: what was sampled and what was given."""
 
     @property
     def name(self) -> str:
@@ -112,9 +117,18 @@ class Sample:
         first, last = self.first_version, self.last_version
         return str(first) if first == last else f"{first}-{last}"
 
+    @property
+    def texts(self) -> list[str]:
+        """Everything that can be searched."""
+        return [self.prompt, self.answer, *(span.text for one in self.trajectories for span in one.spans)]
+
     def remarks(self) -> list[str]:
         """What is out of the ordinary."""
         found = []
+        if self.num_trajectories > 1:
+            found.append(f"{self.num_turns} turns in {self.num_trajectories} trajectories")
+        elif self.num_turns > 1:
+            found.append(f"{self.num_turns} turns")
         if self.verdict != "scored":
             reason = f" ({self.verdict_reason})" if self.verdict_reason else ""
             found.append(f"no score: {self.verdict}{reason}{POLICY_WORDS.get(self.policy, '')}")
@@ -183,7 +197,7 @@ def _taken(samples: Iterator[Sample], choice: Choice) -> list[Sample]:
     for sample in samples:
         if choice.limit is not None and len(taken) >= choice.limit:
             break
-        if not needle or needle in sample.prompt.casefold() or needle in sample.answer.casefold():
+        if not needle or any(needle in text.casefold() for text in sample.texts):
             taken.append(sample)
     return taken
 
@@ -285,10 +299,12 @@ def _sample(row: Sequence[Any], store: SegmentStore | None, text: TokenText) -> 
     payload: Payload = "purged" if place[0] is None else "damaged"
     prompt, answer = "", ""
     pieces: list[tuple[int, str]] = []
+    episode: tuple[TrajectoryText, ...] = ()
     if place[0] is not None and store is not None:
         try:
             trajectories, response = unpack_sample(store.read(Location(*place)))
             prompt, answer, pieces = text.texts(trajectories[0], response)
+            episode = text.episode(trajectories)
             payload = "stored"
         except (LedgerError, ValueError):
             if not store.path(place[0]).exists():  # the run has purged it while we were reading
@@ -317,4 +333,7 @@ def _sample(row: Sequence[Any], store: SegmentStore | None, text: TokenText) -> 
         prompt=prompt,
         answer=answer,
         pieces=pieces,
+        num_turns=int(recorded.get("turns") or 1),
+        num_trajectories=int(recorded.get("trajectories") or 1),
+        trajectories=episode,
     )

@@ -5,7 +5,7 @@ Owns: layout at any width. Refuses: choosing samples (sample_rows.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -13,9 +13,12 @@ from rich.text import Text
 from controller.run_folder.formatting import number, printable
 from controller.run_folder.run_folder import RunFolder
 from controller.runs.sample_rows import Choice, Found, Sample
+from controller.runs.tokens import TrajectoryText
 
 PROMPT_LINES, ANSWER_LINES = 8, 12
 """Longer texts show their beginning and their end."""
+TURN_LINES, MAX_SPANS = 4, 8
+"""Of an episode: lines of what was sampled or given at once, and how many of those of each trajectory."""
 _LABEL_WIDTH = 10
 _TITLES = ("sample", "step", "reward", "stale", "versions", "tokens", "end", "worker")
 _LEFT = frozenset({"sample", "end", "worker"})
@@ -76,7 +79,29 @@ def _below(sample: Sample, prompt_above: str, console: Console, is_full: bool) -
         is_reported = sample.prompt == prompt_above and len(sample.prompt) > console.width
         prompt = "(as above)" if is_reported else sample.prompt.rstrip("\n")
         yield from _labelled("prompt", prompt, "", console, 0 if is_full else PROMPT_LINES)
-        yield from _labelled("answer", sample.answer, "cyan", console, 0 if is_full else ANSWER_LINES)
+        if sample.trajectories:
+            yield from _episode(sample.trajectories, console, is_full)
+        else:
+            yield from _labelled("answer", sample.answer, "cyan", console, 0 if is_full else ANSWER_LINES)
+
+
+def _episode(trajectories: Sequence[TrajectoryText], console: Console, is_full: bool) -> Iterator[tuple[str, str, str]]:
+    """What was sampled and what was given, in order, of one trajectory after the other."""
+    for place, one in enumerate(trajectories, 1):
+        if len(trajectories) > 1:
+            yield from _labelled("", trajectory_title(place, len(trajectories), one), "dim", console, 0)
+        spans = one.spans if is_full else one.spans[:MAX_SPANS]
+        for span in spans:
+            label, style = ("sampled", "cyan") if span.is_sampled else ("given", "")
+            yield from _labelled(label, span.text.rstrip("\n"), style, console, 0 if is_full else TURN_LINES)
+        if left_out := len(one.spans) - len(spans):
+            yield from _labelled("", f"[... {left_out} more: --full]", "", console, 0)
+
+
+def trajectory_title(place: int, num: int, one: TrajectoryText) -> str:
+    """`trajectory 2 of 3 (stop), after 12 tokens as in trajectory 1`."""
+    shared = f", after {one.num_shared:,} tokens as in trajectory {one.shared_with}" if one.shared_with else ""
+    return f"trajectory {place} of {num} ({one.finish_reason}){shared}"
 
 
 def _labelled(label: str, text: str, style: str, console: Console, max_lines: int) -> Iterator[tuple[str, str, str]]:

@@ -1,13 +1,13 @@
 """Text from tokens, with the tokenizer that the run itself used.
 
-Owns: finding a tokenizer.json, decoding prompts and answers. Refuses: torch and transformers (`tokenizers` alone reads
-the file), encoding.
+Owns: finding a tokenizer.json, decoding prompts, answers and the turns of episodes. Refuses: torch and transformers
+(`tokenizers` alone reads the file), encoding.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,32 @@ from controller.run_folder.run_folder import RunFolder
 
 MAX_NUMBERS = 40
 """Token numbers shown where there is no tokenizer."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens next to each other that were sampled, or given."""
+
+    text: str
+    versions: str
+    """Of the policy that sampled them: `3`, or `3-5`; empty for given tokens."""
+
+    @property
+    def is_sampled(self) -> bool:
+        """Trained on in this trajectory."""
+        return bool(self.versions)
+
+
+@dataclass(frozen=True)
+class TrajectoryText:
+    """One trajectory of an episode: what was sampled and given, in order, after what it shares with another one."""
+
+    spans: tuple[Span, ...]
+    finish_reason: str
+    shared_with: int = 0
+    """Number, from 1, of an earlier trajectory of the sample that begins with the same tokens; 0: none does."""
+    num_shared: int = 0
+    """How many those are. They are not in `spans`, nor is the prompt of the main trajectory."""
 
 
 @dataclass
@@ -65,6 +91,28 @@ class TokenText:
         answer = response or self._decoded(tokens_R, skip_special=True)
         return prompt, answer, self._pieces(tokens_R, trajectory.versions_T[start:], answer)
 
+    def episode(self, trajectories: Sequence[Trajectory]) -> tuple[TrajectoryText, ...]:
+        """All trajectories of a sample by their turns; nothing for one answer to one prompt."""
+        if len(trajectories) == 1 and trajectories[0].loss_mask_T[int(np.argmax(trajectories[0].loss_mask_T)) :].all():
+            return ()
+        found = []
+        for number, one in enumerate(trajectories):
+            shared = [_num_shared(one.tokens_T, other.tokens_T) for other in trajectories[:number]]
+            num_shared = min(max(shared, default=0), int(np.argmax(one.loss_mask_T)))
+            start = num_shared if number else int(np.argmax(one.loss_mask_T))
+            with_ = int(np.argmax(shared)) + 1 if num_shared else 0
+            found.append(TrajectoryText(tuple(self._spans(one, start)), one.finish_reason, with_, num_shared))
+        return tuple(found)
+
+    def _spans(self, trajectory: Trajectory, start: int) -> Iterator[Span]:
+        mask_T = trajectory.loss_mask_T
+        ends = np.flatnonzero(np.diff(mask_T[start:])) + 1 + start
+        for begin, end in pairwise([start, *ends.tolist(), len(mask_T)]):
+            is_sampled = bool(mask_T[begin]) if begin < end else False
+            text = self._decoded(trajectory.tokens_T[begin:end], skip_special=is_sampled)
+            first, last = (int(trajectory.versions_T[place]) for place in (begin, end - 1)) if is_sampled else (0, 0)
+            yield Span(text, (str(first) if first == last else f"{first}-{last}") if is_sampled else "")
+
     def _pieces(self, tokens_R: np.ndarray, versions_R: np.ndarray, answer: str) -> list[tuple[int, str]]:
         # What the policy did not sample itself (version -1) belongs to the piece before it.
         seen_R = np.maximum.accumulate(versions_R)
@@ -82,6 +130,13 @@ class TokenText:
             shown = " ".join(map(str, tokens[:MAX_NUMBERS].tolist()))
             return f"[{len(tokens)} tokens: {shown}{' ...' if len(tokens) > MAX_NUMBERS else ''}]"
         return str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=skip_special))
+
+
+def _num_shared(tokens: np.ndarray, others: np.ndarray) -> int:
+    """Tokens at the beginning that are equal."""
+    num = min(len(tokens), len(others))
+    differs = np.flatnonzero(tokens[:num] != others[:num])
+    return int(differs[0]) if len(differs) else num
 
 
 def tokenizer_folders(folder: RunFolder) -> Iterator[Path]:

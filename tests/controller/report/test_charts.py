@@ -112,6 +112,13 @@ def test_a_run_with_a_critic_alone_has_its_charts():
     assert {c.key for s in found for c in s.charts} == keys | critics
 
 
+def test_a_run_of_several_turns_alone_has_their_chart():
+    single = {"turns_mean": 1.0, "turns_max": 1.0, "trajectories_per_sample": 1.0}
+    for numbers, is_there in ((single, False), ({**single, "turns_max": 3.0}, True)):
+        found = sections(made_run(steps=[{**row, **numbers} for row in step_rows(3)]))
+        assert ("chart-turns" in {c.key for s in found for c in s.charts}) == is_there
+
+
 def test_a_thinned_chart_says_so():
     chart = next(
         c for s in sections(made_run(steps=step_rows(3 * MAX_POINTS))) for c in s.charts if c.key == "chart-loss"

@@ -12,16 +12,20 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import run_zoo as zoo
 from rich.console import Console
 
 from areal_like.errors import UserError
+from areal_like.trajectory import Segment
 from controller.ledger.ledger import LedgerEntry
 from controller.run_folder.run_folder import RunFolder
 from controller.runs.sample_page import sample_page
 from controller.runs.sample_rows import Choice, Sample, read_samples
 from controller.runs.samples import samples
+from rollout.transcript import Answer, Transcript
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +244,73 @@ class TestText:
     def test_file_that_cannot_be_written_is_a_mistake_in_words(self, sampled, tmp_path):
         with pytest.raises(UserError, match="--out"):
             samples(sampled, Choice(), out=str(tmp_path / "no" / "where.txt"))
+
+
+@pytest.fixture
+def forked(tmp_path: Path) -> RunFolder:
+    """A run whose newest sample is an episode: a calculator's answer is given, and a fork and a sub-agent follow."""
+    tokenizer = zoo.byte_tokenizer()
+
+    def ids(text: str) -> np.ndarray:
+        return np.asarray(tokenizer.encode(text).ids, np.int32)
+
+    def answer(number: int, text: str, version: int) -> Answer:
+        tokens = ids(text)
+        logprobs, versions = np.full(len(tokens), -0.5, np.float32), np.full(len(tokens), version, np.int32)
+        return Answer(segment=Segment(tokens, logprobs, versions), finish_reason="stop", number=number)
+
+    main = Transcript(np.concatenate([[0], ids("2+2=")]))
+    main.sampled(answer(0, "calc(", 0))
+    main.given(ids("<b>4;"))
+    fork = main.forked()
+    main.sampled(answer(1, "four", 1))
+    fork.sampled(answer(2, "five", 2))
+    agent = Transcript(ids("help"))
+    agent.sampled(answer(3, "no", 1))
+    folder = zoo.make_run(tmp_path)
+    with zoo.open_ledger(folder) as ledger:
+        zoo.fill_ledger(ledger)
+        entry = zoo.sample_entry(3, 1, "calc(4;four", 1.0)
+        ledger.apply([msgspec.structs.replace(entry, trajectories=(main.close(), fork.close(), agent.close()))])
+    zoo.give_tokenizer(folder.final)
+    return folder
+
+
+class TestEpisodes:
+    def test_turns_of_all_trajectories_say_what_was_sampled_and_what_was_given(self, forked):
+        sample = one(forked, "g3.1")
+        assert (sample.num_turns, sample.num_trajectories) == (4, 3)
+        assert sample.remarks()[0] == "4 turns in 3 trajectories"
+        shown = [[(span.text, span.versions) for span in path.spans] for path in sample.trajectories]
+        assert shown == [
+            [("calc(", "0"), ("<b>4;", ""), ("four", "1")], [("five", "2")], [("help", ""), ("no", "1")],
+        ]  # fmt: skip
+        assert [(path.shared_with, path.num_shared) for path in sample.trajectories] == [(0, 0), (1, 15), (0, 0)]
+        assert one(forked, "g0.0").trajectories == ()
+
+    def test_terminal_and_page_show_them(self, forked):
+        text = text_of(forked, group=3)
+        assert "given   <b>4;" in text
+        assert "sampled five" in text
+        assert "trajectory 2 of 3 (stop), after 15 tokens as in trajectory 1" in text
+        chosen = Choice(group=3)
+        page = sample_page(forked, chosen, read_samples(forked, chosen))
+        assert '<span class="given" title="given, not sampled">&lt;b&gt;4;</span>' in page
+        assert 'data-mark="v2" title="sampled by version 2">five</span>' in page
+        assert "trajectory 3 of 3 (stop)" in page
+
+    def test_text_of_any_trajectory_is_found(self, forked):
+        assert names(forked, grep="help") == ["g3.1"]
+
+    def test_long_episodes_are_cut_unless_asked(self, forked, monkeypatch):
+        monkeypatch.setattr("controller.runs.sample_text.MAX_SPANS", 2)
+        assert "[... 1 more: --full]" in text_of(forked, group=3)
+        assert "more: --full]" not in text_of(forked, group=3, is_full=True)
+
+    def test_jsonl_has_the_spans(self, forked, capsys):
+        samples(forked, Choice(group=3, order="given"), format="jsonl")
+        row = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert row["trajectories"][0]["spans"][1] == {"text": "<b>4;", "versions": ""}
 
 
 class TestJsonl:
