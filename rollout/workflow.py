@@ -107,10 +107,10 @@ class SampleTools(Protocol):
 
         Call it after a turn, when the environment's answer is in the transcript. The next report to the controller, at
         most `rollout.progress_s` later, takes the newest checkpoint with it. A workflow that uses it must begin with
-        `resumed`.
+        `resumed`. It holds one transcript: what was sampled in other trajectories of the sample is lost with the worker.
 
         Args:
-            transcript: everything so far.
+            transcript: everything so far, always of the same trajectory.
             state: what else the workflow needs to go on, such as the environment's state: a JSON-like value of at most
                 1 MiB.
 
