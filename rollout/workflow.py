@@ -107,7 +107,8 @@ class SampleTools(Protocol):
 
         Call it after a turn, when the environment's answer is in the transcript. The next report to the controller, at
         most `rollout.progress_s` later, takes the newest checkpoint with it. A workflow that uses it must begin with
-        `resumed`. It holds one transcript: what was sampled in other trajectories of the sample is lost with the worker.
+        `resumed`. It holds one transcript: what was sampled in other trajectories of the sample is lost with the
+        worker.
 
         Args:
             transcript: everything so far, always of the same trajectory.
