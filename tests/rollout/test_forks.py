@@ -103,6 +103,13 @@ def test_a_restored_transcript_numbers_its_answers_below_those_to_come() -> None
     assert closed[0].num_sampled == 3
 
 
+def test_a_fork_refuses_tokens_older_than_those_it_follows() -> None:
+    transcript = Transcript([1])
+    transcript.sampled(answer(5, version=3, number=0))
+    with pytest.raises(ValueError, match="sampled by version 2 after tokens of version 3"):
+        transcript.forked().sampled(answer(6, version=2, number=1))
+
+
 class BestOfTwo:
     """Two attempts at one prompt, and a sub-agent with a prompt of its own."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -404,6 +405,7 @@ def test_a_workflow_that_crashes_behind_its_answer_gives_a_crashed_verdict(
         "text",
         Sample(trajectory="t", verdict=Verdict(kind="scored", value=1.0), response_text=""),  # type: ignore[arg-type]
         Sample(trajectory=sample().trajectory, verdict=1.0, response_text=""),  # type: ignore[arg-type]
+        msgspec.structs.replace(sample(), others=[]),
         sample(verdict=Verdict(kind="scored", value=1.0, reason=5)),  # type: ignore[arg-type]
     ],
 )
