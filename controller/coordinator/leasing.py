@@ -24,8 +24,6 @@ def assign(state: RunState) -> None:
     if state.phase is Phase.OVER or not colocation.is_engines_time(state) or not _has_work(state):
         return
     router = Router(state)
-    if router.is_full:
-        return
     orders: dict[str, list[LeaseOrder]] = {}
     is_training = state.phase is Phase.RUNNING
     if state.evaluations.jobs:
