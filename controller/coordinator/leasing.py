@@ -33,7 +33,6 @@ def assign(state: RunState) -> None:
         _lease_pending(state, router, orders)
         while (worker := router.for_group()) is not None:
             _start_group(state, router, worker, orders)
-            _lease_pending(state, router, orders)
     if state.evaluations.jobs:
         _lease_eval_rows(state, router.workers, orders, share=1)
     for name, leases in orders.items():
