@@ -24,8 +24,6 @@ def assign(state: RunState) -> None:
     if state.phase is Phase.OVER or not colocation.is_engines_time(state) or not _has_work(state):
         return
     router = Router(state)
-    if router.is_full:
-        return
     orders: dict[str, list[LeaseOrder]] = {}
     is_training = state.phase is Phase.RUNNING
     if state.evaluations.jobs:
@@ -35,7 +33,6 @@ def assign(state: RunState) -> None:
         _lease_pending(state, router, orders)
         while (worker := router.for_group()) is not None:
             _start_group(state, router, worker, orders)
-            _lease_pending(state, router, orders)
     if state.evaluations.jobs:
         _lease_eval_rows(state, router.workers, orders, share=1)
     for name, leases in orders.items():

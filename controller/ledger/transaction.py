@@ -34,8 +34,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One ledger effect with the payload it refers to.
 
     StorePartial needs `segment` (as reported: the ledger applies `skip`) and may have `checkpoint`; StoreFinished of
-    purpose "train" needs `trajectories`, the main one first, and takes verdict, response_text, timings and worker for
-    later browsing.
+    purpose "train" needs `trajectories`, the main one first, and `verdict`, and takes response_text, timings and worker
+    for later browsing.
     """
 
     effect: Effect
@@ -109,19 +109,20 @@ class Burst:
         assert entry.trajectories, "StoreFinished needs its trajectories"
         place = self._segments.append(pack_sample(entry.trajectories, entry.response_text))
         verdict = entry.verdict
+        assert verdict is not None, "StoreFinished needs its verdict"
         facts: dict[str, Any] = {
-            "components": verdict.components if verdict else {},
-            "reason": verdict.reason if verdict else "",
+            "components": verdict.components,
+            "reason": verdict.reason,
             "timings": entry.timings,
             "finish_reason": entry.trajectories[0].finish_reason,
-            "scorer": verdict.scorer if verdict else "",
+            "scorer": verdict.scorer,
         }
         if (num_turns := sum(one.num_turns for one in entry.trajectories)) > 1:
             facts |= {"turns": num_turns, "trajectories": len(entry.trajectories)}
         if effect.policy:
             facts |= {
-                "failed_in": verdict.failed_in if verdict else "",
-                "attempts": verdict.attempts if verdict else 0,
+                "failed_in": verdict.failed_in,
+                "attempts": verdict.attempts,
                 "policy": effect.policy,
             }
         outcome = effect.outcome

@@ -220,7 +220,7 @@ class Server:
 
     def _watch(self, now_s: float) -> None:
         tally, coordinator = self._telemetry.tally, self._parts.coordinator
-        counted = tally.total("rollout", "tokens") + tally.total("trainer", "micro_batches")
+        counted = tally.total("rollout", "tokens"), tally.total("trainer", "micro_batches")
         has_own_deadline = self._losses.is_restarting() or self._supervisor.is_pool_unplaced()
         progress = (coordinator.progress, counted, self._supervisor.restarts, now_s if has_own_deadline else 0.0)
         if warning := self._watchdog.look(now_s, progress, coordinator.waits()):

@@ -122,3 +122,26 @@ def test_rewards_by_turn_cover_every_sampled_token() -> None:
     assert (closed.turn_ends_K.tolist(), closed.turn_rewards_K.tolist()) == ([2, 3], [0.5, 0.0])
     assert transcript.close("length", turn_rewards=[(2, 0.5), (3, 1.0)]).turn_rewards_K.tolist() == [0.5, 1.0]
     assert transcript.close("length").turn_ends_K is None
+
+
+def test_a_copied_transcript_stays_as_it_was_when_it_was_copied() -> None:
+    made = Transcript("a", encode=lambda text: np.array([ord(one) for one in text], np.int32))
+    made.sampled(answer(7, 8, version=3, reason="length"))
+    copied = made.copied()
+    made.given([5])
+    made.sampled(answer(9, version=4))
+    assert copied.tokens_T.tolist() == [97, 7, 8]
+    assert (copied.num_sampled, copied.num_turns, copied.last_version) == (2, 1, 3)
+    assert copied.close().finish_reason == "length"
+    copied.given("b")
+    assert (copied.tokens_T.tolist(), made.tokens_T.tolist()) == ([97, 7, 8, 98], [97, 7, 8, 5, 9])
+
+
+def test_a_checkpoint_is_refused_without_the_sampled_tokens_before_its_given_ones() -> None:
+    made = Transcript([1])
+    made.sampled(segment(7, 8, 9))
+    made.given([5])
+    checkpoint = made.checkpoint(1, b"")
+    assert Transcript.restored(segment(7, 8, 9), checkpoint).tokens_T.tolist() == [1, 7, 8, 9, 5]
+    with pytest.raises(ValueError, match="a given token at 3 of 2 sampled ones"):
+        Transcript.restored(segment(7, 8), checkpoint)

@@ -207,3 +207,41 @@ def test_a_checkpoint_is_checked_at_birth(fields: dict[str, Any]) -> None:
     empty = np.zeros(0, np.int32)
     with pytest.raises(ValueError, match=r"given tokens|given token|num_turns"):
         TurnCheckpoint(**{"given_places_G": empty, "given_tokens_G": empty, "num_turns": 0, "state": b"", **fields})
+
+
+def test_a_lease_reports_what_it_sampled_up_to_its_newest_checkpoint() -> None:
+    before = Transcript([1, 2])
+    before.sampled(segment(7, 8, version=3))
+    before.given([9])
+    checkpoint = before.checkpoint(1, msgspec.msgpack.encode("first"))
+    task: Any = SimpleNamespace(prefix=before.sampled_tokens, checkpoint=checkpoint)
+    made = Turns(task, is_resumable=False)
+    assert (made.num_before, made.num_turns, made.last_version, len(made.new_tokens)) == (2, 1, 3, 0)
+    assert made.checkpoint is checkpoint
+    resumed = made.resumed(lambda text: np.zeros(0, np.int32))
+    assert resumed is not None
+    assert resumed.state == "first"
+    transcript = resumed.transcript
+    for turn, token in ((2, 10), (3, 11)):
+        transcript.sampled(segment(token, version=4))
+        made.take(transcript, turn, turn)
+    transcript.sampled(segment(12, version=4))
+    newest = made.checkpoint
+    assert newest is not None
+    assert made.new_tokens.tokens_R.tolist() == [10, 11], "the third token is not durable yet"
+    assert (newest.num_turns, msgspec.msgpack.decode(newest.state)) == (3, 3)
+    assert newest.given_places_G.tolist() == [0, 0, 2]
+
+
+@pytest.mark.parametrize(("has_checkpoint", "is_resumable"), [(True, True), (False, True), (False, False)])
+def test_without_a_checkpoint_of_its_own_an_episode_begins_with_the_sample(
+    has_checkpoint: bool, is_resumable: bool
+) -> None:
+    """A resumable workflow goes on by its tokens alone."""
+    prefix = segment(7, 8, version=3)
+    task: Any = SimpleNamespace(
+        prefix=prefix, checkpoint=Transcript([1]).checkpoint(1, b"") if has_checkpoint else None
+    )
+    made = Turns(task, is_resumable=is_resumable)
+    assert (made.num_before, made.num_turns, made.last_version, made.checkpoint) == (0, 0, -1, None)
+    assert made.resumed(lambda text: np.zeros(0, np.int32)) is None

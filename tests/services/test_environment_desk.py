@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -271,3 +272,104 @@ def test_a_service_that_drains_takes_no_new_episodes_and_sends_open_ones_elsewhe
     assert stage.desk.num_open == 1
     assert stage.desk.refuse_open() == 1
     assert (stage.last.episode_id, stage.last.status) == ("a", "draining")
+
+
+# ---------------------------------------------------------------- any order of events
+
+
+class Client:
+    """Plays one episode after its own plan and checks each answer: it repeats the actions that led to it."""
+
+    def __init__(self, name: str, stage: Stage) -> None:
+        self.name, self.stage = name, stage
+        self.actions: list[str] = []
+        self.digests: list[bytes] = []
+        self.is_waiting = False
+
+    def ask(self, action: str = "", *, with_history: bool = False) -> None:
+        """The next turn, or the one that is due again."""
+        if not self.is_waiting and self.digests:
+            self.actions.append(action)
+        self.is_waiting = True
+        turn = len(self.digests)
+        known = EpisodeHistory(
+            row={"name": self.name}, seed=4, actions=tuple(self.actions[:-1]), digests=tuple(self.digests)
+        )
+        self.stage.ask(self.name, turn, self.actions[-1] if turn else "", known if with_history and turn else None)
+
+    def take(self, reply: EnvironmentReply) -> None:
+        if reply.status in ("unknown", "full"):
+            return
+        assert (reply.status, reply.reason) == ("answered", "")
+        assert reply.step is not None
+        assert reply.step.observation == f"{self.name} 4 {self.actions[: reply.turn]}"
+        if reply.turn == len(self.digests):
+            self.digests.append(reply.step.digest)
+            self.is_waiting = False
+
+
+class Player:
+    """Answers the calls of one process in order, as an environment that repeats what it was given."""
+
+    def __init__(self, host: FakeHost) -> None:
+        self.host, self.num_done = host, 0
+        self.played: dict[int, tuple[str, list[str]]] = {}
+
+    def answer(self, stage: Stage) -> bool:
+        if self.num_done == len(self.host.sent):
+            return False
+        message, self.num_done = self.host.sent[self.num_done], self.num_done + 1
+        if isinstance(message, Close):
+            self.played.pop(message.episode, None)
+            return True
+        if isinstance(message, Begin):
+            self.played[message.episode] = (f"{message.row['name']} {message.seed}", [])
+        else:
+            self.played[message.episode][1].append(message.action)
+        start, actions = self.played[message.episode]
+        answer = Answered(episode=message.episode, step=Step(observation=f"{start} {actions}"))
+        stage.desk.on_message(self.host, answer)  # type: ignore[arg-type]
+        return True
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_answer_is_that_to_the_actions_of_its_own_episode(seed: int) -> None:
+    """With requests repeated, processes lost, episodes evicted and gone on with from their history."""
+    rng = random.Random(seed)
+    stage = Stage(retries=100, max_episodes=3)
+    stage.pool.hosts.append(FakeHost())
+    players = [Player(host) for host in stage.pool.hosts]
+    clients = {name: Client(name, stage) for name in "abcd"}
+    num_taken = 0
+
+    def take_replies() -> None:
+        nonlocal num_taken
+        for _, reply in stage.replies[num_taken:]:
+            clients[reply.episode_id].take(reply)
+        num_taken = len(stage.replies)
+
+    for _ in range(300):
+        client, place = rng.choice(list(clients.values())), rng.randrange(2)
+        match rng.choice(("ask", "ask", "history", "late", "answer", "answer", "answer", "lose")):
+            case "ask":
+                client.ask(rng.choice("xyz"))
+            case "history":
+                client.ask(rng.choice("xyz"), with_history=True)
+            case "late" if len(client.digests) > 1:
+                stage.ask(client.name, len(client.digests) - 1, client.actions[len(client.digests) - 2])
+            case "answer":
+                players[place].answer(stage)
+            case "lose":
+                host = stage.pool.hosts[place]
+                host.makes_room = True
+                players[place] = Player(stage.lose(host, culprit=rng.choice([0, *sorted(host.episodes)])))
+        take_replies()
+    for client in clients.values():  # each in turn gets the answer that it waits for
+        for _ in range(3):
+            if client.is_waiting:
+                client.ask(with_history=True)
+            while any(player.answer(stage) for player in players):
+                pass
+            take_replies()
+        assert not client.is_waiting
+    assert sum(len(client.digests) for client in clients.values()) > 9

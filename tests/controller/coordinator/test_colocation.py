@@ -10,6 +10,7 @@ from desk import Desk, batch_of, has, leased, only
 from schedules import random_settings
 from virtual_cluster import VirtualCluster
 
+from controller.coordinator import leasing
 from controller.coordinator.effects import (
     Effect,
     EndRun,
@@ -18,6 +19,7 @@ from controller.coordinator.effects import (
     Note,
     RecordBatch,
     SendBatch,
+    SendLeases,
     SendRelease,
     SendVersion,
 )
@@ -171,3 +173,16 @@ def test_under_random_schedules_with_faults_memory_is_never_held_twice_and_every
             getattr(cluster, action)()
         cluster.run_to_end()
         cluster.check_end()
+
+
+@pytest.mark.parametrize("turn", list(Turn))
+def test_sample_that_waits_is_leased_in_the_engines_time_alone(turn: Turn) -> None:
+    """Even while a worker that is usable still has credits."""
+    desk = ready()
+    state = desk.coordinator._state
+    group = state.groups.table.add(2, 0)
+    state.groups.table.push_pending(group, group.samples[0])
+    state.devices.turn = turn
+    leasing.assign(state)
+    assert (group.samples[0].lease_id is not None) == (turn is Turn.ENGINES)
+    assert has(state.take_effects(), SendLeases) == (turn is Turn.ENGINES)

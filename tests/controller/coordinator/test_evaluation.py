@@ -356,3 +356,11 @@ def test_a_row_given_back_is_not_held_any_more() -> None:
 def test_an_evaluation_whose_last_row_goes_with_its_worker_once_too_often_is_done() -> None:
     desk = evaluating(num_eval_rows=1, max_sample_losses=0)
     assert only(desk.lose("w0"), EvalDone).values == (None,)
+
+
+@pytest.mark.parametrize(("capacity", "num_eval"), [(1, 1), (2, 1), (3, 1), (8, 4), (9, 4)])
+def test_evaluation_takes_half_of_a_worker_while_there_is_training_work(capacity: int, num_eval: int) -> None:
+    desk = Desk(groups_per_step=32, group_size=1, num_steps=2, num_eval_rows=32)
+    desk.start(capacity=capacity)
+    held = [order.purpose for _, order in desk.held.values()]
+    assert (held.count("eval"), held.count("train")) == (num_eval, capacity - num_eval)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from desk import Desk, has, leased, only
 
+from controller.coordinator import migration
 from controller.coordinator.effects import Effect, Note, SendLeases, SendRecall, StoreFinished, StorePartial
 from controller.coordinator.events import LeaseReturned, PartialReport, RunStarted, WorkerDraining, WorkerSpeed
 from controller.coordinator.run_state import RunState
@@ -188,6 +189,33 @@ def test_lost_worker_with_a_recall_gives_its_samples_back_once() -> None:
     assert not desk.do(LeaseReturned(
         worker="w0", part=PartialReport(lease_id=lease_id, start=10, num_tokens=0), reason="migrated"
     ))  # fmt: skip
+
+
+def test_slow_workers_exchange_answers_like_fast_ones() -> None:
+    desk = tail()
+    for worker in ("w0", "w1"):
+        desk.do(WorkerSpeed(worker=worker, tokens_per_s=0.5))
+    assert recalled(desk.tick(1.5))
+
+
+def test_worker_without_answers_has_nothing_to_wait_for() -> None:
+    desk = tail()
+    desk.do(WorkerSpeed(worker="w1", tokens_per_s=10.0, steps_per_s=0.5))
+    state = desk.coordinator._state
+    assert migration._Outlook(state, state.workers["w1"]).wait_s == 0.0
+
+
+def test_group_changes_its_home_only_where_the_old_one_is_of_no_use() -> None:
+    desk = tail()
+    live = desk.coordinator._state.groups.table.live
+    (lease_id,) = recalled(desk.tick(1.5))
+    group_id = desk.held[lease_id][1].group_id
+    (again,) = leased(desk.give_back(lease_id, 10, [0], "migrated"))
+    assert (again.moved_from, live[group_id].home) == ("w0", "w0")
+    (group_id,) = (order.group_id for worker, order in desk.held.values() if worker == "w0")
+    desk.do(WorkerDraining(worker="w0"))
+    (again,) = leased(desk.give_back(desk.lease_of(group_id), 10, [0], "drain"))
+    assert (again.moved_from, live[group_id].home) == ("w0", "w1")
 
 
 # ---------------------------------------------------------------- draining

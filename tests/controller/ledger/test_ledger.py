@@ -16,6 +16,7 @@ import pytest
 from ledger_entries import admit, checkpoint, finished, lineage, partial, shipped
 
 from areal_like.errors import LedgerError, UserError
+from areal_like.verdict import Verdict
 from controller.coordinator.effects import DropGroup, FilterGroup
 from controller.coordinator.snapshot import BatchGroup
 from controller.ledger.audit import audit
@@ -229,3 +230,22 @@ def test_a_ledger_of_a_newer_schema_is_refused(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(UserError, match="schema 99"):
         Ledger(tmp_path)
+
+
+def test_a_sample_without_a_score_is_stored_with_who_failed_how_often_and_what_followed(tmp_path: Path) -> None:
+    verdict = Verdict(kind="crashed", reason="no answer", failed_in="judge", scorer="judge", attempts=3)
+    entries = [
+        msgspec.structs.replace(
+            entry, verdict=verdict, effect=msgspec.structs.replace(entry.effect, policy=policy), timings={"score": 2.0}
+        )
+        for entry, policy in ((finished(0, [0]), "drop_sample"), (finished(1, [0]), ""))
+    ]
+    with Ledger(tmp_path) as ledger:
+        ledger.apply([lineage(), admit(0), admit(1), *entries])
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
+        facts = [msgspec.json.decode(fact) for (fact,) in db.execute("SELECT facts FROM samples ORDER BY group_id")]
+    db.close()
+    usual = {
+        "components": {}, "reason": "no answer", "timings": {"score": 2.0}, "finish_reason": "stop", "scorer": "judge",
+    }  # fmt: skip
+    assert facts == [{**usual, "failed_in": "judge", "attempts": 3, "policy": "drop_sample"}, usual]

@@ -121,6 +121,28 @@ def test_drops_of_the_longest_are_a_shift_far_beyond_noise() -> None:
     assert found["trained"]["p99"] < 0.6 * found["drawn"]["p99"]
 
 
+def test_the_error_of_the_shift_is_that_of_leaving_out_each_block_in_turn() -> None:
+    lengths, rng = SampleLengths(), random.Random(5)
+    tokens = {group_id: [rng.randrange(1, 60) + group_id for _ in range(2)] for group_id in range(60)}
+    is_kept = {group_id: group_id < 20 or max(two) < 80 for group_id, two in tokens.items()}
+    for group_id, two in tokens.items():
+        for index, length in enumerate(two):
+            lengths.record(finished(group_id, index, length))
+        drop = DropGroup(group_id=group_id, reason="stale", detail="")
+        lengths.record(batch(group_id, {group_id: (0, 1)}) if is_kept[group_id] else drop)
+
+    def shift(left_out: int | None) -> float:
+        found = {group_id: two for group_id, two in tokens.items() if group_id % 20 != left_out}
+        trained = [length for group_id, two in found.items() if is_kept[group_id] for length in two]
+        return float(np.mean(trained) / np.mean(list(found.values())) - 1)
+
+    error = np.sqrt(19 * np.var([shift(block) for block in range(20)]))
+    found = lengths.summary()
+    assert found["shift"] == pytest.approx(shift(None), abs=1e-4)
+    assert found["shift_z"] == pytest.approx(shift(None) / error, abs=0.051)
+    assert found["shift_z"] < -2, "far enough from 0 that the comparison means something"
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_drops_at_random_are_no_significant_shift(seed: int) -> None:
     assert abs(drawn_by(lambda rng, longest: rng.random() < 0.2, seed=seed).summary()["shift_z"]) < 4

@@ -74,5 +74,14 @@ def test_child_that_is_killed_is_gone(command):
     command("import time; time.sleep(600)")
     process = ControllerProcess(["train", "mine"], None)
     assert process.is_alive
+    process.check()
     process.kill()
     assert not process.is_alive
+
+
+@pytest.mark.parametrize("status", [0, 130])
+def test_command_that_succeeded_or_was_interrupted_has_no_complaint(command, status):
+    command(f"import sys; print('error: not one'); sys.exit({status})")
+    process = ControllerProcess(["train", "mine"], None)
+    assert process.wait(60.0)
+    process.check()

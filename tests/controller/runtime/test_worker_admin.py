@@ -13,7 +13,7 @@ from small_run import Trainer, Worker, assert_whole, bounded, concurrently, smal
 from areal_like.trajectory import Segment
 from areal_like.wire import messages as m
 from controller.runtime.control_requests import Requests, Wish, answer_to, ask
-from controller.runtime.worker_admin import WorkerAdmin
+from controller.runtime.worker_admin import MAX_SAVERS, WorkerAdmin
 
 
 class Slow(Worker):
@@ -246,3 +246,19 @@ def test_checkpoint_of_a_trainer_that_replays_answers_a_request_made_meanwhile(t
     assert answer_to(tmp_path, key) is None
     crew.checkpoint_saved(7, "c7")
     assert answer_to(tmp_path, key) == (True, "c7")
+
+
+def test_checkpoint_is_refused_while_as_many_requests_as_allowed_are_pending(tmp_path):
+    requests = Requests(tmp_path)
+    sent: list[str] = []
+    hub = SimpleNamespace(peers={}, send=lambda name, message: not sent.append(name))
+    coordinator = SimpleNamespace(trained=0)
+    crew = WorkerAdmin(coordinator, SimpleNamespace(), hub, requests, add_worker=lambda: "", say=lambda text: None)
+    keys = []
+    for _ in range(MAX_SAVERS + 1):
+        keys.append(ask(tmp_path, "checkpoint"))
+        crew.tick(0.0)
+    assert answer_to(tmp_path, keys[-1]) == (False, "too many requests are pending")
+    assert sent == ["trainer"] * MAX_SAVERS
+    crew.checkpoint_saved(0, "c0")
+    assert {answer_to(tmp_path, key) for key in keys[:-1]} == {(True, "c0")}
