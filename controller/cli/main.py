@@ -113,6 +113,10 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
+    if command == "probe":
+        from controller.cli.probe import probe
+
+        return probe(arguments, loaded, found.train)
     from controller.cli import jobs
 
     if command == "train":

@@ -57,7 +57,7 @@ from controller.wiring.scoring import sandbox_problems
 MIN_WORKER_BYTES = 100_000_000
 """Memory of its own that a rollout worker takes at least, whatever the model: torch and transformers alone."""
 SMI_TIMEOUT_S = 20.0
-Purpose = Literal["train", "sft", "eval", "validate"]
+Purpose = Literal["train", "sft", "eval", "validate", "probe"]
 
 
 @dataclass
@@ -86,7 +86,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
     """Check everything `purpose` needs."""
     found = Preflight()
     _look_at_model(config, found)
-    if purpose in ("train", "validate"):
+    if purpose in ("train", "validate", "probe"):
         found.train = _table("data.train", lambda: load_train(config), found, purpose)
     if purpose in ("train", "validate", "eval"):
         found.eval = _table("data.eval", lambda: load_eval(config), found, purpose)
