@@ -26,10 +26,10 @@ from areal_like.probe_files import LogprobOrder, ProbeAnswers, ProbeOrder, TryAn
 from areal_like.process import USER_MISTAKE, last_error
 from areal_like.weights.weight_store import WeightStore
 from controller.config.run_config import RunConfig
+from controller.data.gold_answers import gold_answers
 from controller.data.table import DrawOrder, Table, load_demonstrations
 from controller.launch.local import child_environment
 from controller.probe.finding import GoldTry, Seen
-from controller.probe.gold import gold_answers
 from controller.runtime.model_preparation import prepared_before, write_rows
 from controller.wiring.process_specs import (
     PREPARATION,

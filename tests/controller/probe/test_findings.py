@@ -18,9 +18,9 @@ from areal_like.config import ModelSettings
 from areal_like.probe_files import LogprobOrder, ProbeAnswers, ProbeOrder, TryVerdict
 from areal_like.weights.weight_store import WeightStore
 from areal_like.wire.messages import Sampling
+from controller.data.gold_answers import gold_answers
 from controller.probe.finding import GoldTry, Seen
 from controller.probe.findings import find
-from controller.probe.gold import gold_answers
 from controller.probe.page import as_json, as_text
 from rollout.probe_answers import answers_to
 from services.reward.composition import Part, WeightedSum
