@@ -12,6 +12,7 @@ from typing import Any
 
 from areal_like.arguments import processes, seconds, whole, whole_or_all
 from controller.cli.checkpoint_arguments import add_checkpoints
+from controller.cli.init_arguments import add_init
 from controller.simulate.arguments import add_simulate
 
 RUN_COMMANDS = (
@@ -27,7 +28,7 @@ key.path=value overrides one key, with a YAML value: num_steps=40 trainer.optimi
 """
 _RUN_HELP = "a run's folder, its name in runs/, or the name of a run you started anywhere"
 _TOP_EPILOG = """\
-  a job         train, resume, validate, probe, sft, eval, simulate
+  a job         init, train, resume, validate, probe, sft, eval, simulate
   its runs      ps, status, logs, stop, drain, add, checkpoint, export, samples, report, compare
   no run        score, import
   this machine  doctor
@@ -109,6 +110,7 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
         help="go on although files of the run are missing or older than others, from the newest state that ledger and "
         "checkpoints share; later checkpoints are set aside",
     )  # fmt: skip
+    add_init(commands, _command)
     _add_looking(commands)
     _add_steering(commands)
     add_checkpoints(commands, _command, seconds, _RUN_HELP)

@@ -50,6 +50,10 @@ def _command(argv: Sequence[str]) -> int:
             from controller.runs.commands import run_command
 
             return run_command(arguments)
+        if arguments.command == "init":
+            from controller.cli.init import init
+
+            return init(arguments, _command)
         if arguments.command == "score":
             from controller.cli.score import score
 

@@ -132,6 +132,9 @@ def _length(seen: Seen) -> Finding | None:
 def _too_hard(seen: Seen) -> Finding | None:
     if seen.warm_start_follows or not seen.values or any(value > 0 for value in seen.values) or seen.signal_share:
         return None
+    if seen.is_untrained:
+        what = f"None of {len(seen.values)} samples gets a reward: the model was drawn at random."
+        return Finding("too_hard", what, "start from a trained model (model.path), or with a warm start (warm_start)")
     what = f"None of {len(seen.values)} samples gets a reward, though the scorer gives one: the prompts are too hard."
     return Finding("too_hard", what, "take easier prompts, a larger group_size, or a warm start (warm_start)")
 
