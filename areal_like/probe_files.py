@@ -51,6 +51,8 @@ class ProbeAnswers(msgspec.Struct, frozen=True, kw_only=True):
     """By row: why it cannot become a prompt."""
     stop_tokens: list[str] = []
     """End-of-sequence tokens that end an answer."""
+    are_stops_ordinary: bool = False
+    """None of them is a special token of the tokenizer, though there are some."""
     passed_over: dict[str, int] = {}
     """Special tokens that answers contain without ending there, and in how many answers."""
     unknown_marks: list[str] = []

@@ -47,6 +47,7 @@ async def answers_to(order: ProbeOrder, engine: Engine | None = None) -> ProbeAn
     )  # fmt: skip
     known = ProbeAnswers(
         stop_tokens=[str(tokenizer.convert_ids_to_tokens(one)) for one in tokens.stop_ids],
+        are_stops_ordinary=bool(tokens.stop_ids) and not set(tokens.stop_ids) & special_ids(tokenizer),
         has_chat_template=bool(getattr(tokenizer, "chat_template", None)),
         tokenizer_size=len(tokenizer),
         vocab_size=_vocab_size(model_dir),
@@ -105,6 +106,12 @@ def _prompts(
     return fitting, known
 
 
+def special_ids(tokenizer: Any) -> set[int]:
+    """Ids of all tokens that are no text: also those without a role, which `all_special_ids` leaves out."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
+
+
 def _is_one_token(tokenizer: Any, text: str) -> bool:
     try:
         return len(tokenizer.encode(text, add_special_tokens=False)) == 1
@@ -139,7 +146,7 @@ async def _answer(
 
 def _with_answers(known: ProbeAnswers, tokenizer: Any, answers: list[ProbeAnswer]) -> ProbeAnswers:
     """With special tokens that ended nothing, and tokens beyond the tokenizer's."""
-    special = set(tokenizer.all_special_ids)
+    special = special_ids(tokenizer)
     passed: Counter[str] = Counter()
     for answer in answers:
         inside = answer.tokens_R if answer.is_cut else answer.tokens_R[:-1]

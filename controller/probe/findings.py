@@ -9,7 +9,8 @@ are too hard. A new cause is a function here and a line in CAUSES or SYMPTOMS.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from controller.probe.finding import Finding, Seen
 
@@ -18,6 +19,8 @@ CUT_LIMIT = 0.5
 MEAN_NATS, MEAN_NATS_HALF = 0.01, 0.1
 """Mean difference of log-probs that float32, and 16-bit arithmetic, does not explain."""
 LOW_TEMPERATURE = 0.3
+OTHER_COLUMN_SHARE = 0.25
+"""Of the samples, that end with what another column holds."""
 _MISSING = re.compile(r"has no `|KeyError|no gold|no column")
 
 
@@ -36,6 +39,8 @@ def _tokenizer(seen: Seen) -> Finding | None:
         what = f"prompts contain tokens beyond the model's {sampled.vocab_size}"
     elif sampled.outside_tokenizer and not seen.is_untrained:
         what = f"the model writes tokens beyond the tokenizer's {sampled.tokenizer_size}"
+    elif sampled.are_stops_ordinary:
+        what = f"the model's end of sequence is the ordinary token {' '.join(sampled.stop_tokens)} in it"
     elif any("no token for" in reason for reason in sampled.rejected.values()) and not sampled.answers:
         return Finding("tokenizer", f"No prompt can be written with the tokenizer: {_first(seen)}.", remedy)
     else:
@@ -89,8 +94,10 @@ def _scorer(seen: Seen) -> Finding | None:
 
 def _reward(seen: Seen) -> Finding | None:
     golds = seen.gold_values
-    if not golds.get("answer") or max(golds["answer"]) > 0 or any(value > 0 for value in seen.values):
+    if not golds.get("answer") or any(value > 0 for value in seen.values):
         return None
+    if max(golds["answer"]) > 0:
+        return _other_column(seen)
     if seen.values and seen.signal_share:  # rewards below 0 differ as well
         return None
     for column, values in golds.items():
@@ -100,6 +107,23 @@ def _reward(seen: Seen) -> Finding | None:
             return Finding("reward_column", what, remedy)
     what = "The reward is 0 for every sample and for the gold answers too, in all usual forms."
     return Finding("reward_zero", what, "try the scorer on one row by hand; check where it looks for the final answer")
+
+
+def _other_column(seen: Seen) -> Finding | None:
+    """The scorer works and no sample is right, yet many end with what another column of their row holds."""
+    for column in {name: None for row in seen.rows for name in row if name not in ("answer", "prompt", "messages")}:
+        hits = [_ends_with(one.text, seen.rows[one.row], column) for one in seen.answers]
+        if sum(hits) >= OTHER_COLUMN_SHARE * len(hits) > 0:
+            share = f"{sum(hits)} of {len(hits)}"
+            what = f"No sample has the row's `answer`, but {share} end with what column `{column}` holds."
+            return Finding("reward_column", what, f"data.train.columns.answer: {column}")
+    return None
+
+
+def _ends_with(text: str, row: Mapping[str, Any], column: str) -> bool:
+    """What the column holds is the end of the text, where a final answer stands."""
+    wanted = str(row.get(column, "")).strip()
+    return bool(wanted) and re.search(rf"(?<!\w){re.escape(wanted)}$", text.rstrip(" .\n}$)")) is not None
 
 
 def _greedy(seen: Seen) -> Finding | None:

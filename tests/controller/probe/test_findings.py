@@ -219,6 +219,15 @@ def test_reward_on_the_wrong_column_is_named_with_the_column(model: Model) -> No
     assert "`origin`" in found[0].sentence
 
 
+def test_column_that_the_samples_agree_with_is_named(model: Model) -> None:
+    seen = look(model, lambda row, response: float(response == "9"))
+    gold = GoldTry(0, "answer", "9", TryVerdict(kind="scored", value=1.0, correct=None, reason=""))
+    rows = [{**row, "answer": "9", "final": 7, "note": None} for row in ROWS]
+    found = find(replace(seen, rows=rows, gold=[gold]))
+    assert [one.kind for one in found] == ["reward_column"]
+    assert "`final`" in found[0].sentence
+
+
 def test_column_that_is_missing_is_named_by_the_scorers_words(model: Model) -> None:
     found = find(look(model, lambda row, response: float(response == row["target"])))
     assert [one.kind for one in found] == ["reward_column"]
@@ -246,6 +255,22 @@ def test_tokenizer_of_another_model_is_named(model: Model, tmp_path: Path) -> No
     folder = copy_of(model, tmp_path / "model")
     byte_tokenizer().save_pretrained(str(folder))
     assert kinds(look_at_prompts(model, folder)) == ["tokenizer"]
+
+
+def test_tokenizer_in_which_the_end_of_sequence_is_an_ordinary_token_is_named(model: Model, tmp_path: Path) -> None:
+    folder = copy_of(model, tmp_path / "model")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    words["<eos>"], words["7"] = words["7"], words["<eos>"]
+    for token in tokenizer["added_tokens"]:
+        token["id"] = words[token["content"]]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("added_tokens_decoder", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    found = find(look(model, folder=folder))
+    assert found[0].kind == "tokenizer"
+    assert "ordinary token 7" in found[0].sentence
 
 
 def test_prompts_that_are_too_hard_are_named(model: Model) -> None:
