@@ -92,7 +92,7 @@ class Probe:
         self.say("computing the trainer's log-probs")
         trainer = config.trainer
         seen = Seen(
-            rows, sampled, config.train_sampling, verdicts, gold, self._logprobs(folder, sampled),
+            rows, sampled, config.train_sampling, verdicts, gold, self._logprobs(folder, sampled, notes),
             prompt_template=config.rollout.prompt_template,
             is_half=trainer.precision != "float32" or (config.rollout.engine.dtype or config.model.dtype) != "float32",
             is_untrained=not is_trained,
@@ -157,7 +157,8 @@ class Probe:
         verdicts, judged = found[: len(sampled.answers)], found[len(sampled.answers) :]
         return verdicts, [GoldTry(*one, verdict) for one, verdict in zip(tries, judged, strict=True)]
 
-    def _logprobs(self, folder: Path, sampled: ProbeAnswers) -> list[list[float]]:
+    def _logprobs(self, folder: Path, sampled: ProbeAnswers, notes: list[str]) -> list[list[float]]:
+        """None where the whole model does not fit one of the trainer's devices: a run may shard it."""
         if not sampled.answers:
             return []
         config = self.config
@@ -166,7 +167,11 @@ class Probe:
             attention=config.trainer.attention, temperature=config.sampling.temperature, num_threads=num_cores(),
             sequences=[(one.prompt_P, one.tokens_R) for one in sampled.answers[:MAX_LOGPROB_SAMPLES]],
         )  # fmt: skip
-        return self._ask(PROBE_LOGPROBS, order, folder, list[list[float]])
+        try:
+            return self._ask(PROBE_LOGPROBS, order, folder, list[list[float]])
+        except OperationError as error:
+            notes.append(f"log-probs of the trainer are left out: {str(error).splitlines()[-1]}")
+            return []
 
     @property
     def _limit_s(self) -> float:

@@ -27,18 +27,27 @@ PROCESSES = {
 }
 
 
-@pytest.mark.processes
-def test_shipped_config_is_probed_without_a_finding_and_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def lost(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Runs the modules in this process: four starts of Python would take longer than the rest. Those named here die."""
+    dying: set[str] = set()
+
     def run(arguments: Sequence[str], limit_s: float) -> None:
-        """In this process: four starts of Python would take longer than the rest."""
+        if arguments[0] in dying:
+            raise OperationError(f"{arguments[0]} ended with status -9: no memory")
         if arguments[0] == "trainer.prepare":
             prepare(PrepareSpec.load(Path(arguments[2])))
         else:
             PROCESSES[arguments[0]](Path(arguments[1]), Path(arguments[2]))
 
     monkeypatch.setattr(controller.probe.probe, "_run", run)
+    return dying
+
+
+@pytest.mark.processes
+def test_shipped_config_is_probed_without_a_finding_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: set[str]
+) -> None:
     assert main(["probe", "own_data", f"runs_dir={tmp_path}", "-m", "2", "-n", "4", "--json"]) == 0
     page = json.loads(capsys.readouterr().out)
     assert page["findings"] == []
@@ -46,6 +55,17 @@ def test_shipped_config_is_probed_without_a_finding_and_leaves_nothing(
     assert page["num_samples"] == 8
     assert page["logprob_difference"]["max"] < 1e-3
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.processes
+def test_trainer_that_cannot_hold_the_model_costs_only_its_log_probs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: set[str]
+) -> None:
+    lost.add("trainer.probe_logprobs")
+    assert main(["probe", "own_data", f"runs_dir={tmp_path}", "-m", "2", "-n", "4"]) == 0
+    said = capsys.readouterr().out
+    assert "engine and trainer differ by  not measured" in said
+    assert "log-probs of the trainer are left out: trainer.probe_logprobs ended with status -9" in said
 
 
 @pytest.mark.processes
