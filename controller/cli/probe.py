@@ -6,6 +6,7 @@ Owns: the command's arguments, its output and exit status. Refuses: looking and 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 from areal_like.errors import UserError
@@ -26,7 +27,11 @@ def probe(arguments: argparse.Namespace, loaded: LoadedConfig, table: Table | No
         config, arguments.prompts, arguments.samples, arguments.warm_start,
         say=lambda words: print(f"probe: {words}", file=sys.stderr, flush=True),
     )  # fmt: skip
-    seen, notes = looking.run(table)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: its folder may hold a whole model
+    try:
+        seen, notes = looking.run(table)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     findings = find(seen)
     show = as_json if arguments.json else as_text
     sys.stdout.write(show(config.name, seen, findings, notes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,6 +67,17 @@ def test_trainer_that_cannot_hold_the_model_costs_only_its_log_probs(
     said = capsys.readouterr().out
     assert "engine and trainer differ by  not measured" in said
     assert "log-probs of the trainer are left out: trainer.probe_logprobs ended with status -9" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_a_probe_and_leaves_no_folder(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(arguments: Sequence[str], limit_s: float) -> None:
+        assert len(list(tmp_path.iterdir())) == 1
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(controller.probe.probe, "_run", interrupted)
+    assert main(["probe", "quickstart", f"runs_dir={tmp_path}"]) == 130
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.processes
