@@ -12,6 +12,7 @@ from typing import Any
 
 from areal_like.arguments import processes, seconds, whole, whole_or_all
 from controller.cli.checkpoint_arguments import add_checkpoints
+from controller.cli.init_arguments import add_init
 from controller.simulate.arguments import add_simulate
 
 RUN_COMMANDS = (
@@ -27,7 +28,7 @@ key.path=value overrides one key, with a YAML value: num_steps=40 trainer.optimi
 """
 _RUN_HELP = "a run's folder, its name in runs/, or the name of a run you started anywhere"
 _TOP_EPILOG = """\
-  a job         train, resume, validate, sft, eval, simulate
+  a job         init, train, resume, validate, probe, sft, eval, simulate
   its runs      ps, status, logs, stop, drain, add, checkpoint, export, samples, report, compare
   no run        score, import
   this machine  doctor
@@ -88,6 +89,7 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
         ("validate", "print the resolved config with its derived numbers, or every error at once"),
         ("sft", "supervised steps only (warm_start); out=FOLDER sets the output folder"),
         ("eval", "score a model on data.eval; model.path=FOLDER names the checkpoint"),
+        ("probe", "a few samples of the starting model: would the reward stay flat, and why"),
     ):
         command = _command(commands, name, text)
         command.make_epilog = _config_epilog
@@ -96,6 +98,11 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
         if name == "validate":
             command.add_argument("--price", type=seconds, metavar="P", help="price of a GPU-hour, for the run's cost")
             command.add_argument("--lengths", default="", metavar="L", help="answers, as `simulate` takes them")
+        if name == "probe":
+            command.add_argument("-m", "--prompts", type=processes, default=4, metavar="M", help="prompts (4)")
+            command.add_argument("-n", "--samples", type=processes, default=8, metavar="N", help="samples of each (8)")
+            command.add_argument("--warm-start", action="store_true", help="make the supervised steps first")
+            command.add_argument("--json", action="store_true", help="one JSON object")
     resume = _command(commands, "resume", "continue an interrupted or crashed run")
     resume.add_argument("run", metavar="RUN", help=_RUN_HELP)
     resume.add_argument(
@@ -103,6 +110,7 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
         help="go on although files of the run are missing or older than others, from the newest state that ledger and "
         "checkpoints share; later checkpoints are set aside",
     )  # fmt: skip
+    add_init(commands, _command)
     _add_looking(commands)
     _add_steering(commands)
     add_checkpoints(commands, _command, seconds, _RUN_HELP)

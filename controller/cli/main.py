@@ -50,6 +50,10 @@ def _command(argv: Sequence[str]) -> int:
             from controller.runs.commands import run_command
 
             return run_command(arguments)
+        if arguments.command == "init":
+            from controller.cli.init import init
+
+            return init(arguments, _command)
         if arguments.command == "score":
             from controller.cli.score import score
 
@@ -113,6 +117,10 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
+    if command == "probe":
+        from controller.cli.probe import probe
+
+        return probe(arguments, loaded, found.train)
     from controller.cli import jobs
 
     if command == "train":

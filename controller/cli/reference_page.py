@@ -20,9 +20,10 @@ A config is YAML. On the command line `key.path=value` overrides one key; entrie
 (`reward.scorers.0.weight=0.5`). A number may be written `1e-4`. `null` is "none". Unknown keys are refused.
 `areal-like validate CONFIG` prints a config with every key filled in and the numbers that follow from it.
 
-Commands that take a CONFIG, which may be followed by overrides: `areal-like train`, `validate`, `sft`, `eval`. Those
-that take a RUN: `resume`, `status`, `logs`, `stop`, `drain`, `add`, `checkpoint`, `export`, `samples`, `report`,
-`compare`. Those that take neither: `ps`, `import`, `doctor`, `reference`. `areal-like COMMAND --help` explains each.
+Commands that take a CONFIG, which may be followed by overrides: `areal-like train`, `validate`, `probe`, `sft`, `eval`.
+Those that take a RUN: `resume`, `status`, `logs`, `stop`, `drain`, `add`, `checkpoint`, `export`, `samples`, `report`,
+`compare`. Those that take neither: `init`, `ps`, `import`, `doctor`, `reference`. `areal-like COMMAND --help` explains
+each.
 """
 
 

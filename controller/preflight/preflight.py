@@ -39,6 +39,7 @@ from controller.config.run_config import RunConfig, missing, silent_endpoints
 from controller.config.trainer_memory import host_problem, memory_problem, parameters_of, trainer_state
 from controller.config.validation.pool_sizes import fit_problem, gpus_of_run
 from controller.data.forced_lengths import KEY, forced_lengths
+from controller.data.gold_answers import gold_answers
 from controller.data.job_rows import Tables
 from controller.data.table import Table, load_demonstrations, load_eval, load_train
 from controller.launch.choice import survey
@@ -57,7 +58,8 @@ from controller.wiring.scoring import sandbox_problems
 MIN_WORKER_BYTES = 100_000_000
 """Memory of its own that a rollout worker takes at least, whatever the model: torch and transformers alone."""
 SMI_TIMEOUT_S = 20.0
-Purpose = Literal["train", "sft", "eval", "validate"]
+NUM_TRIED_ROWS = 2
+Purpose = Literal["train", "sft", "eval", "validate", "probe"]
 
 
 @dataclass
@@ -86,7 +88,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
     """Check everything `purpose` needs."""
     found = Preflight()
     _look_at_model(config, found)
-    if purpose in ("train", "validate"):
+    if purpose in ("train", "validate", "probe"):
         found.train = _table("data.train", lambda: load_train(config), found, purpose)
     if purpose in ("train", "validate", "eval"):
         found.eval = _table("data.eval", lambda: load_eval(config), found, purpose)
@@ -117,7 +119,8 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
             OBJECTIVE_CHECK: _own_objectives(config),
         }
         for checker, functions in own.items():
-            found.problems += user_code.problems_of(checker, functions, config.launch.startup_timeout_s)
+            tries = _gold(found.train) if checker == SCORER_CHECK and config.rollout.workflow == "single_turn" else []
+            found.problems += user_code.problems_of(checker, functions, config.launch.startup_timeout_s, tries)
     if is_here:
         found.absent += _devices(config)
         found.notes += _unused_gpus(config)
@@ -250,6 +253,12 @@ def _packages(config: RunConfig) -> Iterator[Problem]:
         module, colon, _ = name.partition(":")
         if colon and PathFinder.find_spec(module.partition(".")[0], [str(Path.cwd()), *sys.path]) is None:
             yield Problem((key,), f"there is no module `{module}`", "put it in the current folder, or install it")
+
+
+def _gold(table: Table | None) -> list[tuple[dict[str, Any], str]]:
+    """The first rows with their gold answers, in the forms that a model may write."""
+    rows = [dict(table[index]) for index in range(min(len(table), NUM_TRIED_ROWS))] if table is not None else []
+    return [(rows[row], response) for row, column, response in gold_answers(rows) if column == "answer"]
 
 
 def _own_scorers(config: RunConfig) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,15 @@ SLOW_S = 5.0
 
 
 def problems_of(
-    checker: str, functions: Mapping[str, tuple[str, Mapping[str, Any]]], timeout_s: float
+    checker: str,
+    functions: Mapping[str, tuple[str, Mapping[str, Any]]],
+    timeout_s: float,
+    tries: Sequence[tuple[Mapping[str, Any], str]] = (),
 ) -> Iterator[Problem]:
-    """`functions`: key of the configuration -> (module:name, options), imported and tried by the module `checker`."""
+    """`functions`: key of the configuration -> (module:name, options), imported and tried by the module `checker`.
+
+    tries: rows with answers to call them with, where `checker` does so.
+    """
     if not functions:
         return
     keys = list(functions)
@@ -38,7 +44,11 @@ def problems_of(
         source, target, said = (Path(folder) / name for name in ("in.json", "out.json", "said.txt"))
         source.write_text(json.dumps([{"name": name, "options": options} for name, options in functions.values()]))
         names = ", ".join(name for name, _ in functions.values())
-        status = _run([checker, str(source), str(target)], said, timeout_s, names)
+        arguments = [checker, str(source), str(target)]
+        if tries:
+            arguments.append(str(Path(folder) / "tries.json"))
+            Path(arguments[-1]).write_text(json.dumps(list(tries), default=str))
+        status = _run(arguments, said, timeout_s, names)
         if target.is_file():
             for fault in json.loads(target.read_text()):
                 key, (name, _) = keys[fault["index"]], functions[keys[fault["index"]]]

@@ -53,6 +53,12 @@ def needs_preparation(config: RunConfig) -> bool:
     return not (is_plain and _plain_folder(config).is_dir())
 
 
+def prepared_before(config: RunConfig) -> Path | None:
+    """The folder of the starting model where an earlier run has prepared it. Raises UserError (demonstrations)."""
+    target = _cache_folder(config, load_demonstrations(config))
+    return target if _is_there(target) else None
+
+
 async def prepare(
     config: RunConfig,
     folder: RunFolder,
@@ -93,7 +99,7 @@ def _specify(
     rows_path = None
     if demonstrations is not None:
         rows_path = folder.processes / "demonstrations.jsonl"
-        _write_rows(demonstrations, rows_path)
+        write_rows(demonstrations, rows_path)
     status_path = folder.logs / "prepare.status.jsonl"
     status_path.unlink(missing_ok=True)  # an earlier session of the run may have been stopped in its preparation
     return prepare_spec(config, out_dir=target, sft_rows=rows_path, status_path=status_path, publish_to=publish_to)
@@ -227,7 +233,8 @@ def _cache_root(runs_dir: Path) -> Path:
     return runs_dir / f".prepared-{os.getuid()}" if is_others else root
 
 
-def _write_rows(rows: Table, path: Path) -> None:
+def write_rows(rows: Table, path: Path) -> None:
+    """Write rows as JSONL; the file appears whole."""
     fresh = path.with_suffix(".tmp")
     with fresh.open("w") as file:
         for row in rows:

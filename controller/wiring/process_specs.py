@@ -38,6 +38,12 @@ ENGINE_CHECK = "rollout.check_engine"
 OBJECTIVE_CHECK = "trainer.check_objectives"
 """`python -m` names of the processes that try to import the user's scorers, environment, workflow, engine, loss and
 advantages."""
+PROBE_ANSWERS, TRY_ANSWERS, PROBE_LOGPROBS = (
+    "rollout.probe_answers",
+    "services.reward.try_answers",
+    "trainer.probe_logprobs",
+)
+"""`python -m` names of what `areal-like probe` runs, alongside PREPARATION."""
 EVENTS_PER_SAMPLE = 4
 """On the timeline of a rollout worker: its slot, generation, score, and the start of its arrow."""
 SCORE_EVENTS_PER_SAMPLE = 2

@@ -1,16 +1,42 @@
-"""`python -m services.reward.check_functions IN OUT`: whether the user's scorers can be imported and called.
+"""`python -m services.reward.check_functions IN OUT [TRIES]`: whether the user's scorers can be used.
 
 Owns: doing what a scoring process does first, in a short-lived process, so that a mistake is found before a run starts
-(areal_like/user_check.py says what IN and OUT hold). Refuses: scoring.
+(areal_like/user_check.py says what IN and OUT hold). Refuses: judging the numbers (controller/probe/findings.py).
+
+TRIES holds a JSON list of [row, response]: first rows, with their gold answers in several forms. A scorer that cannot
+judge a single one of them would judge no sample either; one that refuses some forms is right to.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from areal_like.errors import UserError
 from areal_like.user_check import answer
-from services.reward.scorers.user_function import UserFunctionScorer
+from services.reward.composition import Part, WeightedSum
+from services.reward.job import Job
+from services.reward.scorers.user_function import EXPECTED, UserFunctionScorer
+
+
+def try_scorer(name: str, options: dict[str, Any], tries: Sequence[tuple[dict[str, Any], str]]) -> None:
+    """Raises UserError: it cannot be used, or gives a number for none of the answers."""
+    scorer = WeightedSum((Part(name, 1.0, UserFunctionScorer(name, options)),))
+    reasons = []
+    for row, response in tries:
+        job = Job(job_id=1, scorer="", row=row, response=response, finish_reason="stop", num_tokens=len(response))
+        outcome = scorer.score(job, lambda _: None)
+        if outcome.kind == "scored":
+            return
+        reasons.append(outcome.reason.removeprefix(f"{name}: "))
+    if reasons:
+        what = f"gives no reward for the gold answers of the first rows ({reasons[0]})"
+        raise UserError(what, where=f"reward scorer {name}", remedy=f"{EXPECTED}; row has {', '.join(tries[0][0])}")
+
 
 if __name__ == "__main__":
-    answer(Path(sys.argv[1]), Path(sys.argv[2]), UserFunctionScorer)
+    answers = json.loads(Path(sys.argv[3]).read_text()) if len(sys.argv) > 3 else []
+    answer(Path(sys.argv[1]), Path(sys.argv[2]), lambda name, options: try_scorer(name, options, answers))

@@ -10,20 +10,23 @@ from pathlib import Path
 import pytest
 
 from controller.cli.arguments import make_parser
+from controller.cli.main import main
 from controller.config.loading import load_config
 from controller.preflight import preflight
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+README, CONFIGURING = ROOT / "README.md", ROOT / "docs" / "configuring.md"
 
 
 def own_job() -> list[list[str]]:
     """The commands of the section about a job of one's own, without `areal-like`."""
-    return [words[1:] for line in block("").splitlines() if (words := shlex.split(line, comments=True))]
+    text = block(README, "## Your own job", "")
+    return [words[1:] for line in text.splitlines() if (words := shlex.split(line, comments=True))]
 
 
-def block(language: str) -> str:
-    """The first fenced block of this language in the section about a job of one's own."""
-    section = README.read_text().partition("## Your own job")[2]
+def block(page: Path, title: str, language: str) -> str:
+    """The first fenced block of this language in a section."""
+    section = page.read_text().partition(title)[2]
     return next(text for name, text in re.findall(r"^```(\w*)\n(.*?)^```$", section, re.M | re.S) if name == language)
 
 
@@ -33,7 +36,7 @@ def refuse(text: str) -> int:
 
 def test_every_command_is_one() -> None:
     commands = own_job()
-    assert {words[0] for words in commands} >= {"validate", "train", "resume", "eval", "simulate"}
+    assert {words[0] for words in commands} >= {"init", "validate", "probe", "train", "resume", "eval", "simulate"}
     for words in commands:
         make_parser(refuse).parse_args(words)
 
@@ -47,6 +50,7 @@ def test_a_job_on_own_rows_is_refused_for_nothing_but_the_machine(
     row = json.dumps({"question": "What is 2 + 2?", "answer": "2 + 2 = 4\n#### 4"})
     for name in ("train.jsonl", "test.jsonl"):
         Path(name).write_text(f"{row}\n" * 80)
+    assert main([*own_job()[0], "--data", "train.jsonl,test.jsonl"]) == 0
     arguments = next(make_parser(refuse).parse_args(words) for words in own_job() if words[0] == purpose)
     loaded = load_config(arguments.config, arguments.overrides)
     found = preflight.look(loaded.config, purpose)  # type: ignore[arg-type]
@@ -57,10 +61,10 @@ def test_the_configuration_shown_is_refused_for_nothing_but_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    row = json.dumps({"question": "What is 2 + 2?", "answer": "4"})
-    for name in ("train.jsonl", "test.jsonl"):
+    row = json.dumps({"prompt": "What is 2 + 2?", "answer": "4"})
+    for name in ("train.jsonl", "heldout.jsonl"):
         Path(name).write_text(f"{row}\n" * 40)
-    Path("mine.yaml").write_text(block("yaml"))
+    Path("mine.yaml").write_text(block(CONFIGURING, "## A first config of your own", "yaml"))
     found = preflight.look(load_config("mine.yaml", []).config, "validate")
     assert [str(problem) for problem in found.problems] == []
 

@@ -115,6 +115,37 @@ def test_preflight_looks_at_the_functions_that_the_run_itself_will_call() -> Non
 @pytest.mark.parametrize(
     ("source", "words"),
     [
+        ("def score(row, response, **info): return float(response == row['target'])", "(KeyError: 'target')"),
+        ("def score(row, response, **info): return None", "is not a number but NoneType"),
+        ("def score(row, response, **info): return float('####' in response and response.split()[1] == 'x')", None),
+    ],
+)
+def test_scorer_is_tried_on_the_first_rows_with_their_gold_answers(source: str, words: str | None) -> None:
+    os.environ.pop("AREAL_LIKE_USER_PATH", None)
+    Path("mine.py").write_text(source)
+    config = load_config("quickstart", ['reward.scorers=[{kind: "mine:score"}]']).config
+    found = [problem for problem in preflight.look(config, "train").problems if "reward" in problem.keys[0]]
+    assert len(found) == (words is not None)
+    assert all(words in problem.what and "row has prompt, answer" in problem.remedy for problem in found if words)
+
+
+@pytest.mark.parametrize(
+    ("source", "call"),
+    [
+        ("def score(prompts, completions, **kw): return [0.0]", "prompts=[row['prompt']], completions=[response]"),
+        ("def score(completions, answer, **kw): return [0.0]", "prompts=[row['prompt']], completions=[response]"),
+        ("def score(data_source, solution_str, ground_truth, extra_info=None): return 0.0", "solution_str=response"),
+    ],
+)
+def test_function_written_for_another_system_is_refused_with_the_call_that_uses_it(source: str, call: str) -> None:
+    (problem,) = look(source)
+    assert "def score(row, response, **info)" in problem.remedy
+    assert call in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
         ("import no_such_thing", "module mine cannot be imported (ModuleNotFoundError"),
         ("class Turns: ...", "needs `is_resumable` and `async run(task, tools)`"),
         ("class Turns:\n    is_resumable = False\n    async def run(self, task, tools): ...", None),

@@ -1,0 +1,105 @@
+"""What `areal-like probe` and the three short-lived processes that it starts write for each other, as JSON files.
+
+Owns: the types. Refuses: everything that is done with them (rollout/probe_answers.py, trainer/probe_logprobs.py,
+services/reward/try_answers.py, controller/probe/). Shape legend: P tokens of a prompt, R tokens of an answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from areal_like.config import DType
+from areal_like.wire.messages import Sampling
+
+
+class ProbeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What to sample. manifest: version 0 of the model in `model_dir`; settings: the section `rollout`."""
+
+    model_dir: str
+    tokenizer: str
+    dtype: DType
+    manifest: str
+    settings: dict[str, Any]
+    sampling: Sampling
+    rows: list[dict[str, Any]]
+    num_samples: int
+    seed: int
+    num_threads: int
+    startup_timeout_s: float
+
+
+class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer to the row of that index. logprobs_R as the engine recorded them, in nats."""
+
+    row: int
+    text: str
+    prompt_P: list[int]
+    tokens_R: list[int]
+    logprobs_R: list[float]
+    is_cut: bool
+
+
+class ProbeAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of an order, and how tokenizer, model and prompts fit together."""
+
+    answers: list[ProbeAnswer] = []
+    prompts: list[str] = []
+    """Text of each prompt as the model sees it, special tokens included."""
+    rejected: dict[int, str] = {}
+    """By row: why it cannot become a prompt."""
+    stop_tokens: list[str] = []
+    """End-of-sequence tokens that end an answer."""
+    are_stops_ordinary: bool = False
+    """None of them is a special token of the tokenizer, though there are some."""
+    passed_over: dict[str, int] = {}
+    """Special tokens that answers contain without ending there, and in how many answers."""
+    unknown_marks: list[str] = []
+    """Marks of a chat template in the prompts that the tokenizer has no single token for."""
+    has_chat_template: bool = False
+    tokenizer_size: int = 0
+    vocab_size: int = 0
+    """Rows of the model's embedding, as config.json says."""
+    outside_model: int = 0
+    """Prompts with a token that the model does not have."""
+    outside_tokenizer: int = 0
+    """Answers with a token that the tokenizer does not have."""
+
+
+class LogprobOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What to compute. sequences: prompt [P] and answer [R] of each; the other fields as in the section `trainer`."""
+
+    model_dir: str
+    device: str
+    precision: Literal["float32", "bfloat16"]
+    attention: str
+    temperature: float
+    num_threads: int
+    sequences: list[tuple[list[int], list[int]]]
+
+
+class TryAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An answer to a row."""
+
+    row: dict[str, Any]
+    response: str
+    finish_reason: str = "stop"
+    num_tokens: int = 0
+
+
+class TryOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What to score. settings: the section `reward`."""
+
+    settings: dict[str, Any]
+    answers: list[TryAnswer]
+
+
+class TryVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """kind: `scored`, or why there is no value."""
+
+    kind: str
+    value: float | None
+    correct: float | None
+    """Component `correct`, where a scorer gives it."""
+    reason: str

@@ -1,0 +1,86 @@
+"""`areal-like init`: a first config, by five questions or by flags.
+
+Owns: the questions, writing files that do not exist yet, what comes next. Refuses: the content of the files
+(new_job.py), checks (preflight/).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from areal_like.errors import UserError
+from controller.cli.new_job import ANSWER_KINDS, HARDWARE, TINY, TRACKERS, NewJob
+from controller.config.loading import load_config
+from controller.config.problems import ConfigError
+from controller.preflight.preflight import look
+
+Ask = Callable[[str], str]
+DEFAULTS = {"data": "train.jsonl", "answer": "math", "model": TINY, "hardware": "cpu", "tracker": "none"}
+QUESTIONS = {
+    "data": "Data: a .jsonl or .parquet file; held-out rows after a comma",
+    "answer": "Answers: " + "; ".join(f"{kind} = {what}" for kind, what in ANSWER_KINDS.items()),
+    "model": f"Model: hub name, folder, or {TINY} (drawn at random, to try data and reward on a CPU)",
+    "hardware": "Hardware: " + "; ".join(f"{kind} = {what}" for kind, what in HARDWARE.items()),
+    "tracker": f"Tracker: {', '.join(TRACKERS)}",
+}
+CHOICES: Mapping[str, Sequence[str]] = {
+    "answer": list(ANSWER_KINDS), "hardware": list(HARDWARE), "tracker": list(TRACKERS),
+}  # fmt: skip
+
+
+def init(arguments: argparse.Namespace, run: Callable[[Sequence[str]], int], ask: Ask | None = None) -> int:
+    """Write the files, validate, offer the probe; returns the exit status. Raises UserError, ConfigError.
+
+    run: carries out another command. ask: answers a question; None: the terminal, where there is one and no flag.
+    """
+    given = {key: getattr(arguments, key) for key in DEFAULTS if getattr(arguments, key) is not None}
+    if ask is None and not given and sys.stdin.isatty():
+        ask = input
+    if ask is None and "data" not in given:
+        raise UserError("the rows are not named", where="--data", remedy="--data train.jsonl[,heldout.jsonl]")
+    answers = {**DEFAULTS, **given}
+    if ask is not None:
+        answers = {key: _answer(key, question, ask) for key, question in QUESTIONS.items()}
+    job = NewJob(target=Path(arguments.config), **answers)
+    _write(job.files())
+    _validate(job.target)
+    if ask is not None and ask("Probe it now (less than a minute on a small model)? [y/N] ").strip().lower() == "y":
+        return run(["probe", str(job.target)])
+    print(f"next: areal-like probe {job.target}, then areal-like train {job.target}")
+    return 0
+
+
+def _answer(key: str, question: str, ask: Ask) -> str:
+    while True:
+        answer = ask(f"{question} [{DEFAULTS[key]}]: ").strip() or DEFAULTS[key]
+        if answer in CHOICES.get(key, [answer]):
+            return answer
+        print(f"{answer} is none of {', '.join(CHOICES[key])}", file=sys.stderr)
+
+
+def _write(files: Mapping[Path, str]) -> None:
+    """All or none. Raises UserError: one of them exists, or cannot be written."""
+    for path in files:
+        if path.exists():
+            raise UserError("exists already, and is not overwritten", where=str(path), remedy="name another file")
+    for path, text in files.items():
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise UserError(f"cannot be written ({error.strerror})", where=str(path)) from error
+        print(f"wrote {path}")
+
+
+def _validate(path: Path) -> None:
+    """Raises ConfigError with everything that is wrong; the files stay, to be corrected."""
+    loaded = load_config(str(path))
+    found = look(loaded.config, "validate")
+    for remark in [*found.notes, *(str(problem) for problem in found.absent)]:
+        print(f"note: {remark}")
+    if found.problems:
+        raise ConfigError([problem.placed(loaded.document.where) for problem in found.problems], loaded.source)
+    print(f"areal-like validate {path}: no error")

@@ -1,0 +1,23 @@
+"""Arguments of `areal-like init`. Owns: them. Refuses: doing it (init.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from controller.cli.new_job import ANSWER_KINDS, HARDWARE, TRACKERS
+
+
+def add_init(commands: Any, make: Callable[..., Any]) -> None:
+    """The command; `make` creates one."""
+    command = make(
+        commands, "init", "write a first config, and a scorer with its test where one is needed", "",
+        "Ask five questions, or take the flags, and write a config from the nearest recipe. Then validate it. Existing "
+        "files are never overwritten.",
+    )  # fmt: skip
+    command.add_argument("config", nargs="?", default="job.yaml", metavar="FILE", help="file to write (job.yaml)")
+    command.add_argument("--data", metavar="ROWS", help="train.jsonl, or train.jsonl,heldout.jsonl")
+    command.add_argument("--answer", choices=list(ANSWER_KINDS), help="kind of the answers (math)")
+    command.add_argument("--model", metavar="M", help="hub name, folder, or tiny (the default: drawn at random)")
+    command.add_argument("--hardware", choices=list(HARDWARE), help="what it will run on (cpu)")
+    command.add_argument("--tracker", choices=list(TRACKERS), help="where metrics go as well (none)")

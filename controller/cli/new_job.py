@@ -1,0 +1,133 @@
+"""The files of a new job: a config from the nearest recipe, and a scorer with its test where the answers need one.
+
+Owns: which recipe, what is changed in it, the texts. Refuses: questions (init.py), judging the result (validate).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from areal_like.errors import UserError
+from controller.config.loading import find_config
+
+ANSWER_KINDS: Mapping[str, str] = {
+    "math": "a number or a formula, compared by value",
+    "code": "a program, run against the tests of its row",
+    "text": "a short text, compared by a function that is written for you to change",
+}
+HARDWARE: Mapping[str, str] = {
+    "cpu": "two cores, no GPU", "1gpu": "one GPU, engine and trainer in turns", "8gpu": "one node of 8 GPUs",
+}  # fmt: skip
+TRACKERS: Mapping[str, dict[str, Any]] = {
+    "none": {}, "tensorboard": {"tensorboard": True}, "wandb": {"wandb": {}}, "prometheus": {"prometheus": {}},
+}  # fmt: skip
+TINY = "tiny"
+"""Answer to the question for a model: one drawn at random, to try data and reward on a CPU."""
+_CODE = {"kind": "code", "options": {"time_limit_s": 4, "total_limit_s": 8}}
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """Five answers. data: training rows, and after a comma held-out rows; model: hub name, folder, or `tiny`."""
+
+    target: Path
+    data: str
+    answer: str
+    model: str
+    hardware: str
+    tracker: str
+
+    def files(self) -> dict[Path, str]:
+        """Text of each file. Raises UserError: answers that contradict each other."""
+        if self.model == TINY and self.hardware != "cpu":
+            raise UserError("the tiny model is for a CPU", where="--model", remedy="--hardware cpu, or a real model")
+        files = {self.target: self._config_text()}
+        if self.answer == "text":
+            folder = self.target.parent
+            files[folder / f"{self.module}.py"] = _SCORER.format(config=self.target.name)
+            files[folder / f"test_{self.module}.py"] = _SCORER_TEST.format(module=self.module)
+        return files
+
+    @property
+    def module(self) -> str:
+        """Name of the scorer's module."""
+        return f"{re.sub(r'[^0-9A-Za-z_]', '_', self.target.stem)}_reward"
+
+    @property
+    def recipe(self) -> str:
+        """Name of the shipped config that it starts from."""
+        if self.hardware == "8gpu":
+            return "code_8b_8gpu" if self.answer == "code" else "gsm8k_8b_8gpu"
+        return {"cpu": "own_data", "1gpu": "gsm8k_1.7b_1gpu"}[self.hardware]
+
+    def _config_text(self) -> str:
+        config = yaml.safe_load(find_config(self.recipe).read_text())
+        config |= {"name": self.target.stem, "data": self._data()}
+        if "eval" not in config["data"]:
+            config.pop("eval", None)
+        config["reward"] = {**config["reward"], **self._reward()}
+        if self.model != TINY:
+            config["model"] = {"path": self.model, "dtype": config["model"].get("dtype", "float32")}
+            if self.hardware == "cpu":
+                config |= _CPU_SIZES
+                config["rollout"] = {"engine": {"num_slots": 16, "max_context": 1024}}
+        if metrics := TRACKERS[self.tracker]:
+            config["metrics"] = metrics
+        text = yaml.safe_dump(config, sort_keys=False, width=110)
+        return _HEADER.format(recipe=self.recipe, file=self.target.name) + text
+
+    def _data(self) -> dict[str, Any]:
+        places = [place.strip() for place in self.data.split(",")]
+        if not all(places) or len(places) > 2:
+            raise UserError(
+                f"`{self.data}` is no data", where="--data", remedy="train.jsonl, or train.jsonl,heldout.jsonl"
+            )
+        columns = {"columns": {"answer": None}} if self.answer == "code" else {}
+        return {key: {"path": place, **columns} for key, place in zip(("train", "eval"), places, strict=False)}
+
+    def _reward(self) -> dict[str, Any]:
+        if self.answer == "text":
+            return {"scorers": [{"kind": f"{self.module}:score"}]}
+        if self.answer == "code":
+            return {"scorers": [_CODE], "timeout_s": 12}
+        return {"scorers": [{"kind": "math"}]}
+
+
+_CPU_SIZES: dict[str, Any] = {
+    "groups_per_step": 4,
+    "sampling": {"temperature": 1.0, "max_new_tokens": 256},
+    "trainer": {"micro_batch_tokens": 2048, "optimizer": {"lr": 1.0e-6, "warmup_steps": 2}},
+}
+_HEADER = """\
+# Made by `areal-like init` from the recipe {recipe}. Rows: {{"prompt": ..., "answer": ...}} a line; other names of
+# columns go in data.train.columns. A starting point: sizes, learning rate and lengths are the recipe's.
+#
+#   areal-like validate {file}      errors, memory, hours
+#   areal-like probe {file}         would the reward stay flat?
+#   areal-like train {file}
+"""
+_SCORER = '''\
+"""The reward of {config}: change it to what your answers need."""
+
+
+def score(row, response, **info):
+    """1.0 where the response is the row's `answer`, whatever the case and the spaces around it, else 0.0."""
+    return float(response.strip().casefold() == str(row["answer"]).strip().casefold())
+'''
+_SCORER_TEST = """\
+from {module} import score
+
+
+def test_right_answer_gets_the_reward():
+    assert score({{"answer": "Paris"}}, " paris\\n") == 1.0
+
+
+def test_another_answer_gets_none():
+    assert score({{"answer": "Paris"}}, "Rome") == 0.0
+"""

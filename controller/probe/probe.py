@@ -1,0 +1,199 @@
+"""`areal-like probe`: a few samples of the starting model, judged before a run is paid for.
+
+Owns: the short-lived processes that do the work with the run's own code, their order, files and end. Refuses: the work
+itself (trainer/prepare.py, rollout/probe_answers.py, services/reward/try_answers.py, trainer/probe_logprobs.py),
+conclusions (findings.py), layout (page.py).
+
+One process after the other: the model and its version 0, samples, verdicts on samples and gold answers, log-probs of
+the trainer. Each is guarded: what it started ends with it, and it ends with us (areal_like/guard.py).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from areal_like.errors import OperationError, UserError
+from areal_like.guarded_process import run_guarded
+from areal_like.probe_files import LogprobOrder, ProbeAnswers, ProbeOrder, TryAnswer, TryOrder, TryVerdict
+from areal_like.process import USER_MISTAKE, last_error
+from areal_like.weights.weight_store import WeightStore
+from controller.config.run_config import RunConfig
+from controller.data.gold_answers import gold_answers
+from controller.data.table import DrawOrder, Table, load_demonstrations
+from controller.launch.local import child_environment
+from controller.probe.finding import GoldTry, Seen
+from controller.runtime.model_preparation import prepared_before, write_rows
+from controller.wiring.process_specs import (
+    PREPARATION,
+    PROBE_ANSWERS,
+    PROBE_LOGPROBS,
+    TRY_ANSWERS,
+    num_cores,
+    prepare_spec,
+)
+
+MAX_LOGPROB_SAMPLES = 16
+LIMIT_S = 1800.0
+"""Of one of the processes, in addition to the time a worker may take to start."""
+LAST_CHARS = 2000
+ASKED_SCORERS = frozenset({"http", "llm_judge"})
+"""Gold answers in many forms are not sent to a service that others run, or that costs money."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One look at a config. warm_start: make the supervised steps first, where no earlier run has made them."""
+
+    config: RunConfig
+    num_prompts: int
+    num_samples: int
+    warm_start: bool
+    say: Callable[[str], None]
+
+    def run(self, table: Table) -> tuple[Seen, list[str]]:
+        """What was seen, and remarks on what was left out. Raises UserError, OperationError, KeyboardInterrupt."""
+        config = self.config
+        if config.emulation is not None:
+            raise UserError(
+                "emulated devices compute nothing", where="emulation", remedy="emulation=null, or another config"
+            )
+        order = DrawOrder.of(config, table)
+        count = min(self.num_prompts, len(table), order.max_draws or self.num_prompts)
+        rows = [dict(table[order.row_index(draw)]) for draw in range(count)]
+        runs_dir = Path(config.runs_dir).expanduser()
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".probe-", dir=runs_dir) as name:
+            return self._look(rows, Path(name).resolve())
+
+    def _look(self, rows: list[dict[str, Any]], folder: Path) -> tuple[Seen, list[str]]:
+        config, notes = self.config, []
+        warm = prepared_before(config) if config.warm_start is not None else None
+        is_trained = config.model.path is not None or warm is not None or self.warm_start
+        warm_start_follows = config.warm_start is not None and warm is None and not self.warm_start
+        if warm_start_follows:
+            notes.append(
+                "this is the model before its warm start, so few rewards or none are expected: `--warm-start` makes "
+                "the supervised steps first, and a model that an earlier run has warm-started is used as it is"
+            )
+        self.say("preparing the starting model")
+        manifest = self._prepare(folder, warm)
+        self.say(f"sampling {len(rows)} prompts x {self.num_samples}")
+        sampled = self._sample(folder, rows, manifest)
+        verdicts, gold = self._score(folder, rows, sampled, notes)
+        self.say("computing the trainer's log-probs")
+        trainer = config.trainer
+        seen = Seen(
+            rows, sampled, config.train_sampling, verdicts, gold, self._logprobs(folder, sampled, notes),
+            prompt_template=config.rollout.prompt_template,
+            is_half=trainer.precision != "float32" or (config.rollout.engine.dtype or config.model.dtype) != "float32",
+            is_untrained=not is_trained,
+            warm_start_follows=warm_start_follows,
+        )  # fmt: skip
+        return seen, notes
+
+    def _prepare(self, folder: Path, warm: Path | None) -> Path:
+        """The model's folder, and the manifest of its version 0, which is returned."""
+        config, rows_path = self.config, None
+        if warm is not None:
+            model = config.model.model_copy(update={"path": str(warm), "init": None, "tokenizer": "from_model"})
+            config = config.model_copy(update={"model": model, "warm_start": None})
+        elif self.warm_start and (demonstrations := load_demonstrations(config)) is not None:
+            write_rows(demonstrations, rows_path := folder / "demonstrations.jsonl")
+        spec = prepare_spec(
+            config, out_dir=folder / "model", sft_rows=rows_path, status_path=folder / "status.jsonl",
+            publish_to=folder / "weights",
+        ).model_copy(update={"publish_kind": "disk"})  # fmt: skip
+        spec.save(folder / "prepare.json")
+        _run([PREPARATION, "--spec", str(folder / "prepare.json")], self._limit_s)
+        manifest = WeightStore(folder / "weights", "disk", keep=2).newest()
+        assert manifest is not None, "the preparation published nothing"
+        return manifest
+
+    def _sample(self, folder: Path, rows: list[dict[str, Any]], manifest: Path) -> ProbeAnswers:
+        config = self.config
+        settings = config.rollout.model_dump(mode="json")
+        settings["engine"]["device"] = config.rollout_devices[0]
+        order = ProbeOrder(
+            model_dir=str(folder / "model"), tokenizer="from_model", dtype=config.model.dtype, manifest=str(manifest),
+            settings=settings, sampling=config.train_sampling, rows=rows, num_samples=self.num_samples,
+            seed=config.seed, num_threads=num_cores(), startup_timeout_s=config.launch.startup_timeout_s,
+        )  # fmt: skip
+        return self._ask(PROBE_ANSWERS, order, folder, ProbeAnswers)
+
+    def _score(
+        self, folder: Path, rows: list[dict[str, Any]], sampled: ProbeAnswers, notes: list[str]
+    ) -> tuple[list[TryVerdict], list[GoldTry]]:
+        reward = self.config.reward
+        if self.config.rollout.workflow != "single_turn":
+            notes.append("rewards are left out: rollout.workflow is run by no probe, only its first prompt is")
+            return [], []
+        if reward.addresses:
+            notes.append("rewards are left out: they come from services of their own (reward.addresses)")
+            return [], []
+        self.say("scoring")
+        tries = list(gold_answers(rows))
+        if ASKED_SCORERS & {scorer.kind for scorer in reward.scorers}:
+            notes.append("gold answers are not tried: a scorer asks a service")
+            tries = []
+        answers = [
+            TryAnswer(
+                row=rows[one.row], response=one.text, finish_reason="length" if one.is_cut else "stop",
+                num_tokens=len(one.tokens_R),
+            )
+            for one in sampled.answers
+        ]  # fmt: skip
+        answers += [TryAnswer(row=rows[row], response=text, num_tokens=len(text)) for row, _, text in tries]
+        order = TryOrder(settings=reward.model_dump(mode="json"), answers=answers)
+        found = self._ask(TRY_ANSWERS, order, folder, list[TryVerdict])
+        verdicts, judged = found[: len(sampled.answers)], found[len(sampled.answers) :]
+        return verdicts, [GoldTry(*one, verdict) for one, verdict in zip(tries, judged, strict=True)]
+
+    def _logprobs(self, folder: Path, sampled: ProbeAnswers, notes: list[str]) -> list[list[float]]:
+        """None where the whole model does not fit one of the trainer's devices: a run may shard it."""
+        if not sampled.answers:
+            return []
+        config = self.config
+        order = LogprobOrder(
+            model_dir=str(folder / "model"), device=config.trainer_devices[0], precision=config.trainer.precision,
+            attention=config.trainer.attention, temperature=config.sampling.temperature, num_threads=num_cores(),
+            sequences=[(one.prompt_P, one.tokens_R) for one in sampled.answers[:MAX_LOGPROB_SAMPLES]],
+        )  # fmt: skip
+        try:
+            return self._ask(PROBE_LOGPROBS, order, folder, list[list[float]])
+        except OperationError as error:
+            notes.append(f"log-probs of the trainer are left out: {str(error).splitlines()[-1]}")
+            return []
+
+    @property
+    def _limit_s(self) -> float:
+        return self.config.launch.startup_timeout_s + LIMIT_S
+
+    def _ask(self, module: str, order: msgspec.Struct, folder: Path, kind: type[T]) -> T:
+        """Run `python -m module IN OUT`; what it wrote. Raises UserError, OperationError."""
+        source, target = folder / f"{module}.in.json", folder / f"{module}.out.json"
+        source.write_bytes(msgspec.json.encode(order))
+        _run([module, str(source), str(target)], self._limit_s)
+        return msgspec.json.decode(target.read_bytes(), type=kind)
+
+
+def _run(arguments: Sequence[str], limit_s: float) -> None:
+    """One process to its end. Raises UserError with what it refused, OperationError with its last words."""
+    environment = child_environment(num_cores(), user_path=Path.cwd())
+    try:
+        ended = run_guarded([sys.executable, "-P", "-m", *arguments], timeout_s=limit_s, env=environment)
+    except subprocess.TimeoutExpired as error:
+        raise OperationError(f"{arguments[0]} did not end within {limit_s:g} s") from error
+    if ended.returncode == USER_MISTAKE:
+        raise UserError(last_error(ended.stderr) or f"{arguments[0]} refused to work")
+    if ended.returncode != 0:
+        words = ended.stderr.strip()[-LAST_CHARS:]
+        raise OperationError(f"{arguments[0]} ended with status {ended.returncode}: {words}")

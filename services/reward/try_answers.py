@@ -1,0 +1,69 @@
+"""`python -m services.reward.try_answers IN OUT`: verdicts on a few answers, for `areal-like probe`.
+
+Owns: the run's own scoring processes, one job after the other on each. Refuses: files of rows (score_file.py), sockets.
+
+IN is a `TryOrder`, OUT a list of `TryVerdict` in the same order (areal_like/probe_files.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from areal_like.errors import UserError
+from areal_like.import_check import append_user_path
+from areal_like.probe_files import TryAnswer, TryOrder, TryVerdict
+from services.processes import process_tree
+from services.processes.framing import frame
+from services.reward.config import RewardSettings
+from services.reward.job import Job
+from services.reward.pool import Pool
+
+
+async def verdicts_on(order: TryOrder) -> list[TryVerdict]:
+    """Score every answer. Raises UserError: a scorer that cannot be loaded."""
+    settings = RewardSettings.model_validate({**order.settings, "num_workers": min(2, os.cpu_count() or 1)})
+    process_tree.become_subreaper()
+    pool = Pool(settings)
+    try:
+        await pool.start()
+        async with asyncio.TaskGroup() as tasks:
+            keeper = tasks.create_task(pool.run(), name="pool")
+            room = asyncio.Semaphore(settings.num_workers)
+            found = await asyncio.gather(
+                *(_verdict(pool, room, number, one, settings.timeout_s) for number, one in enumerate(order.answers, 1))
+            )
+            keeper.cancel()
+        return found
+    finally:
+        await pool.close()
+
+
+async def _verdict(pool: Pool, room: asyncio.Semaphore, number: int, one: TryAnswer, timeout_s: float) -> TryVerdict:
+    job = Job(
+        job_id=number, scorer="", row=one.row, response=one.response, finish_reason=one.finish_reason,
+        num_tokens=one.num_tokens,
+    )  # fmt: skip
+    async with room:
+        outcome = await pool.attempt(frame(job), number, timeout_s)
+    correct = outcome.components.get("correct")
+    return TryVerdict(kind=outcome.kind, value=outcome.value, correct=correct, reason=outcome.reason)
+
+
+def main(source: Path, target: Path) -> None:
+    """The process: exit status 2 and one `error:` line for a mistake of the user's."""
+    append_user_path()
+    try:
+        found = asyncio.run(verdicts_on(msgspec.json.decode(source.read_bytes(), type=TryOrder)))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(2)
+    target.write_bytes(msgspec.json.encode(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

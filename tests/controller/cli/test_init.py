@@ -1,0 +1,101 @@
+"""`areal-like init`: every combination of answers is a valid config, and nothing is overwritten."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.cli.arguments import make_parser
+from controller.cli.init import init
+from controller.cli.main import main
+from controller.cli.new_job import ANSWER_KINDS, HARDWARE, TINY, TRACKERS, NewJob
+from controller.config.loading import load_config
+
+MODELS = (TINY, "Qwen/Qwen3-1.7B")
+COMBINATIONS = [
+    one for one in itertools.product(ANSWER_KINDS, MODELS, HARDWARE, TRACKERS) if one[1] != TINY or one[2] == "cpu"
+]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.jsonl").write_text('{"prompt": "The capital of France?", "answer": "Paris"}\n')
+    Path("heldout.jsonl").write_text('{"prompt": "The capital of Italy?", "answer": "Rome"}\n')
+
+
+@pytest.mark.parametrize(("answer", "model", "hardware", "tracker"), COMBINATIONS)
+@pytest.mark.parametrize("data", ["train.jsonl", "train.jsonl,heldout.jsonl"])
+def test_every_combination_of_answers_is_a_config_without_contradiction(
+    data: str, answer: str, model: str, hardware: str, tracker: str
+) -> None:
+    job = NewJob(Path("mine.yaml"), data, answer, model, hardware, tracker)
+    for path, text in job.files().items():
+        path.write_text(text)
+    config = load_config("mine.yaml").config
+    assert config.name == "mine"
+    assert (config.data.eval is None) == (data == "train.jsonl")
+    assert config.model.path == (None if model == TINY else model)
+
+
+def test_flags_write_a_job_that_validate_accepts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "mine.yaml", "--data", "train.jsonl,heldout.jsonl"]) == 0
+    said = capsys.readouterr().out
+    assert "wrote mine.yaml" in said
+    assert "validate mine.yaml: no error" in said
+    assert "areal-like probe mine.yaml" in said
+
+
+@pytest.mark.processes
+def test_own_scorer_is_written_with_a_test_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AREAL_LIKE_USER_PATH", raising=False)
+    assert main(["init", "my-job.yaml", "--data", "train.jsonl", "--answer", "text"]) == 0
+    assert load_config("my-job.yaml").config.reward.scorers[0].kind == "my_job_reward:score"
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    spec = importlib.util.spec_from_file_location("written", "test_my_job_reward.py")
+    assert spec is not None
+    assert spec.loader is not None
+    written = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(written)
+    sys.modules.pop("my_job_reward")
+    tests = [value for name, value in vars(written).items() if name.startswith("test_")]
+    assert len(tests) == 2
+    for test in tests:
+        test()
+
+
+def test_nothing_is_overwritten_and_nothing_else_written(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("test_mine_reward.py").write_text("mine")
+    assert main(["init", "mine.yaml", "--data", "train.jsonl", "--answer", "text"]) == 2
+    assert "test_mine_reward.py: exists already" in capsys.readouterr().err
+    assert sorted(path.name for path in Path().iterdir()) == ["heldout.jsonl", "test_mine_reward.py", "train.jsonl"]
+
+
+def test_mistake_in_the_answers_is_one_error_and_the_config_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "mine.yaml", "--data", "none.jsonl"]) == 2
+    assert "none.jsonl" in capsys.readouterr().err
+    assert Path("mine.yaml").is_file()
+
+
+def test_tiny_model_on_a_gpu_and_rows_without_a_name_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "mine.yaml", "--data", "train.jsonl", "--hardware", "8gpu"]) == 2
+    assert main(["init", "mine.yaml", "--model", "tiny"]) == 2
+    said = capsys.readouterr().err
+    assert "the tiny model is for a CPU" in said
+    assert "the rows are not named" in said
+    assert not Path("mine.yaml").exists()
+
+
+def test_questions_are_asked_again_until_the_answer_is_one_and_the_probe_is_offered() -> None:
+    answers: Iterator[str] = iter(["", "poem", "math", "", "", "tensorboard", "y"])
+    commands: list[list[str]] = []
+    arguments = make_parser(lambda _: 2).parse_args(["init", "asked.yaml"])
+    status = init(arguments, lambda words: commands.append(list(words)) or 5, lambda _: next(answers))
+    assert status == 5
+    assert commands == [["probe", "asked.yaml"]]
+    assert load_config("asked.yaml").config.metrics.tensorboard is True

@@ -1,0 +1,100 @@
+"""`areal-like probe` with its real processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import controller.probe.probe
+import rollout.probe_answers
+import services.reward.try_answers
+import trainer.probe_logprobs
+from areal_like.errors import OperationError, UserError
+from areal_like.probe_files import TryOrder
+from controller.cli.main import main
+from controller.probe.probe import _run as run_process
+from trainer.prepare import prepare
+from trainer.prepare_spec import PrepareSpec
+
+PROCESSES = {
+    "rollout.probe_answers": rollout.probe_answers.main,
+    "services.reward.try_answers": services.reward.try_answers.main,
+    "trainer.probe_logprobs": trainer.probe_logprobs.main,
+}
+
+
+@pytest.fixture
+def lost(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Runs the modules in this process: four starts of Python would take longer than the rest. Those named here die."""
+    dying: set[str] = set()
+
+    def run(arguments: Sequence[str], limit_s: float) -> None:
+        if arguments[0] in dying:
+            raise OperationError(f"{arguments[0]} ended with status -9: no memory")
+        if arguments[0] == "trainer.prepare":
+            prepare(PrepareSpec.load(Path(arguments[2])))
+        else:
+            PROCESSES[arguments[0]](Path(arguments[1]), Path(arguments[2]))
+
+    monkeypatch.setattr(controller.probe.probe, "_run", run)
+    return dying
+
+
+@pytest.mark.processes
+def test_shipped_config_is_probed_without_a_finding_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: set[str]
+) -> None:
+    assert main(["probe", "own_data", f"runs_dir={tmp_path}", "-m", "2", "-n", "4", "--json"]) == 0
+    page = json.loads(capsys.readouterr().out)
+    assert page["findings"] == []
+    assert page["gold_reward"] == 1.0
+    assert page["num_samples"] == 8
+    assert page["logprob_difference"]["max"] < 1e-3
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.processes
+def test_trainer_that_cannot_hold_the_model_costs_only_its_log_probs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: set[str]
+) -> None:
+    lost.add("trainer.probe_logprobs")
+    assert main(["probe", "own_data", f"runs_dir={tmp_path}", "-m", "2", "-n", "4"]) == 0
+    said = capsys.readouterr().out
+    assert "engine and trainer differ by  not measured" in said
+    assert "log-probs of the trainer are left out: trainer.probe_logprobs ended with status -9" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_a_probe_and_leaves_no_folder(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(arguments: Sequence[str], limit_s: float) -> None:
+        assert len(list(tmp_path.iterdir())) == 1
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(controller.probe.probe, "_run", interrupted)
+    assert main(["probe", "quickstart", f"runs_dir={tmp_path}"]) == 130
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.processes
+def test_refusal_of_a_process_is_the_users_error_and_its_death_is_not(tmp_path: Path) -> None:
+    order = TryOrder(settings={"scorers": [{"kind": "maths"}]}, answers=[])
+    (tmp_path / "in.json").write_bytes(msgspec.json.encode(order))
+    with pytest.raises(UserError, match="no such scorer"):
+        run_process(["services.reward.try_answers", str(tmp_path / "in.json"), str(tmp_path / "out.json")], 60.0)
+    with pytest.raises(OperationError, match="ended with status 1"):
+        run_process(["services.reward.try_answers", str(tmp_path / "none.json"), str(tmp_path / "out.json")], 60.0)
+
+
+def test_emulated_devices_are_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["probe", "emulated"]) == 2
+    assert "emulated devices compute nothing" in capsys.readouterr().err
+
+
+def test_warm_start_that_the_config_lacks_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["probe", "own_data", "--warm-start"]) == 2
+    assert "no supervised steps" in capsys.readouterr().err
