@@ -37,6 +37,7 @@ from controller.config.memory.fit import fit_problems, fit_remarks, with_smalles
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig, missing, silent_endpoints
 from controller.config.trainer_memory import host_problem, memory_problem, parameters_of, trainer_state
+from controller.config.validation.lora import target_problems
 from controller.config.validation.pool_sizes import fit_problem, gpus_of_run
 from controller.data.forced_lengths import KEY, forced_lengths
 from controller.data.job_rows import Tables
@@ -182,6 +183,8 @@ def _look_at_model(config: RunConfig, found: Preflight) -> None:
     found.problems += [_as_problem("model.path", error) for error in errors]
     if not is_here:
         found.notes.append(f"model.path: {path} is not on this machine and will be downloaded from the hub")
+    if config.trainer.lora is not None and not errors:
+        found.problems += target_problems(config, model_folder.tensor_shapes(path))
     if found.model:
         found.problems += model_problems(config, found.model)
         if config.trainer.weights.transfer.needs_process_group:
