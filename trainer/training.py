@@ -56,6 +56,7 @@ from trainer.ranks import Order, Ranks, own_device, peer_errors_as_rank_lost
 from trainer.step import Spans, TrainStep, ready_model
 from trainer.training_state import (
     ModelFiles,
+    PolicyFiles,
     check_architecture,
     generator_states,
     restore_generators,
@@ -170,7 +171,9 @@ class Training:
         )
         disagreement_nats = ready_model(model, setup)
         adapter = self._adapter
-        self._files = ModelFiles.of(model) if adapter is None else adapter.files(model, str(spec.model.path))
+        self._files: PolicyFiles = (
+            ModelFiles.of(model) if adapter is None else adapter.files(model, str(spec.model.path))
+        )
         self.policy = make_backend(choice.descriptor, model, setup)
         self._critic = make_critic(choice.descriptor, setup, self._source, self._critic_folder, device=model_device)
         reference = None

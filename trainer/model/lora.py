@@ -5,8 +5,8 @@ Owns: `add_adapter`, the module that computes with it, `Merged`, the names of it
 
 The adapter is added to the linear modules themselves: each target becomes a `LoraLinear` with two parameters more,
 `lora_A` and `lora_B`, and every other name stays what it is on the Hub. So backends shard, clip and move it as they do
-any parameter, packed attention is not concerned, and taking `lora_A` and `lora_B` away leaves the base. The arithmetic is
-peft's, operation by operation; its names, which all differ, are in files only.
+any parameter, packed attention is not concerned, and taking `lora_A` and `lora_B` away leaves the base. The arithmetic
+is peft's, operation by operation; its names, which all differ, are in files only.
 
 Shapes: I inputs and O outputs of a target, R the rank.
 """
