@@ -18,8 +18,8 @@ from areal_like.errors import UserError
 from areal_like.weights.adapter import AdapterNote, LoneAdapter, peft_name
 from areal_like.weights.delta import digest
 from areal_like.weights.weight_store import TensorBytes, describe
-from trainer.adapter_files import AdapterFiles, load_adapter
-from trainer.checkpoints.checkpoint import ADAPTER, CheckpointState
+from trainer.adapter_files import AdapterFiles, BaseIdentity, load_adapter
+from trainer.checkpoints.checkpoint import ADAPTER
 from trainer.config import LoraSettings
 from trainer.export import cast, named_tensors
 from trainer.host_copy import Part
@@ -32,16 +32,12 @@ _WEIGHT = "weight/"
 class PolicyAdapter:
     """Made by `add` from the whole model, on every rank alike."""
 
-    def __init__(self, settings: LoraSettings, spec: ProcessSpec, base: dict[str, int], base_digest: str) -> None:
+    def __init__(self, settings: LoraSettings, spec: ProcessSpec, base: BaseIdentity, base_digest: str) -> None:
         self.settings, self._dtype = settings, spec.model.dtype
-        self._base = base
-        """CRC-32 of every tensor of the base in the type versions have."""
-        self.base_digest = base_digest
+        self._base, self._base_digest = base, base_digest
 
     @staticmethod
-    def add(
-        model: PreTrainedModel, settings: LoraSettings, spec: ProcessSpec, state: CheckpointState | None
-    ) -> PolicyAdapter:
+    def add(model: PreTrainedModel, settings: LoraSettings, spec: ProcessSpec) -> PolicyAdapter:
         """Freeze the model and add the adapter: a new one, or that of the checkpoint `spec.resume_from`.
 
         Raises UserError for a target that is not there, another base, another adapter; WeightError for a damaged file.
@@ -49,22 +45,15 @@ class PolicyAdapter:
         dtype = spec.model.dtype
         whole = {name: tensor_bytes(cast(tensor, dtype)) for name, tensor in named_tensors(model).items()}
         described = describe("disk", 0, "base", whole)
-        base_digest = digest(described)
+        base = BaseIdentity(str(spec.model.path), dtype, {entry.name: entry.crc32 for entry in described.tensors})
         add_adapter(model, settings, seed=spec.seed)
-        if state is not None:
-            folder = Path(str(spec.resume_from))
-            if state.adapter_base != base_digest:
-                raise UserError(
-                    f"the checkpoint's adapter belongs to another base than {spec.model.path}",
-                    where=str(folder),
-                    remedy="resume with the model and model.dtype that the run began with",
-                )
-            load_adapter(folder, model)
-        return PolicyAdapter(settings, spec, {entry.name: entry.crc32 for entry in described.tensors}, base_digest)
+        if spec.resume_from is not None:
+            load_adapter(Path(spec.resume_from), model, base)
+        return PolicyAdapter(settings, spec, base, digest(described))
 
-    def files(self, model: PreTrainedModel, base: str) -> AdapterFiles:
-        """What writes its checkpoints. base: the folder it belongs to."""
-        return AdapterFiles.of(model, self.settings, base)
+    def files(self, model: PreTrainedModel) -> AdapterFiles:
+        """What writes its checkpoints."""
+        return AdapterFiles.of(model, self.settings, self._base)
 
     def is_published(self, name: str) -> bool:
         """True for a tensor that a version is made of."""
@@ -77,9 +66,9 @@ class PolicyAdapter:
         adapter_digest = digest(describe("disk", 0, "adapter", adapter))
         if self.settings.publish == "merged":
             merged = snapshot(self.merged(policy), dtype=self._dtype)
-            return merged, AdapterNote(base_digest=self.base_digest, adapter_digest=adapter_digest)
-        lone = LoneAdapter(scale=self.settings.scale, dtype=self._dtype, base=self._base)
-        return adapter, AdapterNote(base_digest=self.base_digest, adapter_digest=adapter_digest, lone=lone)
+            return merged, AdapterNote(base_digest=self._base_digest, adapter_digest=adapter_digest)
+        lone = LoneAdapter(scale=self.settings.scale, dtype=self._dtype, base=self._base.crc32)
+        return adapter, AdapterNote(base_digest=self._base_digest, adapter_digest=adapter_digest, lone=lone)
 
     def merged(self, policy: Mapping[str, torch.Tensor]) -> Merged:
         """The weights that base and adapter amount to."""

@@ -12,7 +12,6 @@ from areal_like.config import ProcessSpec
 from areal_like.wire.messages import BatchSample, RunPosition
 from trainer.backends.emulated import EmulatedBackend
 from trainer.backends.port import Setup
-from trainer.checkpoints.checkpoint import CheckpointState
 from trainer.colocation import SharedDevices
 from trainer.data.batch import PreparedBatch
 from trainer.model.attention import choose
@@ -33,7 +32,7 @@ class EmulatedTraining(Training):
         self._ready_s: dict[int, float] = {}
         """When the batch of a step was packed; monotonic."""
 
-    def _build(self, state: CheckpointState | None = None) -> None:
+    def _build(self) -> None:
         """The tiny model, whose weights travel, and the backend."""
         spec, emulation = self.spec, self._emulation
         model = load_causal_lm(self._source, device="cpu")

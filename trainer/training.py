@@ -140,7 +140,7 @@ class Training:
                 check_architecture(resumed, self._source)
                 self._source = resumed
             self._critic_folder = resumed if state.version > 0 else None
-        self._build(state)
+        self._build()
         if state is not None:
             assert resumed is not None
             self._restore(resumed, state)
@@ -151,15 +151,15 @@ class Training:
         if self.ranks.is_leader:
             self._writer = VersionWriter(Path(spec.weight_dir), self.settings.weights)
 
-    def _build(self, state: CheckpointState | None = None) -> None:
-        """Model, backend and step; what was chosen, and why, goes into trainer.json. state: of the checkpoint."""
+    def _build(self) -> None:
+        """Model, backend and step; what was chosen, and why, goes into trainer.json."""
         spec = self.spec
         device = own_device(self.settings.device, spec)
         is_taken = spec.is_colocated and spec.is_device_taken  # all goes there when it is our turn
         model_device = "cpu" if is_taken or spec.num_ranks > 1 else str(device)
         model = load_causal_lm(self._source, device=model_device)
         if (lora := self.settings.lora) is not None:
-            self._adapter = PolicyAdapter.add(model, lora, spec, state)
+            self._adapter = PolicyAdapter.add(model, lora, spec)
         num_models = 1 if self.settings.critic is None else 2
         num_trained, num_frozen = num_parameters(model, is_trained=True), num_parameters(model, is_trained=False)
         choice = choose_backend(self.settings, num_models * num_trained, device, num_frozen=num_frozen)
@@ -171,9 +171,7 @@ class Training:
         )
         disagreement_nats = ready_model(model, setup)
         adapter = self._adapter
-        self._files: PolicyFiles = (
-            ModelFiles.of(model) if adapter is None else adapter.files(model, str(spec.model.path))
-        )
+        self._files: PolicyFiles = ModelFiles.of(model) if adapter is None else adapter.files(model)
         self.policy = make_backend(choice.descriptor, model, setup)
         self._critic = make_critic(choice.descriptor, setup, self._source, self._critic_folder, device=model_device)
         reference = None
@@ -369,7 +367,6 @@ class Training:
             generators=generator_states(),
             position=self._position,
             staleness=dict(sorted(self.staleness.items())),
-            adapter_base="" if self._adapter is None else self._adapter.base_digest,
         )
         generators, source = torch_generators(), self._companions()
         return lambda: self._write(state, copied, generators, source, started_s)

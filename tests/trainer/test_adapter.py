@@ -20,6 +20,7 @@ from areal_like.errors import UserError
 from areal_like.trajectory import Trajectory
 from areal_like.weights.weight_store import open_payload
 from areal_like.wire.messages import BatchSample
+from trainer.checkpoints.adapter_export import export_adapter
 from trainer.export import named_tensors, write_model
 from trainer.model.lora import Merged, adapter_off, is_adapters
 from trainer.model.model import load_causal_lm
@@ -187,6 +188,43 @@ def test_the_exported_model_is_merged(prepared: Path, step: Callable[..., dict[s
     merged = Merged(named_tensors(training.model), SCALE)
     assert exported.keys() == set(merged)
     assert all(torch.equal(exported[name], tensor) for name, tensor in merged.items())
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_checkpoint_is_exported_merged_or_as_an_adapter(
+    prepared: Path, step: Callable[..., dict[str, float]], tmp_path: Path, dtype: str | None
+) -> None:
+    training = opened(prepared)
+    step(training)
+    folder = training.save()().folder
+    assert export_adapter(folder, tmp_path / "merged", form="merged", dtype=dtype) == (dtype or "float32")
+    saved = load_file(tmp_path / "merged" / "model.safetensors")
+    merged, kind = Merged(named_tensors(training.model), SCALE), torch.bfloat16 if dtype else torch.float32
+    assert saved.keys() == set(merged)
+    for name, tensor in saved.items():
+        assert tensor.dtype == kind
+        torch.testing.assert_close(tensor.float(), merged[name].to(kind).float(), atol=1e-6, rtol=0.01 if dtype else 0)
+    load_causal_lm(tmp_path / "merged")
+    export_adapter(folder, tmp_path / "adapter", form="adapter", dtype=dtype)
+    assert (tmp_path / "adapter" / "adapter_config.json").read_text() == (folder / "adapter_config.json").read_text()
+    alone = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    own = {name: tensor for name, tensor in named_tensors(training.model).items() if is_adapters(name)}
+    assert alone.keys() == {f"base_model.model.{name}.weight" for name in own}
+    assert all(torch.equal(alone[f"base_model.model.{name}.weight"], one.to(kind)) for name, one in own.items())
+
+
+def test_an_adapter_is_not_merged_into_another_base(
+    prepared: Path, step: Callable[..., dict[str, float]], tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    training = opened(prepared)
+    folder = training.save()().folder
+    write_model(tiny_model(seed=1), prepared, dtype="float32")
+    with pytest.raises(UserError, match="this model is not the base that the adapter was trained on"):
+        export_adapter(folder, tmp_path / "out", form="merged")
+    prepared.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match=r"not there any more.*--lora adapter"):
+        export_adapter(folder, tmp_path / "out", form="merged")
+    assert not (tmp_path / "out").exists()
 
 
 # ---------------------------------------------------------------- engines

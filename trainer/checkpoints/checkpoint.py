@@ -34,6 +34,8 @@ CRITIC = "critic.safetensors"
 """Of a run with a critic; no part of the policy."""
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 """Of a run with an adapter, in place of the model: the two files of peft's format."""
+ADAPTER_BASE = "adapter_base.json"
+"""Which base the adapter belongs to: a type, and the CRC-32 in it of every tensor by name."""
 _STEP_FOLDER = re.compile(r"step_(\d{6,})")
 
 
@@ -56,8 +58,6 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     staleness: dict[int, int] = {}
     origin_dtype: str = "float32"
     """Type the model came in, where it was imported: export gives it back in that."""
-    adapter_base: str = ""
-    """Digest of the base where the checkpoint holds an adapter on it, instead of the whole model."""
     saved_at_s: float = 0.0
     format: int = FORMAT
 

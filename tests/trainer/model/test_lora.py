@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from areal_like.errors import UserError
-from trainer.adapter_files import AdapterFiles, load_adapter
+from trainer.adapter_files import AdapterFiles, BaseIdentity, load_adapter
 from trainer.config import AdapterSettings
 from trainer.export import named_tensors, write_model
 from trainer.model.attention import AttentionChoice, attach
@@ -22,6 +22,7 @@ from trainer.model.packed import PackedSequences
 
 MakeModel = Callable[..., PreTrainedModel]
 LENGTHS = (9, 5, 12)
+BASE = BaseIdentity("base", "float32", {})
 
 
 def adapted(model: PreTrainedModel, *, is_trained: bool = True, **settings: Any) -> PreTrainedModel:
@@ -49,7 +50,7 @@ def test_an_adapter_computes_and_is_saved_as_in_peft(
 ) -> None:
     peft = pytest.importorskip("peft")
     model = adapted(tiny_model(family))
-    AdapterFiles.of(model, AdapterSettings(rank=4, alpha=8.0), "base").write(tmp_path, named_tensors(model))
+    AdapterFiles.of(model, AdapterSettings(rank=4, alpha=8.0), BASE).write(tmp_path, named_tensors(model))
     theirs = peft.PeftModel.from_pretrained(tiny_model(family), str(tmp_path))
     tokens, masks = sequences(LENGTHS)
     expected = []
@@ -155,10 +156,12 @@ def test_a_target_that_is_not_there_is_one_sentence(tiny_model: MakeModel, targe
 
 def test_an_adapter_of_another_rank_is_not_loaded(tmp_path: Path, tiny_model: MakeModel) -> None:
     model, settings = adapted(tiny_model(), targets=("q_proj",)), AdapterSettings(rank=4, alpha=8.0)
-    AdapterFiles.of(model, settings, "base").write(tmp_path, named_tensors(model))
+    AdapterFiles.of(model, settings, BASE).write(tmp_path, named_tensors(model))
     same = adapted(tiny_model(), targets=("q_proj",), is_trained=False)
-    load_adapter(tmp_path, same)
+    load_adapter(tmp_path, same, BASE)
     saved, loaded = named_tensors(model), named_tensors(same)
     assert all(torch.equal(saved[name], loaded[name]) for name in saved)
     with pytest.raises(UserError, match="rank 4, targets q_proj"):
-        load_adapter(tmp_path, adapted(tiny_model(), targets=("q_proj",), rank=2))
+        load_adapter(tmp_path, adapted(tiny_model(), targets=("q_proj",), rank=2), BASE)
+    with pytest.raises(UserError, match="belongs to another base"):
+        load_adapter(tmp_path, same, BaseIdentity("base", "float32", {"w": 1}))
