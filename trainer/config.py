@@ -384,6 +384,8 @@ class SftSettings(Settings):
     """Sequences per update."""
     optimizer: OptimizerSettings = OptimizerSettings(lr=2e-3, warmup_steps=20, schedule="cosine", min_lr_ratio=0.1)
     """AdamW."""
+    lora: AdapterSettings | None = None
+    """Train an adapter (LoRA), which is merged into the model at the end; null: train the whole model."""
     device: str = "cpu"
     """`cpu`, `cuda` or `cuda:N`."""
     threads: Threads = "auto"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Callable
@@ -17,9 +18,13 @@ from transformers import PreTrainedModel
 
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from areal_like.errors import UserError
-from areal_like.trajectory import Trajectory
+from areal_like.trajectory import Segment, Trajectory
 from areal_like.weights.weight_store import open_payload
-from areal_like.wire.messages import BatchSample
+from areal_like.wire.messages import BatchSample, Sampling
+from rollout.config import EngineSettings
+from rollout.engine.embedded import EmbeddedEngine
+from rollout.engine.port import GenerationRequest
+from rollout.weights.merging import MergingReceiver
 from trainer.checkpoints.adapter_export import export_adapter
 from trainer.export import named_tensors, write_model
 from trainer.model.lora import Merged, adapter_off, is_adapters
@@ -228,6 +233,62 @@ def test_an_adapter_is_not_merged_into_another_base(
 
 
 # ---------------------------------------------------------------- engines
+
+
+class _Files:
+    """A receiver of versions whose location is their manifest."""
+
+    async def receive(self, place: str, deadline_s: float) -> Path:
+        return Path(place)
+
+    async def run(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("publish", ["merged", "adapter"])
+def test_an_engines_logprobs_are_those_of_transformers_with_peft(
+    prepared: Path, step: Callable[..., dict[str, float]], tmp_path: Path, publish: str
+) -> None:
+    peft = pytest.importorskip("peft")
+    training = opened(prepared, lora={**LORA, "publish": publish})
+    for _ in range(2):
+        step(training)
+    theirs = peft.PeftModel.from_pretrained(load_causal_lm(prepared), str(training.save()().folder))
+    files: Any = _Files()
+    receiver = MergingReceiver(files, prepared, [tmp_path / "local"])
+
+    async def answers() -> list[tuple[np.ndarray, Segment]]:
+        engine = EmbeddedEngine(prepared, EngineSettings(num_slots=4, max_context=64), dtype="float32", num_threads=1)
+        await engine.start()
+        try:
+            await engine.load_version(await receiver.receive(str(training.publish()().path), 5.0), "recompute")
+            found = []
+            for number in range(4):
+                prompt_P = np.arange(3 + number, 8 + number, dtype=np.int32)
+                request = GenerationRequest(
+                    request_id=number, prompt_P=prompt_P, prefix=Segment.empty(), seed=number,
+                    sampling=Sampling(max_new_tokens=12, ignore_eos=True),
+                )  # fmt: skip
+                found.append((prompt_P, (await engine.generate(request)).segment))
+            return found
+        finally:
+            await engine.close()
+            await receiver.close()
+
+    for prompt_P, segment in asyncio.run(answers()):
+        tokens = torch.from_numpy(np.concatenate([prompt_P, segment.tokens_R]).astype(np.int64))[None]
+        with torch.no_grad():
+            logp_TV = torch.log_softmax(theirs(input_ids=tokens).logits[0].float(), -1)
+            base_TV = torch.log_softmax(load_causal_lm(prepared)(input_ids=tokens).logits[0].float(), -1)
+        places = tokens[0, len(prompt_P) :, None]
+        expected_R, base_R = (
+            one[len(prompt_P) - 1 : -1].gather(-1, places)[:, 0].numpy() for one in (logp_TV, base_TV)
+        )
+        np.testing.assert_allclose(segment.logprobs_R, expected_R, atol=1e-4)
+        assert np.abs(base_R - expected_R).max() > 0.01, "the adapter matters"
 
 
 def test_an_engine_that_uses_the_adapter_agrees_with_the_trainer(

@@ -47,13 +47,13 @@ class LoraLinear(torch.nn.Linear):
         return output + F.linear(F.linear(input, self.lora_A), self.lora_B) * self.scale
 
 
-def add_adapter(model: PreTrainedModel, settings: AdapterSettings, *, seed: int) -> None:
+def add_adapter(model: PreTrainedModel, settings: AdapterSettings, *, seed: int, where: str = "trainer.lora") -> None:
     """Freeze a whole model, not yet in parts, and add an adapter that changes nothing yet.
 
-    Its first weights are a pure function of the settings, the model's names and `seed`. Raises UserError where a target
-    is not there.
+    Its first weights are a pure function of the settings, the model's names and `seed`. Raises UserError at `where`
+    where a target is not there.
     """
-    targets = find_targets(model, settings.targets)
+    targets = find_targets(model, settings.targets, where=f"{where}.targets")
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for module in targets.values():
@@ -71,8 +71,19 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings, *, seed: int)
         module.scale, module.is_adapted = settings.scale, True
 
 
-def find_targets(model: PreTrainedModel, targets: Sequence[str]) -> dict[str, torch.nn.Linear]:
-    """The linear modules that `targets` name, by name. Raises UserError for one that names none of them."""
+def merge_adapter(model: PreTrainedModel) -> None:
+    """Undo of `add_adapter`, with the adapter merged into the weights, all of which require a gradient again."""
+    for module in model.modules():
+        if isinstance(module, LoraLinear):
+            with torch.no_grad():
+                module.weight += (module.lora_B @ module.lora_A) * module.scale
+            del module.lora_A, module.lora_B, module.scale, module.is_adapted
+            module.__class__ = torch.nn.Linear
+    model.requires_grad_(True)
+
+
+def find_targets(model: PreTrainedModel, targets: Sequence[str], *, where: str) -> dict[str, torch.nn.Linear]:
+    """The linear modules that `targets` name, by name. Raises UserError at `where` for one that names none of them."""
     head = model.get_output_embeddings()
     linear = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear}
     usable = {name: module for name, module in linear.items() if module is not head}
@@ -80,13 +91,12 @@ def find_targets(model: PreTrainedModel, targets: Sequence[str]) -> dict[str, to
     for target in targets:
         found = {name for name in usable if target == ALL_LINEAR or f".{name}".endswith(f".{target}")}
         if not found:
-            raise _no_target(target, usable, is_head=any(f".{name}".endswith(f".{target}") for name in linear))
+            raise _no_target(target, usable, where, is_head=any(f".{name}".endswith(f".{target}") for name in linear))
         chosen |= found
     return {name: module for name, module in usable.items() if name in chosen}
 
 
-def _no_target(target: str, usable: Mapping[str, torch.nn.Module], *, is_head: bool) -> UserError:
-    where = "trainer.lora.targets"
+def _no_target(target: str, usable: Mapping[str, torch.nn.Module], where: str, *, is_head: bool) -> UserError:
     if is_head:
         what = f"{target} is the head, which multiplies hidden states in parts and has no adapter"
         return UserError(what, where=where, remedy=f"remove it, or take {ALL_LINEAR}")
