@@ -3,10 +3,11 @@
 Owns: `AdapterCheck`: the adapters of the newest versions, the comparison, the sentence. Refuses: publishing.
 
 Before each step some of the batch's own answers are looked at: their log-probs as the engine recorded them, against
-those of the base with the adapter of the version that the engine stamped on them, and those of the base alone. It asks
-nothing of an engine, so it holds for every engine and every way a version travels. An engine that left the adapter out
-agrees with the base; one that is stuck at an older adapter agrees with neither. Nothing can be said where the adapter
-makes less difference than rounding does, as in version 0; then there is no harm in it either.
+those of the version that the engine stamped on them, those of the base alone, and those of an older version, in turns.
+It asks nothing of an engine, so it holds for every engine and every way a version travels. An engine that left the
+adapter out agrees with the base, one that is stuck with the older version. Being far from all of them proves nothing:
+an engine may compute with fewer bits. Nothing can be said either where an adapter makes less difference than rounding
+does, as in version 0; then there is no harm in it.
 
 Tokens up to the first change of version in an answer are compared: only these are of one version in every mode of
 interruption. All ranks look together. Shapes: N sampled tokens.
@@ -31,12 +32,10 @@ from trainer.ranks import Ranks
 MAX_SEQUENCES = 4
 """Looked at by each rank before a step."""
 SEEN_NATS = 1e-4
-"""Root mean square that the adapter must change log-probs by before an engine can be said to leave it out."""
-NEAR_BASE = 0.25
-"""An engine whose distance from the base is less than this share of the adapter's effect computes with the base."""
-STALE_NATS = 0.2
-"""Root mean square error that rounding does not explain: an engine that is off by so much, and by half the effect to
-twice the effect, has another adapter."""
+"""Root mean square of the difference that two policies must make before they can be distinguished."""
+NEAR = 0.25
+"""An engine computes with another policy where it is nearer to it than this share of that policy's distance from the
+right one."""
 
 
 class AdapterCheck:
@@ -53,7 +52,8 @@ class AdapterCheck:
 
     def remember(self, version: int) -> None:
         """Keep a copy of this rank's part of the adapter of `version`, which is the present one."""
-        self._kept[version] = [part.items.clone() for part in weight_parts(self._policy.parts())]
+        parts = weight_parts(self._policy.parts())
+        self._kept[version] = [part.items.to("cpu", copy=True) for part in parts]  # devices may be shared with engines
         while len(self._kept) > self._num_versions:
             self._kept.popitem(last=False)
 
@@ -70,13 +70,17 @@ class AdapterCheck:
         chosen, behaviour_N, counts_N = _chosen(micro_batch, prepared.version - version)
         device = self._ranks.device
         packed, behaviour_N, counts_N = chosen.to(device), behaviour_N.to(device), counts_N.to(device)
-        adapted_N, base_N = self._logprobs(packed, version)
-        pairs = ((behaviour_N, adapted_N), (behaviour_N, base_N), (adapted_N, base_N))
+        right_N, others = self._logprobs(packed, version, prepared.step)
+        pairs = [(behaviour_N, right_N)]
+        for other_N in others.values():
+            pairs += [(behaviour_N, other_N), (right_N, other_N)]
         squares = [((a_N - b_N).double().square() * counts_N).sum() for a_N, b_N in pairs]
         summed = self._ranks.sum(torch.stack([*squares, counts_N.double().sum()]))
-        error, from_base, effect = (summed[:3] / summed[3]).sqrt().tolist()
-        _judge(version, error, from_base, effect)
-        return {"adapter_error_nats": error, "adapter_effect_nats": effect}
+        error, *distances = (summed[:-1] / summed[-1]).sqrt().tolist()
+        for other, near, far in zip(others, distances[::2], distances[1::2], strict=True):
+            if far > SEEN_NATS and near < NEAR * far:
+                raise _another_policy(version, other, error, near)
+        return {"adapter_error_nats": error, "adapter_effect_nats": distances[1]}
 
     def _agree(self, prepared: PreparedBatch, micro_batch: MicroBatch) -> int | None:
         """The kept version that most first tokens of all ranks' sequences are of."""
@@ -86,20 +90,25 @@ class AdapterCheck:
         summed = self._ranks.sum(torch.tensor(counts, dtype=torch.float64, device=self._ranks.device))
         return known[int(summed.argmax())] if known and float(summed.max()) > 0 else None
 
-    def _logprobs(self, packed: PackedSequences, version: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """[N] of base with the adapter of `version`, and of the base alone."""
-        present = next(reversed(self._kept))
+    def _logprobs(
+        self, packed: PackedSequences, version: int, step: int
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """[N] of `version`, and of what an engine may use in its place, by name: the base first."""
+        older = [kept for kept in self._kept if kept < version]
+        present, others = next(reversed(self._kept)), dict[str, torch.Tensor]()
         with torch.no_grad():
-            if version != present:
-                self._put(version)
-            try:
-                adapted_N, _ = self._policy.logprobs(packed, with_entropy=False)
-            finally:
-                if version != present:
-                    self._put(present)
             with adapter_off(self._policy.model):
-                base_N, _ = self._policy.logprobs(packed, with_entropy=False)
-        return adapted_N, base_N
+                others["the base, without the adapter"] = self._policy.logprobs(packed, with_entropy=False)[0]
+            try:
+                self._put(version)
+                right_N, _ = self._policy.logprobs(packed, with_entropy=False)
+                if older:
+                    other = older[step % len(older)]
+                    self._put(other)
+                    others[f"version {other}"] = self._policy.logprobs(packed, with_entropy=False)[0]
+            finally:
+                self._put(present)
+        return right_N, others
 
     def _put(self, version: int) -> None:
         self._fence()
@@ -107,16 +116,11 @@ class AdapterCheck:
             part.items.copy_(items)
 
 
-def _judge(version: int, error: float, from_base: float, effect: float) -> None:
-    """Root mean squares in nats. Raises UserError."""
-    is_base = effect > SEEN_NATS and from_base < NEAR_BASE * effect
-    is_other = error > STALE_NATS and 0.5 * effect < error < 2.0 * effect
-    if not is_base and not is_other:
-        return
-    what = "the engine samples with the base, without the adapter" if is_base else "the engine uses another adapter"
-    raise UserError(
-        f"{what}: answers stamped with version {version} differ by {error:.2g} nats from that version"
-        f" and by {from_base:.2g} nats from the base (root mean square of the tokens' log-probs)",
+def _another_policy(version: int, other: str, error: float, near: float) -> UserError:
+    """Root mean squares in nats."""
+    return UserError(
+        f"the engine samples with {other}: answers stamped with version {version} differ by {error:.2g} nats from that"
+        f" version and by {near:.2g} nats from {other.partition(',')[0]} (root mean square of the tokens' log-probs)",
         where="rollout.engine",
         remedy="use an engine that loads the versions it is given, or lora: null",
     )

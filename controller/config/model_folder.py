@@ -87,6 +87,9 @@ def check_weights(folder: Path) -> None:
                 raise UserError(f"{file.name} is missing", where=str(index), remedy="fetch the whole model")
     else:
         files = [file for file in (folder / "model.safetensors",) if file.is_file()]
+        if not files and (folder / "adapter_config.json").is_file():
+            remedy = "areal-like export makes a whole model of a checkpoint; model.path takes that"
+            raise UserError("holds an adapter (LoRA) alone", where=str(folder), remedy=remedy)
         if not files and not list(folder.glob("pytorch_model*.bin*")):
             raise UserError("holds no weights", where=str(folder), remedy="it must hold model.safetensors")
     for file in files:

@@ -78,7 +78,7 @@ def merge_adapter(model: PreTrainedModel) -> None:
             with torch.no_grad():
                 module.weight += (module.lora_B @ module.lora_A) * module.scale
             del module.lora_A, module.lora_B, module.scale, module.is_adapted
-            module.__class__ = torch.nn.Linear
+            module.__class__ = torch.nn.Linear  # type: ignore[assignment]
     model.requires_grad_(True)
 
 
