@@ -172,6 +172,8 @@ class ProcessSpec(StartSpec):
     """`trainer.weights.kind`, for both ends."""
     weight_options: dict[str, Any] = Field(default_factory=dict)
     """`trainer.weights.options`."""
+    merges_adapters: bool = False
+    """Rollout worker: versions are adapters alone (`trainer.lora.publish: adapter`)."""
     lineage: str = "l0"
     resume_from: str | None = None
     """Trainer: checkpoint folder to continue from."""

@@ -14,6 +14,9 @@ from areal_like.weights.registry import find_transfer
 from areal_like.weights.transfer import TransferDescriptor
 from areal_like.weights.weight_store import StoreKind
 
+ALL_LINEAR = "all-linear"
+"""In `trainer.lora.targets`: every linear module but the head."""
+
 
 class OptimizerSettings(Settings):
     """AdamW and its schedule."""
@@ -127,6 +130,35 @@ class CriticSettings(Settings):
     """How far from the value at the start of the step the value loss follows; null: the plain squared error."""
     warmup_steps: int = Field(0, ge=0, le=limits.STEPS)
     """Steps at the start of the run in which only the critic is trained and the policy stays as it is."""
+
+
+class AdapterSettings(Settings):
+    """A low-rank adapter (LoRA, arXiv 2106.09685): each target computes W x + (alpha / rank) B A x, and only A [rank,
+    in] and B [out, rank] are trained. There is no dropout: a token's log-prob must be the engine's."""
+
+    rank: int = Field(16, gt=0, le=65536)
+    """Rows of A and columns of B."""
+    alpha: float = Field(32.0, gt=0)
+    """The product counts alpha / rank times."""
+    targets: tuple[str, ...] = (ALL_LINEAR,)
+    """Names of the linear modules that get an adapter, or ends of names, such as `q_proj`; `all-linear`: every linear
+    module but the head."""
+    init: Literal["kaiming", "gaussian"] = "kaiming"
+    """What A begins with, as in peft: uniform in +-1 / sqrt(in), or normal with deviation 1 / rank. B begins with 0, so
+    that training starts from the base."""
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank"""
+        return self.alpha / self.rank
+
+
+class LoraSettings(AdapterSettings):
+    """The policy is an adapter on the starting model, which stays as it is and is also the reference model."""
+
+    publish: Literal["merged", "adapter"] = "merged"
+    """What of a version travels. `merged`: W + (alpha / rank) B A in place of W, whole versions as without an adapter;
+    `adapter`: A and B alone, which each worker merges into the starting model that it reads from its own folder."""
 
 
 class CheckpointSettings(Settings):
@@ -328,6 +360,8 @@ class TrainerSettings(Settings):
     critic: CriticSettings | None = None
     """For `advantage.kind: gae`, and losses or advantages of your own that need values; `{}` takes the defaults; null:
     there is none."""
+    lora: LoraSettings | None = None
+    """Train an adapter (LoRA) instead of the whole model; `{}` takes the defaults; null: the whole model."""
     checkpoint: CheckpointSettings = CheckpointSettings()
     """Checkpoints."""
     weights: WeightStoreSettings = WeightStoreSettings()
@@ -351,6 +385,8 @@ class SftSettings(Settings):
     """Sequences per update."""
     optimizer: OptimizerSettings = OptimizerSettings(lr=2e-3, warmup_steps=20, schedule="cosine", min_lr_ratio=0.1)
     """AdamW."""
+    lora: AdapterSettings | None = None
+    """Train an adapter (LoRA), which is merged into the model at the end; null: train the whole model."""
     device: str = "cpu"
     """`cpu`, `cuda` or `cuda:N`."""
     threads: Threads = "auto"

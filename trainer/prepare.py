@@ -31,6 +31,7 @@ from trainer.checkpoints.companion_files import copy_companions
 from trainer.config import SftSettings
 from trainer.model import attention
 from trainer.model.agreement import check as check_agreement
+from trainer.model.lora import add_adapter, merge_adapter
 from trainer.model.model import (
     check_folder,
     load_causal_lm,
@@ -138,6 +139,8 @@ def _supervise(
     examples = [encoder.encode(row, where=f"{spec.sft_rows}: row {number}") for number, row in enumerate(rows, start=1)]
     choice = attention.choose("auto", model.device, "float32")  # a kernel named for the trainer may want 16 bits
     check_agreement(model, choice, torch.float32, max_context=longest)
+    if settings.lora is not None:
+        add_adapter(model, settings.lora, seed=spec.seed, where="warm_start.sft.lora")
     log.info("supervised: %d rows, %d steps of %d, %s", len(rows), settings.steps, settings.batch_size, choice)
     status = JsonlLog(Path(spec.status_path)) if spec.status_path else None
 
@@ -148,6 +151,8 @@ def _supervise(
 
     try:
         sft.run_sft(model, choice, examples, settings, seed=spec.seed, report=report)
+        if settings.lora is not None:
+            merge_adapter(model)
     finally:
         if status is not None:
             status.close()

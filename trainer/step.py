@@ -36,6 +36,7 @@ from trainer.critic import Critic, update_metrics
 from trainer.data.batch import MicroBatch, PreparedBatch, prepare_batch
 from trainer.model import agreement
 from trainer.model.attention import AttentionChoice, attach
+from trainer.model.lora import adapter_off
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.loss_sums import LossSums
 from trainer.objectives.own_code import is_own
@@ -85,8 +86,8 @@ def _switch_to_training(model: PreTrainedModel, setup: Setup) -> None:
 class TrainStep:
     """Turns policy version n - 1 into version n on one batch. Made once per process.
 
-    `reference` is needed where the loss needs it (kl_coef > 0), whole on every rank, and is never changed. `critic` is
-    there where `trainer.critic` is.
+    `reference` is needed where the loss needs it (kl_coef > 0), whole on every rank, and is never changed; with an
+    adapter (`trainer.lora`) the policy without it is the reference. `critic` is there where `trainer.critic` is.
     `before_update()` is called before weights and optimizer change. Raises UserError where a loss of the user's cannot
     be used.
     """
@@ -106,7 +107,7 @@ class TrainStep:
         if is_own(settings.loss.kind) or any(is_own(one.kind) for one in settings.loss.corrections):
             try_loss(settings.loss)
         self._loss = loss_of(settings.loss)
-        if needs_reference(settings.loss) and reference is None:
+        if needs_reference(settings.loss) and reference is None and settings.lora is None:
             what = f"{settings.loss.kind} needs a reference model, which cannot be emulated"
             raise UserError(what, where="trainer.loss.kind", remedy="train on real devices, or take another loss")
         assert (critic is None) == (settings.critic is None)
@@ -202,6 +203,9 @@ class TrainStep:
             return self._of_each(prepared, lambda one: self._logprobs(one, with_entropy=False)[0])
 
     def _reference_logprobs(self, micro_batch: MicroBatch) -> torch.Tensor:
+        if self.settings.lora is not None:
+            with adapter_off(self.policy.model):
+                return self._logprobs(micro_batch, with_entropy=False)[0]
         assert self.reference is not None
         logprobs_N, _ = policy_logprobs(self.reference, micro_batch.packed, self._setup, with_entropy=False)
         return logprobs_N

@@ -19,7 +19,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,11 @@ from transformers import PreTrainedModel
 from areal_like.config import ProcessSpec
 from areal_like.errors import PolicyDiverged, UserError
 from areal_like.process import settle_heap
+from areal_like.weights.adapter import AdapterNote
+from areal_like.weights.weight_store import TensorBytes
 from areal_like.wire.messages import BatchSample, RunPosition
+from trainer.adapter import PolicyAdapter, check_kind, kept
+from trainer.adapter_check import AdapterCheck
 from trainer.backends.choice import choose_backend, make_backend
 from trainer.backends.descriptor import BackendDescriptor
 from trainer.backends.port import Setup
@@ -43,7 +47,7 @@ from trainer.critic import Critic
 from trainer.critic_start import make_critic
 from trainer.critic_state import critic_parts, restore_critic_moments
 from trainer.data.batch import PreparedBatch
-from trainer.export import export_policy
+from trainer.export import export_policy, named_tensors
 from trainer.host_copy import Copied, HostCopy, assemble
 from trainer.model.attention import choose, register
 from trainer.model.model import load_causal_lm, num_parameters
@@ -52,6 +56,7 @@ from trainer.ranks import Order, Ranks, own_device, peer_errors_as_rank_lost
 from trainer.step import Spans, TrainStep, ready_model
 from trainer.training_state import (
     ModelFiles,
+    PolicyFiles,
     check_architecture,
     generator_states,
     restore_generators,
@@ -64,6 +69,8 @@ from trainer.weights.version_writer import VersionWriter, Written
 
 log = logging.getLogger(__name__)
 
+MAX_ADAPTERS = 4
+"""Adapters of past versions that are kept to compare engines with."""
 MAX_BAD_STEPS = 3
 """Consecutive steps with a skipped update (a gradient that is not finite) that end the run."""
 
@@ -101,6 +108,8 @@ class Training:
         """By step, of the batches prepared and not trained on yet."""
         self._position = RunPosition()
         self._spans = spans
+        self._adapter: PolicyAdapter | None = None
+        self._adapter_check: AdapterCheck | None = None
         self._critic: Critic | None = None
         self._critic_folder: Path | None = None
         """The checkpoint that has the critic, where training goes on from one."""
@@ -126,8 +135,10 @@ class Training:
         if resumed is not None:
             checkpoint.verify(resumed)
             state = checkpoint.read_state(resumed)
-            check_architecture(resumed, self._source)
-            self._source = resumed
+            check_kind(resumed, self.settings.lora)
+            if self.settings.lora is None:
+                check_architecture(resumed, self._source)
+                self._source = resumed
             self._critic_folder = resumed if state.version > 0 else None
         self._build()
         if state is not None:
@@ -135,6 +146,8 @@ class Training:
             self._restore(resumed, state)
         else:
             self.version = 0
+        if self._adapter_check is not None:
+            self._adapter_check.remember(self.version)
         if self.ranks.is_leader:
             self._writer = VersionWriter(Path(spec.weight_dir), self.settings.weights)
 
@@ -145,9 +158,11 @@ class Training:
         is_taken = spec.is_colocated and spec.is_device_taken  # all goes there when it is our turn
         model_device = "cpu" if is_taken or spec.num_ranks > 1 else str(device)
         model = load_causal_lm(self._source, device=model_device)
-        num_trained = num_parameters(model)
+        if (lora := self.settings.lora) is not None:
+            self._adapter = PolicyAdapter.add(model, lora, spec)
         num_models = 1 if self.settings.critic is None else 2
-        choice = choose_backend(self.settings, num_models * num_trained, device)
+        num_trained, num_frozen = num_parameters(model, is_trained=True), num_parameters(model, is_trained=False)
+        choice = choose_backend(self.settings, num_models * num_trained, device, num_frozen=num_frozen)
         self.settings = choice.settings
         self.ranks = self._meet(choice.descriptor)
         self.attention = choose(self.settings.attention, device, self.settings.precision)
@@ -155,11 +170,12 @@ class Training:
             self.settings, spec.sampling.temperature, spec.num_steps, self.attention, self.ranks, spec.max_context
         )
         disagreement_nats = ready_model(model, setup)
-        self._files = ModelFiles.of(model)
+        adapter = self._adapter
+        self._files: PolicyFiles = ModelFiles.of(model) if adapter is None else adapter.files(model)
         self.policy = make_backend(choice.descriptor, model, setup)
         self._critic = make_critic(choice.descriptor, setup, self._source, self._critic_folder, device=model_device)
         reference = None
-        if needs_reference(self.settings.loss):
+        if needs_reference(self.settings.loss) and adapter is None:
             reference = load_causal_lm(Path(spec.model.path or ""), device="cpu" if is_taken else str(device))
         self._step = TrainStep(
             self.policy, setup, groups_per_step=spec.groups_per_step, reference=reference, critic=self._critic,
@@ -169,6 +185,12 @@ class Training:
             self.policy, reference, device, is_shared=spec.is_colocated, ranks=self.ranks, tracer=self._spans,
             critic=None if self._critic is None else self._critic.backend,
         )  # fmt: skip
+        if adapter is not None:
+            most = spec.staleness.max_staleness
+            num_versions = MAX_ADAPTERS if most == "unbounded" else min(int(most) + 2, MAX_ADAPTERS)
+            self._adapter_check = AdapterCheck(
+                self.policy, self.ranks, num_versions=num_versions, fence=self._copy.fence
+            )
         self._backend_words = f"{choice.name} ({choice.reason})"
         self._record_setup(
             {
@@ -180,7 +202,8 @@ class Training:
                 "disagreement_nats": disagreement_nats,
                 "device": str(device),
                 "precision": self.settings.precision,
-                "parameters": num_trained,
+                "parameters": num_trained + num_frozen,
+                "parameters_trained": num_trained,
                 "models_trained": num_models,
             }
         )
@@ -250,9 +273,12 @@ class Training:
         self.ranks.tell(Order.STEP)
         self._devices.take()
         with peer_errors_as_rank_lost("training together"):
-            metrics = self._step.run(prepared)
+            checked = {} if self._adapter_check is None else self._adapter_check.look(prepared)
+            metrics = {**self._step.run(prepared), **checked}
         metrics["step_s"] = time.perf_counter() - started_s
         self.version += 1
+        if self._adapter_check is not None:
+            self._adapter_check.remember(self.version)
         self.counters["steps"] += 1
         if not self._is_settled:  # the first step imports what torch keeps for it
             settle_heap()
@@ -282,12 +308,18 @@ class Training:
             self._writer.release()
         self.ranks.tell(Order.PUBLISH)
         with peer_errors_as_rank_lost("gathering the weights"):
-            policy = self._weights_in_parts() or self.model
-        tensors = snapshot(policy, dtype=self.spec.model.dtype) if self.ranks.is_leader else {}
+            adapter = self._adapter
+            policy = self._weights_in_parts(None if adapter is None else adapter.is_published) or self.model
+        tensors: dict[str, TensorBytes] = {}
+        note: AdapterNote | None = None
+        if self.ranks.is_leader and adapter is not None:
+            tensors, note = adapter.version_of(named_tensors(policy))
+        elif self.ranks.is_leader:
+            tensors = snapshot(policy, dtype=self.spec.model.dtype)
         self._devices.leave()
         if (name := first_not_finite(tensors)) is not None:
             raise PolicyDiverged(version, f"{name} holds a value that is not finite")
-        return lambda: self._writer.write(version, lineage, tensors)
+        return lambda: self._writer.write(version, lineage, tensors, note)
 
     def publish_again(self, version: int) -> Written | None:
         """Write this version again, whole, from the copy in memory; None where it is not the newest any more.
@@ -321,7 +353,8 @@ class Training:
         self.ranks.tell(Order.SAVE)
         started_s = time.perf_counter()
         critic = [] if self._critic is None else critic_parts(self._critic.backend)
-        copied = self._copy.take([*self.policy.parts(), *critic])
+        policy = self.policy.parts() if self._adapter is None else kept(self.policy.parts())
+        copied = self._copy.take([*policy, *critic])
         if not self.ranks.is_leader:
             folder = checkpoint.checkpoint_folder(self.run_dir, self.version)
             return lambda: self._send_part(copied, folder)
@@ -368,9 +401,11 @@ class Training:
         """The policy as a Hugging Face folder <run>/final, in the model's dtype."""
         self.ranks.tell(Order.EXPORT)
         with peer_errors_as_rank_lost("gathering the weights"):
-            weights = self._weights_in_parts()
+            weights: Mapping[str, torch.Tensor] | None = self._weights_in_parts()
         target = self.run_dir / "final"
         if self.ranks.is_leader:
+            if self._adapter is not None:
+                weights = self._adapter.merged(weights or named_tensors(self.model))
             export_policy(self.model, self._companions(), target, dtype=self.spec.model.dtype, weights=weights)
         return target
 
@@ -380,9 +415,11 @@ class Training:
         self.ranks.tell(Order.END)
         self.ranks.close()
 
-    def _weights_in_parts(self) -> dict[str, torch.Tensor] | None:
-        """The full tensors, where the model itself has only parts of them."""
-        return self.policy.full_weights() if self.ranks.has_group else None
+    def _weights_in_parts(self, is_wanted: Callable[[str], bool] | None = None) -> dict[str, torch.Tensor] | None:
+        """The full tensors, where the model itself has only parts of them; is_wanted: of these names."""
+        if not self.ranks.has_group:
+            return None
+        return self.policy.full_weights() if is_wanted is None else self.policy.full_weights(is_wanted)
 
     def _companions(self) -> Path:
         """Where tokenizer and generation config lie: the prepared folder, or a checkpoint if that one is gone."""

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +30,13 @@ WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 _WEIGHT = "weight/"
 _GENERATOR = "generator/"
+
+
+class PolicyFiles(Protocol):
+    """What turns the policy's named tensors into files: of a whole model, or of an adapter (adapter_files.py)."""
+
+    def write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, FileFacts]:
+        """Write them into an existing folder; what is known of the large ones."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ def write_training_state(
     folder: Path,
     tensors: Mapping[str, torch.Tensor],
     generators: Mapping[str, torch.Tensor],
-    files: ModelFiles,
+    files: PolicyFiles,
     source: Path,
 ) -> dict[str, FileFacts]:
     """Model (float32), tokenizer files of `source`, optimizer state, generators and critic into `folder`.

@@ -27,6 +27,7 @@ import msgspec
 
 from areal_like.errors import UserError, WeightError, WeightsDamaged
 from areal_like.store_owner import OWNER_FILE, SHARED_MEMORY, STORE_PREFIX, claim
+from areal_like.weights.adapter import AdapterNote
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,10 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeightManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a version consists of. `payload` is a file name alongside the manifest, `num_bytes` its whole size."""
+    """What a version consists of. `payload` is a file name alongside the manifest, `num_bytes` its whole size.
+
+    adapter: None where the whole model is trained.
+    """
 
     version: int
     lineage: str
@@ -74,6 +78,7 @@ class WeightManifest(msgspec.Struct, frozen=True, kw_only=True):
     payload: str
     num_bytes: int
     tensors: tuple[TensorEntry, ...]
+    adapter: AdapterNote | None = None
 
     def __post_init__(self) -> None:
         if self.payload != os.path.basename(self.payload) or self.version < 0:
@@ -100,7 +105,9 @@ class WeightStore:
         if not (root / OWNER_FILE).exists():
             claim(root)
 
-    def publish(self, version: int, lineage: str, tensors: Mapping[str, TensorBytes]) -> Path:
+    def publish(
+        self, version: int, lineage: str, tensors: Mapping[str, TensorBytes], adapter: AdapterNote | None = None
+    ) -> Path:
         """Write one version. Versions >= `version` of other lineages are void from then on.
 
         What a killed writer left half-done is removed on the way.
@@ -109,6 +116,7 @@ class WeightStore:
             version: number of the version, at least 0.
             lineage: name of the sequence of versions that it belongs to.
             tensors: bytes, dtype and shape of each tensor, by name.
+            adapter: what the manifest says of an adapter.
 
         Returns:
             Path of the version's manifest, which appears last.
@@ -142,7 +150,7 @@ class WeightStore:
             os.replace(temporary, payload)
             manifest = WeightManifest(
                 version=version, lineage=lineage, kind=self.kind,
-                payload=payload.name, num_bytes=num_bytes, tensors=tuple(entries),
+                payload=payload.name, num_bytes=num_bytes, tensors=tuple(entries), adapter=adapter,
             )  # fmt: skip
             temporary = manifest_path.with_name(manifest_path.name + _TEMPORARY_SUFFIX)
             temporary.write_bytes(msgspec.json.encode(manifest))
@@ -182,7 +190,13 @@ class WeightStore:
                 path.unlink(missing_ok=True)
 
 
-def describe(kind: StoreKind, version: int, lineage: str, tensors: Mapping[str, TensorBytes]) -> WeightManifest:
+def describe(
+    kind: StoreKind,
+    version: int,
+    lineage: str,
+    tensors: Mapping[str, TensorBytes],
+    adapter: AdapterNote | None = None,
+) -> WeightManifest:
     """The manifest that publishing these tensors would give, checksums included; writes nothing.
 
     Args:
@@ -190,6 +204,7 @@ def describe(kind: StoreKind, version: int, lineage: str, tensors: Mapping[str, 
         version: number of the version.
         lineage: name of its sequence of versions.
         tensors: bytes, dtype and shape of each tensor, by name.
+        adapter: what the manifest says of an adapter.
 
     Returns:
         The manifest.
@@ -200,7 +215,7 @@ def describe(kind: StoreKind, version: int, lineage: str, tensors: Mapping[str, 
     )
     return WeightManifest(
         version=version, lineage=lineage, kind=kind, payload=_stem(version, lineage) + _SUFFIX[kind],
-        num_bytes=entries[-1].offset + entries[-1].num_bytes, tensors=checked,
+        num_bytes=entries[-1].offset + entries[-1].num_bytes, tensors=checked, adapter=adapter,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ examples:
   areal-like export quickstart model/                  a run's newest checkpoint
   areal-like export quickstart model/ --version 40     another version of it
   areal-like export runs/quickstart/checkpoints/step_000040 model/ --dtype bfloat16
+  areal-like export my-lora-run adapter/ --lora adapter
 
 Weights keep their type: float32 in checkpoints of a run, that of the model in imported ones. In that type every
 bit is kept; --dtype rounds to nearest. A finished run also has its last policy in RUN/final.
@@ -61,6 +62,10 @@ def add_checkpoints(
     export.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), help="type of the weights (as they are, if not given)"
     )
+    export.add_argument(
+        "--lora", choices=("merged", "adapter"),
+        help="of a run with trainer.lora: a whole model (the default), or the adapter alone as peft reads it",
+    )  # fmt: skip
     importing = command(
         commands, "import", "a Hugging Face folder as a checkpoint", _IMPORT_EPILOG,
         "Make a checkpoint (version 0, no optimizer state) of a Hugging Face folder.",

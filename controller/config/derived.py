@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.config.engines import engine_job, engine_of
+from controller.config.memory.estimate import shape_of_run
 from controller.config.run_config import RunConfig
 from controller.config.stall_limit import longest_recovery, stall_limit_s
-from controller.config.trainer_memory import parameters_of, trainer_state
+from controller.config.trainer_memory import adapter_parameters, parameters_of, trainer_state
 from controller.config.validation.pool_sizes import gpus_of_run, pool_sizes, units
 from controller.run_folder.units import size_text
 
@@ -69,7 +70,7 @@ def derive(config: RunConfig, *, num_rows: int | None = None, model: dict[str, A
         )
     parameters = parameters_of(config, model)
     if parameters is not None:
-        state = trainer_state(config, parameters)
+        state = trainer_state(config, parameters, adapter_parameters(config, shape_of_run(config, model)))
         place = f"{size_text(state.device_bytes)}" + (
             f" + {size_text(state.host_bytes)} host" if state.host_bytes else ""
         )

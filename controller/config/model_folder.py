@@ -87,13 +87,31 @@ def check_weights(folder: Path) -> None:
                 raise UserError(f"{file.name} is missing", where=str(index), remedy="fetch the whole model")
     else:
         files = [file for file in (folder / "model.safetensors",) if file.is_file()]
+        if not files and (folder / "adapter_config.json").is_file():
+            remedy = "areal-like export makes a whole model of a checkpoint; model.path takes that"
+            raise UserError("holds an adapter (LoRA) alone", where=str(folder), remedy=remedy)
         if not files and not list(folder.glob("pytorch_model*.bin*")):
             raise UserError("holds no weights", where=str(folder), remedy="it must hold model.safetensors")
     for file in files:
         _check_safetensors(file)
 
 
-def _check_safetensors(file: Path) -> None:
+def tensor_shapes(path: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of a local model's tensors by name, from its safetensors headers; none where they cannot be read."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    try:
+        folder = find_model(path)
+        for file in sorted(folder.glob("*.safetensors")) if folder is not None else ():
+            header = _check_safetensors(file)
+            shapes |= {name: tuple(one["shape"]) for name, one in header.items() if name != "__metadata__"}
+    except (UserError, OSError, KeyError, TypeError):
+        return {}
+    return shapes
+
+
+def _check_safetensors(file: Path) -> dict[str, Any]:
+    """The header. Raises UserError where the file is not whole."""
+
     def damaged(why: str) -> UserError:
         return UserError(f"is not a whole safetensors file ({why})", where=str(file), remedy="fetch the file again")
 
@@ -110,6 +128,8 @@ def _check_safetensors(file: Path) -> None:
             raise damaged("its header cannot be read") from error
     if max(ends, default=0) != size - 8 - length:
         raise damaged(f"its header describes {max(ends, default=0)} bytes, and the file has {size - 8 - length}")
+    found: dict[str, Any] = header
+    return found
 
 
 def check_tokenizer(folder: Path) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from areal_like.decoder_shape import public_shape, shape_of
+from areal_like.decoder_shape import DecoderShape, public_shape, shape_of
 from controller.config.backends import StateDemand, backend_of
 from controller.config.problems import Problem
-from controller.config.run_config import RunConfig
+from controller.config.run_config import ALL_LINEAR, RunConfig
 from controller.run_folder.units import size_text
 
 WEIGHT_BYTES, GRADIENT_BYTES, MOMENT_BYTES = 4, 4, 8
@@ -49,22 +49,50 @@ def num_parameters(model: Mapping[str, Any]) -> float | None:
     return None if shape is None else float(shape.parameters)
 
 
-def trainer_state(config: RunConfig, parameters: float) -> TrainerState:
-    """The state of one rank, as its backend lays it out. parameters: of the policy; a critic has as many."""
-    has_critic = config.trainer.critic is not None
-    parameters *= 1 + has_critic
+def adapter_parameters(config: RunConfig, shape: DecoderShape | None) -> float:
+    """Parameters of the adapter that `trainer.lora` trains: rank (in + out) of each target, taken by the last part of
+    its name, in every layer; 0 where there is none, or the shape is not known. Experts of a mixture have none.
+    """
+    lora = config.trainer.lora
+    if lora is None or shape is None:
+        return 0.0
+    query, key, hidden = shape.query_width, shape.key_width, shape.hidden
+    widths = {"q_proj": hidden + query, "k_proj": hidden + key, "v_proj": hidden + key, "o_proj": query + hidden}
+    if shape.experts == 1:
+        widths |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + shape.inner)
+    ends = {target.rpartition(".")[2] for target in lora.targets}
+    is_all = ALL_LINEAR in ends
+    return float(lora.rank * shape.layers * sum(width for name, width in widths.items() if is_all or name in ends))
+
+
+def trainer_state(config: RunConfig, parameters: float, adapter: float = 0.0) -> TrainerState:
+    """The state of one rank, as its backend lays it out.
+
+    parameters: of the policy; a critic has as many. adapter: of `trainer.lora`, with which those of the policy have
+    neither gradients nor moments.
+    """
+    has_critic, has_lora = config.trainer.critic is not None, config.trainer.lora is not None
+    trained = adapter + parameters * has_critic if has_lora else parameters * (1 + has_critic)
+    held = trained + parameters * has_lora
     ranks, whole = config.trainer.ranks, WEIGHT_BYTES + GRADIENT_BYTES + MOMENT_BYTES
-    layout = backend_of(config).state(config.trainer, StateDemand(parameters * whole, LARGEST_GPU_BYTES))
-    terms = ((WEIGHT_BYTES, layout.weights), (GRADIENT_BYTES, layout.gradients), (MOMENT_BYTES, layout.moments))
+    num_bytes = trained * whole + (held - trained) * WEIGHT_BYTES
+    layout = backend_of(config).state(config.trainer, StateDemand(num_bytes, LARGEST_GPU_BYTES))
+    terms = (
+        (held * WEIGHT_BYTES, layout.weights),
+        (trained * GRADIENT_BYTES, layout.gradients),
+        (trained * MOMENT_BYTES, layout.moments),
+    )
     on_device = sum(num_bytes * share.part for num_bytes, share in terms if not share.on_host)
     on_host = sum(num_bytes * share.part for num_bytes, share in terms if share.on_host)
-    noun = "parameters of policy and critic" if has_critic else "parameters"
+    words = f"{trained / 1e9:.3g}G {'parameters of policy and critic' if has_critic else 'parameters'}"
+    if has_lora:
+        words = f"{parameters / 1e9:.3g}G frozen parameters x {WEIGHT_BYTES} bytes and {trained / 1e9:.3g}G trained"
     if layout.words:
-        words = f"{parameters / 1e9:.3g}G {noun}, {layout.words}"
+        words += f", {layout.words}"
     else:
-        words = f"{parameters / 1e9:.3g}G {noun} x {whole} bytes" + (f" / {ranks} ranks" if ranks > 1 else "")
+        words += f" x {whole} bytes" + (f" / {ranks} ranks" if ranks > 1 else "")
         words += ", in host memory" if not on_device else ""
-    return TrainerState(parameters * on_device, parameters * on_host, words)
+    return TrainerState(on_device, on_host, words)
 
 
 def memory_problem(config: RunConfig, state: TrainerState, device_bytes: float | None) -> Problem | None:

@@ -36,7 +36,14 @@ from controller.config.memory.estimate import shape_of_run
 from controller.config.memory.fit import fit_problems, fit_remarks, with_smallest_change
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig, missing, silent_endpoints
-from controller.config.trainer_memory import host_problem, memory_problem, parameters_of, trainer_state
+from controller.config.trainer_memory import (
+    adapter_parameters,
+    host_problem,
+    memory_problem,
+    parameters_of,
+    trainer_state,
+)
+from controller.config.validation.lora import target_problems
 from controller.config.validation.pool_sizes import fit_problem, gpus_of_run
 from controller.data.forced_lengths import KEY, forced_lengths
 from controller.data.gold_answers import gold_answers
@@ -185,6 +192,8 @@ def _look_at_model(config: RunConfig, found: Preflight) -> None:
     found.problems += [_as_problem("model.path", error) for error in errors]
     if not is_here:
         found.notes.append(f"model.path: {path} is not on this machine and will be downloaded from the hub")
+    if config.trainer.lora is not None and not errors:
+        found.problems += target_problems(config, model_folder.tensor_shapes(path))
     if found.model:
         found.problems += model_problems(config, found.model)
         if config.trainer.weights.transfer.needs_process_group:
@@ -345,8 +354,8 @@ def _look_at_memory(config: RunConfig, found: Preflight, is_here: bool) -> None:
     parameters = parameters_of(config, found.model)
     if parameters is None:
         return
-    state = trainer_state(config, parameters)
     shape = shape_of_run(config, found.model)
+    state = trainer_state(config, parameters, adapter_parameters(config, shape))
     named_bytes = None if config.hardware.gpu is None else gpu_named(config.hardware.gpu).memory
     gpu_bytes = _gpu_bytes() if is_here else 0.0
     if (problem := memory_problem(config, state, named_bytes)) is not None:

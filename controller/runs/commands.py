@@ -78,7 +78,9 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from controller.runs.convert import export
 
-    return export(arguments.source, arguments.out, version=arguments.version, dtype=arguments.dtype)
+    return export(
+        arguments.source, arguments.out, version=arguments.version, dtype=arguments.dtype, lora=arguments.lora
+    )
 
 
 def _import(arguments: argparse.Namespace) -> int:

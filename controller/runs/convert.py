@@ -6,6 +6,7 @@ Owns: which checkpoint is meant, words. Refuses: the files (the trainer package,
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from areal_like.errors import UserError
 from controller.run_folder.locate import find_run_to_read
@@ -18,11 +19,13 @@ from controller.wiring.checkpoints import (
 )
 
 
-def export(source: str, out: str, *, version: int | None, dtype: str | None) -> int:
+def export(
+    source: str, out: str, *, version: int | None, dtype: str | None, lora: Literal["merged", "adapter"] | None
+) -> int:
     """Make a Hugging Face folder of a checkpoint; the exit status. Raises UserError, OperationError."""
     folder = _meant(source, version)
     target = Path(out).expanduser().resolve()
-    found = export_checkpoint(folder, target, dtype)
+    found = export_checkpoint(folder, target, dtype, lora)
     print(f"{target}: {folder.name} of {folder.parent.parent.name}, weights in {found}")
     return 0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from areal_like.errors import WeightError
-from trainer.checkpoints import convert
+from areal_like.errors import UserError, WeightError
+from trainer.checkpoints import adapter_export, convert
 from trainer.checkpoints.checkpoint import MANIFEST, STATE, all_checkpoints, read_state, repair, verify
 
 
@@ -45,8 +45,15 @@ def checkpoint_problem(folder: Path, ledger_seq: int | None = None) -> str | Non
     return None
 
 
-def export_checkpoint(folder: Path, out: Path, dtype: str | None) -> str:
-    """A Hugging Face folder of a checkpoint; the type of its weights. Raises UserError, OperationError."""
+def export_checkpoint(folder: Path, out: Path, dtype: str | None, lora: adapter_export.Form | None) -> str:
+    """A Hugging Face folder of a checkpoint; the type of its weights. Raises UserError, OperationError.
+
+    lora: form of an adapter, merged where None.
+    """
+    if adapter_export.holds_adapter(folder):
+        return adapter_export.export_adapter(folder, out, form=lora or "merged", dtype=dtype)
+    if lora is not None:
+        raise UserError("the checkpoint holds a whole model", where="--lora", remedy="leave it out")
     return convert.export_checkpoint(folder, out, dtype=dtype)
 
 

@@ -151,6 +151,7 @@ def process_spec(
         weight_dir=str(addresses.weight_dir),
         weight_transfer=config.trainer.weights.kind,
         weight_options=config.trainer.weights.options,
+        merges_adapters=config.trainer.lora is not None and config.trainer.lora.publish == "adapter",
         lineage=lineage,
         resume_from=str(resume_from) if resume_from else None,
         has_own_gpus=launcher_of(config).chooses_gpus,

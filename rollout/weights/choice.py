@@ -12,6 +12,7 @@ from areal_like.import_path import import_factory
 from areal_like.weights.process_group import GroupCall
 from areal_like.weights.registry import find_transfer
 from areal_like.weights.transfer import KIND_KEY
+from rollout.weights.local_versions import local_roots
 from rollout.weights.port import JoinAs, MakeReceiver, MakeWire, Receiver
 
 
@@ -20,7 +21,13 @@ def receiver_of(spec: ProcessSpec, make_wire: MakeWire) -> Receiver:
     transfer = find_transfer(spec.weight_transfer)
     make: MakeReceiver = import_factory(transfer.receiver, KIND_KEY)
     receiver = make(spec, make_wire)
-    return _BySchemeReceiver(receiver, transfer.scheme) if transfer.scheme else receiver
+    if transfer.scheme:
+        receiver = _BySchemeReceiver(receiver, transfer.scheme)
+    if not spec.merges_adapters:
+        return receiver
+    from rollout.weights.merging import MergingReceiver  # imports torch
+
+    return MergingReceiver(receiver, Path(str(spec.model.path)), local_roots(spec.run_id, f"{spec.name}.merged"))
 
 
 class _BySchemeReceiver:

@@ -10,7 +10,7 @@ import torch
 
 from areal_like.errors import UserError
 from trainer.backends import choice
-from trainer.backends.choice import choose_backend, fitting_backend
+from trainer.backends.choice import TRAINING_BYTES, choose_backend, fitting_backend
 from trainer.backends.zero_config import zero_config
 from trainer.config import TrainerSettings
 
@@ -20,7 +20,7 @@ GB = 1e9
 
 def auto(ranks: int, num_parameters: float, device: str, memory_bytes: float) -> Any:
     settings = TrainerSettings(backend="auto", ranks=ranks)
-    return fitting_backend(settings, int(num_parameters), device, memory_bytes)
+    return fitting_backend(settings, TRAINING_BYTES * num_parameters, device, memory_bytes)
 
 
 def test_auto_keeps_to_one_process_where_everything_fits() -> None:

@@ -84,6 +84,17 @@ def test_supervised_steps_change_the_weights_and_report_progress(tmp_path: Path)
     assert all(line["loss"] > 0 and line["seconds"] >= 0 for line in lines)
 
 
+def test_supervised_steps_of_an_adapter_change_its_targets_alone(tmp_path: Path) -> None:
+    base = weights(prepare(spec(tmp_path / "base")))
+    lora = {"rank": 2, "targets": ["down_proj"]}
+    trained = weights(prepare(spec(tmp_path / "trained", **supervised(tmp_path, lora=lora))))
+    assert trained.keys() == base.keys()
+    changed = {name for name in base if not torch.equal(base[name], trained[name])}
+    assert changed == {f"model.layers.{layer}.mlp.down_proj.weight" for layer in range(2)}
+    with pytest.raises(UserError, match=r"warm_start\.sft\.lora\.targets: the model has no linear module up"):
+        prepare(spec(tmp_path / "wrong", **supervised(tmp_path, lora={"targets": ["up"]})))
+
+
 def test_loaded_model_keeps_its_bits_its_tokenizer_and_its_list_of_ends(tmp_path: Path) -> None:
     source = prepare(spec(tmp_path / "source"))
     (source / "generation_config.json").write_text('{"eos_token_id": [2, 0], "temperature": 0.3}')

@@ -50,6 +50,8 @@ CRITIC: dict[str, Any] = {
     "advantage": {"kind": "gae", "options": {"gae_lambda": 0.9}},
 }  # fmt: skip
 CRITIC_STEPS = 4
+LORA: dict[str, Any] = {"lora": {"rank": 3, "publish": "adapter"}, "loss": {"kl_coef": 0.05}}
+LORA_STEPS = 4
 SETTINGS: dict[str, Any] = {
     "optimizer": {"lr": 1e-3, "schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.01, "max_grad_norm": 0.5},
     "mini_batches": 2, "micro_batch_tokens": 48, "rank_timeout_s": 120.0,
@@ -195,6 +197,11 @@ def fsdp(stage: Stage, torch_metrics: Any) -> Stage:
             stage.scene("fsdp-bad", 2, fsdp, until=2, bad_step=1),
             stage.scene("fsdp-from-torch", 2, fsdp, resume_from=stage.at("torch", HALF)),
             stage.scene("fsdp-critic", 2, {**fsdp, **CRITIC}, until=CRITIC_STEPS, save_at=2),
+            stage.scene("fsdp-lora", 2, {**fsdp, **LORA}, until=LORA_STEPS, save_at=2),
+            stage.scene(
+                "fsdp-lora-options", 2,
+                {**fsdp, **LORA, "fsdp": {"cpu_offload": True, "reshard_after_forward": False}}, until=LORA_STEPS,
+            ),
         ],
     )  # fmt: skip
     return stage
@@ -277,6 +284,33 @@ def test_critic_trains_on_two_ranks_as_in_one_process(name: str, critic_metrics:
     assert found.keys() == expected.keys()
     worst = max(float((found[key] - expected[key]).abs().max()) for key in expected if key.startswith("weight/"))
     assert worst < WEIGHT_ATOL, worst
+
+
+@pytest.fixture(scope="module")
+def lora_metrics(stage: Stage) -> list[dict[str, float]]:
+    torch.set_num_threads(1)
+    return stage.single("torch-lora", until=LORA_STEPS, **LORA)
+
+
+@pytest.mark.parametrize("name", ["fsdp-lora", "fsdp-lora-options"])
+def test_adapter_trains_on_two_ranks_as_in_one_process(name: str, fsdp: Stage, lora_metrics: Any) -> None:
+    for a, b in zip(fsdp.metrics(name), lora_metrics, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=LOSS_ATOL)
+        assert a["kl_reference"] == pytest.approx(b["kl_reference"], abs=LOSS_ATOL)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
+    expected, found = (load_file(fsdp.at(one, LORA_STEPS) / checkpoint.ADAPTER) for one in ("torch-lora", name))
+    assert found.keys() == expected.keys()
+    assert max(float((found[key] - expected[key]).abs().max()) for key in expected) < WEIGHT_ATOL
+    (published,) = (fsdp.folder / name / "weights").glob("*.safetensors")
+    sent = load_file(published)
+    assert sent.keys() == found.keys()
+    assert all(torch.equal(sent[key], found[key]) for key in found)
+
+
+def test_adapter_of_two_ranks_goes_on_in_one_process(fsdp: Stage, lora_metrics: Any) -> None:
+    back = fsdp.single("torch-lora-from-fsdp", fsdp.at("fsdp-lora", 2), until=LORA_STEPS, **LORA)
+    for a, b in zip(back, lora_metrics[2:], strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=LOSS_ATOL)
 
 
 def test_offload_checkpointed_activations_and_kept_parameters_change_nothing(fsdp: Stage, torch_metrics: Any) -> None:

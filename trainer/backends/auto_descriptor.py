@@ -13,6 +13,7 @@ class AutoDescriptor(BackendDescriptor):
     name = "auto"
     adapts_to_memory = True
     trains_critics = True
+    trains_adapters = True
 
     def state(self, settings: TrainerSettings, demand: StateDemand) -> StateLayout:
         """See BackendDescriptor."""

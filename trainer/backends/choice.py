@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from areal_like.errors import UserError
 from areal_like.import_path import import_factory
 from trainer.backends.auto_descriptor import AUTO
-from trainer.backends.descriptor import KIND_KEY, BackendDescriptor
+from trainer.backends.descriptor import FLOAT32, KIND_KEY, BackendDescriptor
 from trainer.backends.fsdp_descriptor import FSDP
 from trainer.backends.port import Backend, Setup
 from trainer.backends.registry import find_backend, ranks_fault
@@ -43,14 +43,23 @@ class BackendChoice:
         return self.descriptor.name
 
 
-def choose_backend(settings: TrainerSettings, num_parameters: int, device: torch.device) -> BackendChoice:
-    """The backend that `settings` name, or the one that fits the model. Raises UserError where it cannot run."""
+def choose_backend(
+    settings: TrainerSettings, num_parameters: int, device: torch.device, *, num_frozen: int = 0
+) -> BackendChoice:
+    """The backend that `settings` name, or the one that fits the model. Raises UserError where it cannot run.
+
+    num_parameters: those that are trained.
+    """
     descriptor = find_backend(settings.backend)
     if descriptor is AUTO:
-        return fitting_backend(settings, num_parameters, device.type, _memory_bytes(device, settings.ranks))
+        num_bytes = TRAINING_BYTES * num_parameters + FLOAT32 * num_frozen
+        return fitting_backend(settings, num_bytes, device.type, _memory_bytes(device, settings.ranks))
     if (fault := ranks_fault(descriptor, settings.ranks)) is not None:
         what, remedy = fault
         raise UserError(what, where="trainer.ranks", remedy=remedy)
+    if settings.lora is not None and not descriptor.trains_adapters:
+        what = f"{descriptor.name} cannot train an adapter"
+        raise UserError(what, where="trainer.lora", remedy="trainer.backend: torch or fsdp, or lora: null")
     for required in descriptor.packages:
         if find_spec(required.module) is None:
             raise UserError(f"{required.module} is not installed", where=KIND_KEY, remedy=required.remedy)
@@ -58,14 +67,14 @@ def choose_backend(settings: TrainerSettings, num_parameters: int, device: torch
 
 
 def fitting_backend(
-    settings: TrainerSettings, num_parameters: int, device_type: str, memory_bytes: float
+    settings: TrainerSettings, num_bytes: float, device_type: str, memory_bytes: float
 ) -> BackendChoice:
-    """`auto`, as a pure function. memory_bytes: of one rank's device.
+    """`auto`, as a pure function. num_bytes: of the state. memory_bytes: of one rank's device.
 
     One rank that holds everything needs no sharding; several ranks shard by FSDP2 (ZeRO needs an extra package and
     shards the same things); what does not fit a GPU even so goes to host memory.
     """
-    need_bytes = TRAINING_BYTES * num_parameters / settings.ranks
+    need_bytes = num_bytes / settings.ranks
     share = f"{need_bytes / 1e9:.3g} GB of weights, gradients and AdamW" + (" each" if settings.ranks > 1 else "")
     room = f"{USABLE_SHARE:.0%} of {memory_bytes / 1e9:.3g} GB"
     is_fitting = need_bytes <= USABLE_SHARE * memory_bytes

@@ -103,6 +103,9 @@ class BackendDescriptor:
     """It moves to host memory by itself what a device cannot hold."""
     trains_critics: bool = False
     """Made with `Setup.is_critic`, it gives values instead of log-probs (port.py)."""
+    trains_adapters: bool = False
+    """It trains the parameters that require a gradient, keeps the others as they are, and gives the full weights of
+    some names alone (`trainer.lora`)."""
     gathers_in_compute_type: bool = False
     """With `precision: bfloat16` parameters are gathered in bfloat16, so hidden states between layers have that type;
     else they are float32."""

@@ -11,6 +11,7 @@ moment: a late wake-up does not delay the next update.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -75,7 +76,7 @@ class EmulatedBackend:
         """Nothing: the tiny model stays where it is."""
         return 0
 
-    def full_weights(self) -> dict[str, torch.Tensor]:
+    def full_weights(self, is_wanted: Callable[[str], bool] | None = None) -> dict[str, torch.Tensor]:
         """The tiny model's."""
         return named_tensors(self.model)
 

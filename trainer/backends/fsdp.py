@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -110,10 +111,12 @@ class FsdpBackend:
         self.zero_grad()
         return 0
 
-    def full_weights(self) -> dict[str, torch.Tensor]:
+    def full_weights(self, is_wanted: Callable[[str], bool] | None = None) -> dict[str, torch.Tensor]:
         self._let_go()
         whole = {}
         for name, tensor in named_tensors(self.model).items():
+            if is_wanted is not None and not is_wanted(name):
+                continue
             full = self._gather(tensor)
             if self._setup.ranks.is_leader:
                 whole[name] = full

@@ -13,6 +13,7 @@ class FsdpDescriptor(BackendDescriptor):
     factory = "trainer.backends.fsdp:FsdpBackend"
     section = "fsdp"
     trains_critics = True
+    trains_adapters = True
     gathers_in_compute_type = True
     when_colocated = "fsdp with trainer.fsdp.cpu_offload: true"
 

@@ -87,8 +87,11 @@ class Backend(Protocol):
         Values do not change. A backend that keeps all of it in host memory already moves nothing.
         """
 
-    def full_weights(self) -> dict[str, torch.Tensor]:
-        """Full parameters and persistent buffers by name, float32; empty on other ranks than 0."""
+    def full_weights(self, is_wanted: Callable[[str], bool] | None = None) -> dict[str, torch.Tensor]:
+        """Full parameters and persistent buffers by name, float32; empty on other ranks than 0.
+
+        is_wanted: of these names alone; asked of backends that train adapters.
+        """
 
     def parts(self) -> list[Part]:
         """What this rank has of weights (float32) and AdamW's state, without a word to the others.

@@ -14,6 +14,7 @@ class TorchDescriptor(BackendDescriptor):
     max_ranks = 1
     needs_process_group = False
     trains_critics = True
+    trains_adapters = True
     when_colocated = "torch"
 
     def releases_devices(self, settings: TrainerSettings) -> bool:

@@ -5,6 +5,8 @@ Owns: nothing but the joints between model, optimizer and step. Refuses: more th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from transformers import PreTrainedModel
 
@@ -42,8 +44,9 @@ class TorchBackend:
         self.model.to(device)  # type: ignore[arg-type]
         return moved + self.optimizer.move(device)
 
-    def full_weights(self) -> dict[str, torch.Tensor]:
-        return named_tensors(self.model)
+    def full_weights(self, is_wanted: Callable[[str], bool] | None = None) -> dict[str, torch.Tensor]:
+        found = named_tensors(self.model).items()
+        return {name: tensor for name, tensor in found if is_wanted is None or is_wanted(name)}
 
     def parts(self) -> list[Part]:
         weights = [whole_part(f"weight/{name}", tensor) for name, tensor in named_tensors(self.model).items()]

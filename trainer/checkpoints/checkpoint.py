@@ -32,6 +32,10 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 CRITIC = "critic.safetensors"
 """Of a run with a critic; no part of the policy."""
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""Of a run with an adapter, in place of the model: the two files of peft's format."""
+ADAPTER_BASE = "adapter_base.json"
+"""Which base the adapter belongs to: a type, and the CRC-32 in it of every tensor by name."""
 _STEP_FOLDER = re.compile(r"step_(\d{6,})")
 
 

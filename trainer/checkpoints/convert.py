@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -51,13 +51,13 @@ def export_checkpoint(folder: Path, out: Path, *, dtype: str | None = None) -> s
     dtype: float32, bfloat16 or float16; None: that of the model it was made of. Raises UserError, WeightError,
     OperationError (disk).
     """
-    _refuse_filled(out)
+    refuse_filled(out)
     checkpoint.verify(folder)
     dtype = dtype or checkpoint.read_state(folder).origin_dtype
-    config = _config(folder)
+    config = model_config(folder)
     with atomic_folder(out) as partial:
-        _write_weights(partial / WEIGHTS, stored_tensors(folder), NAMES[dtype])
-        _write_config(partial, config, dtype)
+        write_weights(partial / WEIGHTS, stored_tensors(folder), NAMES[dtype])
+        write_config(partial, config, dtype)
         copy_companions(folder, partial)
     return dtype
 
@@ -67,14 +67,14 @@ def import_folder(source: Path, out: Path) -> tuple[int, str]:
 
     Raises UserError, OperationError (disk).
     """
-    _refuse_filled(out)
-    config, tensors = _config(source), stored_tensors(source)
+    refuse_filled(out)
+    config, tensors = model_config(source), stored_tensors(source)
     dtype = _type_of(tensors, source)
     state = CheckpointState(version=0, lineage="", run_id="", config_digest="", origin_dtype=dtype)
 
     def write(partial: Path) -> Mapping[str, tuple[int, str]]:
-        facts = {WEIGHTS: _write_weights(partial / WEIGHTS, tensors, "F32")}
-        _write_config(partial, config, "float32")
+        facts = {WEIGHTS: write_weights(partial / WEIGHTS, tensors, "F32")}
+        write_config(partial, config, "float32")
         copy_companions(source, partial)
         return facts
 
@@ -134,8 +134,12 @@ def _header(file: Path) -> Iterator[tuple[str, Stored]]:
         ) from error
 
 
-def _write_weights(file: Path, tensors: Mapping[str, Stored], dtype: str) -> tuple[int, str]:
-    """All tensors in one file, floats as `dtype`; its size and sha256."""
+def write_weights(
+    file: Path, tensors: Mapping[str, Stored], dtype: str, added: Mapping[str, Callable[[], np.ndarray]] | None = None
+) -> tuple[int, str]:
+    """All tensors in one file, floats as `dtype`; its size and sha256. added: by name, what gives float32 numbers [N]
+    to add to the N items of a tensor.
+    """
     names = sorted(tensors, key=lambda name: (-_size(tensors[name], dtype)[1], name))  # wide types first: aligned
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -152,7 +156,7 @@ def _write_weights(file: Path, tensors: Mapping[str, Stored], dtype: str) -> tup
     with file.open("wb") as opened:
         _put(opened, digest, len(header).to_bytes(8, "little") + header)
         for name in names:
-            _put(opened, digest, _converted(tensors[name], dtype))
+            _put(opened, digest, _converted(tensors[name], dtype, (added or {}).get(name)))
         return opened.tell(), digest.hexdigest()
 
 
@@ -168,12 +172,20 @@ def _size(tensor: Stored, dtype: str) -> tuple[int, int]:
     return math.prod(tensor.shape) * FLOATS[dtype], FLOATS[dtype]
 
 
-def _converted(tensor: Stored, dtype: str) -> bytes | memoryview:
+def read_stored(tensor: Stored) -> bytes:
+    """Its bytes. Raises WeightError where the file is shorter than its header says."""
     with tensor.file.open("rb") as file:
         file.seek(tensor.start)
         data = file.read(tensor.num_bytes)
     if len(data) != tensor.num_bytes:
         raise WeightError(f"{tensor.file} was cut short")
+    return data
+
+
+def _converted(tensor: Stored, dtype: str, added: Callable[[], np.ndarray] | None) -> bytes | memoryview:
+    data = read_stored(tensor)
+    if added is not None:
+        return narrowed(widened(data, tensor.dtype) + added(), dtype)
     if tensor.dtype == dtype or tensor.dtype not in FLOATS:
         return data
     return narrowed(widened(data, tensor.dtype), dtype)
@@ -218,7 +230,8 @@ def _type_of(tensors: Mapping[str, Stored], source: Path) -> str:
     return DTYPES[found[0]]
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def model_config(folder: Path) -> dict[str, Any]:
+    """config.json. Raises UserError."""
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text())
@@ -228,12 +241,13 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _write_config(folder: Path, config: Mapping[str, Any], dtype: str) -> None:
+def write_config(folder: Path, config: Mapping[str, Any], dtype: str) -> None:
     """As it was, but for the type."""
     fresh = {key: value for key, value in config.items() if key != "torch_dtype"}
     (folder / "config.json").write_text(json.dumps(fresh | {"dtype": dtype}, indent=2) + "\n")
 
 
-def _refuse_filled(out: Path) -> None:
+def refuse_filled(out: Path) -> None:
+    """Raises UserError where something is there already."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError("this path already exists", where=str(out), remedy="name a new folder")

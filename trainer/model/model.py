@@ -310,6 +310,7 @@ def model_context(config: PretrainedConfig) -> ContextLimit | None:
     return context_limit(vars(config.get_text_config()))
 
 
-def num_parameters(model: PreTrainedModel) -> int:
-    """Parameters, tied ones once."""
-    return sum(parameter.numel() for parameter in model.parameters())
+def num_parameters(model: PreTrainedModel, *, is_trained: bool | None = None) -> int:
+    """Parameters, tied ones once; is_trained: those alone that are trained, or that are not."""
+    wanted = (parameter for parameter in model.parameters() if is_trained in (None, parameter.requires_grad))
+    return sum(parameter.numel() for parameter in wanted)

@@ -25,9 +25,9 @@ def tensor_bytes(tensor: torch.Tensor) -> TensorBytes:
 
 
 def snapshot(model: Policy, *, dtype: DType) -> dict[str, TensorBytes]:
-    """A copy of the policy in host memory: the model may change while it travels."""
+    """A copy of the policy in host memory: the model may change while it travels. Tensors are read one at a time."""
     tensors = {}
-    for name, tensor in named_tensors(model).items():
+    for name, tensor in (model if isinstance(model, Mapping) else named_tensors(model)).items():
         host = cast(tensor, dtype).cpu().contiguous()
         tensors[name] = tensor_bytes(host.clone() if host.data_ptr() == tensor.data_ptr() else host)
     return tensors

@@ -21,6 +21,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from areal_like.errors import WeightError
+from areal_like.weights.adapter import AdapterNote
 from areal_like.weights.catalog import delta_name
 from areal_like.weights.delta import (
     DELTA_SUFFIX,
@@ -56,13 +57,13 @@ class VersionWriter:
         self._base: tuple[WeightManifest, Tensors] | None = None
         self._last_full: WeightManifest | None = None
         self._chain_bytes = 0
-        self._newest: tuple[int, str, Tensors] | None = None
-        """Version, lineage and tensors of what was written last."""
+        self._newest: tuple[int, str, Tensors, AdapterNote | None] | None = None
+        """Version, lineage, tensors and note of what was written last."""
 
-    def write(self, version: int, lineage: str, tensors: Tensors) -> Written:
+    def write(self, version: int, lineage: str, tensors: Tensors, adapter: AdapterNote | None = None) -> Written:
         """Write one version. `tensors` must not change afterwards. Raises WeightError."""
-        written = self._write(version, lineage, tensors)
-        self._newest = (version, lineage, tensors)
+        written = self._write(version, lineage, tensors, adapter)
+        self._newest = (version, lineage, tensors, adapter)
         return written
 
     def release(self) -> None:
@@ -75,8 +76,8 @@ class VersionWriter:
         newest = self._newest  # read once: `release` may run on another thread
         if newest is None or newest[:2] != (version, lineage):
             return None
-        tensors = newest[2]
-        written = self._publish_full(version, lineage, tensors)
+        tensors, adapter = newest[2:]
+        written = self._publish_full(version, lineage, tensors, adapter)
         if self._delta is not None:
             self._last_full, self._chain_bytes = describe(self._store.kind, version, lineage, tensors), 0
             manifest = self._store.root / delta_name(version, lineage)  # a delta found first would be taken again
@@ -84,22 +85,22 @@ class VersionWriter:
             manifest.with_name(manifest.name.removesuffix(".json")).unlink(missing_ok=True)
         return written
 
-    def _write(self, version: int, lineage: str, tensors: Tensors) -> Written:
+    def _write(self, version: int, lineage: str, tensors: Tensors, adapter: AdapterNote | None) -> Written:
         if self._delta is None:
-            return self._publish_full(version, lineage, tensors)
-        manifest = describe(self._store.kind, version, lineage, tensors)
+            return self._publish_full(version, lineage, tensors, adapter)
+        manifest = describe(self._store.kind, version, lineage, tensors, adapter)
         written = self._write_delta(manifest, tensors) or self._write_full(manifest, tensors)
         self._base = (manifest, tensors)
         return written
 
     def _write_full(self, manifest: WeightManifest, tensors: Tensors) -> Written:
-        written = self._publish_full(manifest.version, manifest.lineage, tensors)
+        written = self._publish_full(manifest.version, manifest.lineage, tensors, manifest.adapter)
         self._retire(manifest)
         self._last_full, self._chain_bytes = manifest, 0
         return written
 
-    def _publish_full(self, version: int, lineage: str, tensors: Tensors) -> Written:
-        path = self._store.publish(version, lineage, tensors)
+    def _publish_full(self, version: int, lineage: str, tensors: Tensors, adapter: AdapterNote | None) -> Written:
+        path = self._store.publish(version, lineage, tensors, adapter)
         return Written(path, sum(tensor.data.nbytes for tensor in tensors.values()), is_delta=False)
 
     def _write_delta(self, manifest: WeightManifest, tensors: Tensors) -> Written | None:

@@ -15,11 +15,13 @@ from controller.config.backends import PassDemand, backend_of
 from controller.config.engines import ServingDemand, engine_job, engine_of
 from controller.config.memory.passes import FLOAT32, Pass, activation_bytes, transient_bytes
 from controller.config.run_config import RunConfig
-from controller.config.trainer_memory import trainer_state
+from controller.config.trainer_memory import adapter_parameters, trainer_state
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 BUILT_IN_VOCABULARY = 259
 """Tokens of the tokenizer `bytes`; those of `characters:` tokenizers have fewer."""
+MERGED_VERSIONS = 3
+"""Of each worker where adapters travel alone: two files and the tensors of the one being made."""
 COPIED_STATE_BYTES = 12
 """Of one parameter in a checkpoint: itself and AdamW's two moments, float32."""
 
@@ -112,9 +114,10 @@ def pass_demand(config: RunConfig, shape: DecoderShape) -> PassDemand:
 def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemory, ...]:
     """Rank 0, and the others where it holds more than they: it collects the full weights to publish them."""
     backend, trainer = backend_of(config), config.trainer
-    state = trainer_state(config, float(shape.parameters))
+    lora = trainer.lora
+    state = trainer_state(config, float(shape.parameters), adapter_parameters(config, shape))
     one, is_cuda = pass_of(config), trainer.device.startswith("cuda")
-    reference = float(FLOAT32 * shape.parameters) if trainer.loss.kl_coef > 0 else 0.0
+    reference = float(FLOAT32 * shape.parameters) if trainer.loss.kl_coef > 0 and lora is None else 0.0
     state_bytes = state.device_bytes if is_cuda else state.device_bytes + state.host_bytes
     fixed = {"weights, gradients, AdamW": state_bytes, "reference model": reference}
     step = fixed | {
@@ -122,9 +125,14 @@ def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemor
         "activations": activation_bytes(shape, one),
         "logits, backward": transient_bytes(shape, one, is_cuda=is_cuda),
     }
-    collected = backend.publishing_bytes(trainer, float(shape.parameters))
-    # between two steps there are no gradients: a quarter of the state, or as much as there is
-    publishing = {"weights, AdamW": state_bytes * 0.75, "reference model": reference, "full weights": collected}
+    sent = float(shape.parameters) if lora is None or lora.publish == "merged" else adapter_parameters(config, shape)
+    collected = backend.publishing_bytes(trainer, sent)
+    # between two steps there are no gradients: a quarter of the state, or as much as there is; of an adapter hardly any
+    publishing = {
+        "weights, AdamW": state_bytes * (0.75 if lora is None else 1.0),
+        "reference model": reference,
+        "full weights": collected,
+    }
     words = f"{one.tokens:,} tokens a micro-batch" + (", activations made again" if one.is_checkpointed else "")
     names = f"trainer rank{'s 0 to ' + str(trainer.ranks - 1) if trainer.ranks > 1 else ''}"
     if sum(publishing.values()) <= sum(step.values()) or not collected:
@@ -168,14 +176,18 @@ def host_memory(config: RunConfig, shape: DecoderShape) -> Mapping[str, float]:
 
     Loading: every rank reads the whole float32 model first (4 bytes a parameter and rank), which later parts may take
     the place of. Publishing: the copy that travels, and the versions kept in shared memory. SGLang's folder of a staged
-    version, per worker. Checkpoints: a copy of every rank's part (12 bytes a parameter), put together on rank 0 where
-    there are several.
+    version, per worker. An adapter that travels alone: whole versions, merged by each worker. Checkpoints: a copy of
+    every rank's part (12 bytes of each parameter that is trained), put together on rank 0 where there are several.
     """
     trainer, parameters = config.trainer, float(shape.parameters)
-    state, is_cuda = trainer_state(config, parameters), trainer.device.startswith("cuda")
-    version = parameters * DTYPE_BYTES[config.model.dtype]
-    trained = parameters * (1 if trainer.critic is None else 2)
-    loading = FLOAT32 * trained * trainer.ranks if is_cuda else 0.0
+    adapter, lora = adapter_parameters(config, shape), trainer.lora
+    state, is_cuda = trainer_state(config, parameters, adapter), trainer.device.startswith("cuda")
+    whole = parameters * DTYPE_BYTES[config.model.dtype]
+    is_lone = lora is not None and lora.publish == "adapter"
+    version = FLOAT32 * adapter if is_lone else whole
+    models = 1 if trainer.critic is None else 2
+    trained = parameters * models if lora is None else adapter + parameters * (models - 1)
+    loading = FLOAT32 * parameters * models * trainer.ranks if is_cuda else 0.0
     has_checkpoints = bool(trainer.checkpoint.every_steps or trainer.checkpoint.every_s)
     copies = 2 if trainer.ranks > 1 else 1
     kept = trainer.weights.keep if trainer.weights.place == "shm" else 0
@@ -184,7 +196,8 @@ def host_memory(config: RunConfig, shape: DecoderShape) -> Mapping[str, float]:
         "trainer state": state.host_bytes * trainer.ranks,
         "copy to publish": version,
         "versions kept": kept * version,
-        "staged for engines": staged * version,
+        "staged for engines": staged * whole,
+        "merged by workers": MERGED_VERSIONS * config.rollout.num_workers * whole if is_lone else 0.0,
         "checkpoint": copies * COPIED_STATE_BYTES * trained if has_checkpoints else 0.0,
     }
     running["loading"] = max(0.0, loading - sum(running.values()))

@@ -35,6 +35,7 @@ from controller.config.validation.engine import (
     rollout_problems,
 )
 from controller.config.validation.launcher import launcher_problems
+from controller.config.validation.lora import lora_problems
 from controller.config.validation.objectives import advantage_problems, critic_problems, loss_problems
 from controller.config.validation.pool_sizes import placement_problems, pool_problems
 from controller.config.validation.trainer_backend import backend_problems
@@ -71,6 +72,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         _context,
         loss_problems,
         critic_problems,
+        lora_problems,
         backend_problems,
         _reward,
         device_problems,

@@ -106,7 +106,7 @@ def test_a_value_that_means_something_else_is_explained(typed: str, words: str) 
     assert words in complaints(f"{typed}=8")[0]
 
 
-@pytest.mark.parametrize("typed", ["gamma", "algorithm.gamma", "lora_rank", "use_liger_kernel"])
+@pytest.mark.parametrize("typed", ["gamma", "algorithm.gamma", "lora_dropout", "use_liger_kernel"])
 def test_what_has_no_equivalent_is_not_answered_with_a_guess(typed: str) -> None:
     assert "did you mean" not in complaints(f"{typed}=1")[0]
 

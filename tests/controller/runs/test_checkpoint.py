@@ -136,24 +136,24 @@ def test_export_takes_the_newest_whole_checkpoint_or_the_one_that_is_named(tmp_p
     for version in (2, 4, 6):
         made(folder.root, version)
     damage(folder.root / "checkpoints" / "step_000006")
-    assert export(str(folder.root), str(tmp_path / "a"), version=None, dtype=None) == 0
+    assert export(str(folder.root), str(tmp_path / "a"), version=None, dtype=None, lora=None) == 0
     assert load_file(tmp_path / "a" / "model.safetensors")["w"][0, 0] == 4
     assert "step_000004 of" in capsys.readouterr().out
-    assert export(str(folder.root), str(tmp_path / "b"), version=2, dtype=None) == 0
+    assert export(str(folder.root), str(tmp_path / "b"), version=2, dtype=None, lora=None) == 0
     assert load_file(tmp_path / "b" / "model.safetensors")["w"][0, 0] == 2
     one = folder.root / "checkpoints" / "step_000002"
-    assert export(str(one), str(tmp_path / "c"), version=None, dtype="bfloat16") == 0
+    assert export(str(one), str(tmp_path / "c"), version=None, dtype="bfloat16", lora=None) == 0
     assert b'"dtype":"BF16"' in (tmp_path / "c" / "model.safetensors").read_bytes()
     with pytest.raises(UserError, match="no checkpoint of version 3 -> there are: 2, 4, 6"):
-        export(str(folder.root), str(tmp_path / "d"), version=3, dtype=None)
+        export(str(folder.root), str(tmp_path / "d"), version=3, dtype=None, lora=None)
     with pytest.raises(UserError, match="a checkpoint has one version"):
-        export(str(one), str(tmp_path / "d"), version=3, dtype=None)
+        export(str(one), str(tmp_path / "d"), version=3, dtype=None, lora=None)
 
 
 def test_run_without_a_checkpoint_is_reported_in_one_sentence(tmp_path):
     folder = zoo.make_run(tmp_path, "finished")
     with pytest.raises(UserError, match="this run has no whole checkpoint -> areal-like checkpoint makes one"):
-        export(str(folder.root), str(tmp_path / "a"), version=None, dtype=None)
+        export(str(folder.root), str(tmp_path / "a"), version=None, dtype=None, lora=None)
 
 
 def test_import_refuses_what_is_a_checkpoint_or_nothing(tmp_path, capsys):
@@ -162,6 +162,6 @@ def test_import_refuses_what_is_a_checkpoint_or_nothing(tmp_path, capsys):
         import_model(str(one), str(tmp_path / "a"))
     with pytest.raises(UserError, match="there is no such folder"):
         import_model(str(tmp_path / "nowhere"), str(tmp_path / "a"))
-    export(str(one), str(tmp_path / "hf"), version=None, dtype=None)
+    export(str(one), str(tmp_path / "hf"), version=None, dtype=None, lora=None)
     assert import_model(str(tmp_path / "hf"), str(tmp_path / "a")) == 0
     assert "1 tensors, float32" in capsys.readouterr().out

@@ -44,7 +44,7 @@ def made(monkeypatch: pytest.MonkeyPatch, scheme: str) -> Any:
     transfer = SimpleNamespace(receiver="mine:make", scheme=scheme)
     monkeypatch.setattr(choice, "find_transfer", lambda kind: transfer if kind == "mine" else None)
     monkeypatch.setattr(choice, "import_factory", lambda path, where: Receiver if path == "mine:make" else None)
-    spec: Any = SimpleNamespace(weight_transfer="mine")
+    spec: Any = SimpleNamespace(weight_transfer="mine", merges_adapters=False)
     return choice.receiver_of(spec, "wires")  # type: ignore[arg-type]
 
 

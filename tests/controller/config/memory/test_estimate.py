@@ -31,6 +31,26 @@ def test_one_rank_holds_all_of_the_state_and_the_cast_weights() -> None:
     assert "reference model" not in rank.parts
 
 
+def test_an_adapters_base_has_no_gradients_no_moments_and_is_its_own_reference() -> None:
+    lora = {"rank": 8, "targets": ["q_proj", "model.layers.0.mlp.down_proj"]}
+    config = make(trainer={**GPU, "lora": lora, "loss": {"kl_coef": 0.1}, "checkpoint": {"every_steps": 5}})
+    adapter = 8 * SHAPE.layers * (2 * SHAPE.hidden + SHAPE.inner + SHAPE.query_width)
+    (rank,) = trainer_memory(config, SHAPE)
+    assert rank.parts["weights, gradients, AdamW"] == 4 * N + 16 * adapter
+    assert "reference model" not in rank.parts
+    host = host_memory(config, SHAPE)
+    assert (host["copy to publish"], host["checkpoint"]) == (4 * N, 12 * adapter)
+
+
+def test_an_adapter_that_travels_alone_is_merged_in_the_memory_of_each_worker() -> None:
+    config = make(trainer={"lora": {"rank": 8, "publish": "adapter"}}, rollout={"num_workers": 2})
+    host = host_memory(config, SHAPE)
+    widths = 2 * (SHAPE.hidden + SHAPE.query_width) + 2 * (SHAPE.hidden + SHAPE.key_width)
+    widths += 3 * (SHAPE.hidden + SHAPE.inner)
+    assert host["copy to publish"] == 4 * 8 * SHAPE.layers * widths
+    assert host["merged by workers"] == 3 * 2 * 4 * N
+
+
 def test_a_reference_model_is_whole_on_every_rank() -> None:
     config = make(trainer={**GPU, "backend": "fsdp", "ranks": 4, "loss": {"kl_coef": 0.1}})
     assert trainer_memory(config, SHAPE)[0].parts["reference model"] == 4 * N

@@ -93,6 +93,18 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
             "trainer.critic",
             "cannot be emulated",
         ),
+        ({"trainer.lora": {"targets": []}}, "trainer.lora.targets", "nothing would be trained"),
+        (
+            {"trainer.lora": {}, "trainer.backend": "deepspeed", "trainer.ranks": 2},
+            "trainer.lora",
+            "deepspeed cannot train an adapter -> trainer.backend: torch, fsdp, auto, or lora: null",
+        ),
+        ({"trainer.lora": {}, "emulation": {}}, "trainer.lora", "cannot be emulated"),
+        (
+            {"trainer.lora": {"publish": "adapter"}, "trainer.weights.kind": "distributed"},
+            "trainer.lora.publish",
+            "publish: merged",
+        ),
         ({"staleness.max_staleness": -1}, "staleness.max_staleness", "0 is synchronous"),
         ({"staleness.max_staleness": "unbounded"}, "staleness.on_stale", "on_stale: keep"),
         (
@@ -356,6 +368,26 @@ class TestModelFolder:
         monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
         snapshot = write_model(tmp_path / "hub" / "models--Qwen--Tiny" / "snapshots" / "abc")
         assert model_folder.find_model("Qwen/Tiny") == snapshot
+
+    def test_lora_targets_that_the_model_does_not_have_are_found_in_its_files(self, tmp_path: Path) -> None:
+        folder = write_model(tmp_path / "m")
+        table = {"model.layers.0.mlp.up_proj.weight": [2, 1], "model.embed_tokens.weight": [2, 1], "norm.weight": [2]}
+        entries = {
+            name: {"dtype": "F32", "shape": shape, "data_offsets": [8 * place, 8 * place + 8]}
+            for place, (name, shape) in enumerate(table.items())
+        }
+        header = json.dumps(entries).encode()
+        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(24))
+
+        def words(*targets: str) -> list[str]:
+            config = make(model={"path": str(folder)}, trainer__lora={"targets": targets})
+            problems = preflight.look(config, "validate").problems
+            return [str(problem) for problem in problems if "trainer.lora.targets" in problem.keys]
+
+        assert words("all-linear", "up_proj", "layers.0.mlp.up_proj") == []
+        (found,) = words("up_proj", "upproj")
+        assert "the model has no linear module upproj -> did you mean up_proj?" in found
+        assert "its linear modules are up_proj" in words("norm")[0]
 
     def test_context_beyond_the_models_positions_is_refused(self, tmp_path: Path) -> None:
         folder = write_model(tmp_path / "m", max_position_embeddings=100)

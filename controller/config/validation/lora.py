@@ -1,0 +1,57 @@
+"""Contradictions between `trainer.lora` and the rest of the configuration, and targets that a model does not have.
+
+Owns: both. Refuses: reading models (model_folder.py gives the tensors), training adapters.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+
+from controller.config.backends import REGISTERED, backend_of
+from controller.config.problems import Problem
+from controller.config.run_config import ALL_LINEAR, RunConfig
+
+TARGETS_KEY = "trainer.lora.targets"
+PUBLISH_KEY = "trainer.lora.publish"
+
+
+def lora_problems(config: RunConfig) -> Iterator[Problem]:
+    """What of trainer.lora cannot be. Pure."""
+    lora, backend = config.trainer.lora, backend_of(config)
+    if lora is None:
+        return
+    if not lora.targets:
+        yield Problem((TARGETS_KEY,), "names no module, so nothing would be trained", f"targets: [{ALL_LINEAR}]")
+    if not backend.trains_adapters:
+        able = [name for name, known in REGISTERED.items() if known.trains_adapters]
+        what = f"{config.trainer.backend} cannot train an adapter"
+        yield Problem(("trainer.lora", "trainer.backend"), what, f"trainer.backend: {', '.join(able)}, or lora: null")
+    if config.emulation is not None:
+        yield Problem(("trainer.lora", "emulation"), "an adapter cannot be emulated", "lora: null")
+    if lora.publish == "adapter" and config.trainer.weights.transfer.needs_process_group:
+        yield Problem(
+            (PUBLISH_KEY, "trainer.weights.kind"),
+            "a process group brings weights into the engine as they are, and an adapter alone has to be merged first",
+            "publish: merged, or another trainer.weights.kind",
+        )
+
+
+def target_problems(config: RunConfig, tensors: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
+    """Targets that a model does not have. tensors: shapes of its weights by name, as its files say."""
+    lora = config.trainer.lora
+    if lora is None or not tensors:
+        return
+    modules = {name.removesuffix(".weight") for name, shape in tensors.items() if _is_matrix(name, shape)}
+    for target in lora.targets:
+        if target == ALL_LINEAR or any(f".{module}".endswith(f".{target}") for module in modules):
+            continue
+        ends = sorted({module.rpartition(".")[2] for module in modules})
+        near = difflib.get_close_matches(target, ends, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"its linear modules are {', '.join(ends) or 'none'}"
+        yield Problem((TARGETS_KEY, "model.path"), f"the model has no linear module {target}", remedy)
+
+
+def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """True for the weight of a linear module, head and embedding left out."""
+    return name.endswith(".weight") and len(shape) == 2 and not any(part in name for part in ("embed", "lm_head"))

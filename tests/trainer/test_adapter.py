@@ -1,0 +1,367 @@
+"""A policy that is an adapter: what is trained, published, saved and resumed, and engines that leave it out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
+from areal_like.errors import UserError
+from areal_like.trajectory import Segment, Trajectory
+from areal_like.weights.weight_store import open_payload
+from areal_like.wire.messages import BatchSample, Sampling
+from rollout.config import EngineSettings
+from rollout.engine.embedded import EmbeddedEngine
+from rollout.engine.port import GenerationRequest
+from rollout.weights.merging import MergingReceiver
+from trainer.checkpoints.adapter_export import export_adapter
+from trainer.export import named_tensors, write_model
+from trainer.model.lora import Merged, adapter_off, is_adapters
+from trainer.model.model import load_causal_lm
+from trainer.model.packed import PackedSequences
+from trainer.model.tokenizers import build_tokenizer
+from trainer.training import Training
+
+RANK, SCALE = 4, 2.0
+LORA = {"rank": RANK, "alpha": RANK * SCALE}
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, tiny_model: Callable[..., PreTrainedModel]) -> Path:
+    folder = tmp_path / "prepared"
+    folder.mkdir()
+    write_model(tiny_model(), folder, dtype="float32")
+    build_tokenizer("characters:running_sum", None).save_pretrained(folder)
+    return folder
+
+
+def opened(prepared: Path, *, lora: dict[str, Any] | None = LORA, **changes: Any) -> Training:
+    run_dir = prepared.parent / "run"
+    settings = {"optimizer": {"lr": 0.02}, "lora": lora, **changes.pop("settings", {})}
+    facts: dict[str, Any] = {
+        "role": "trainer", "name": "trainer", "run_id": "t", "run_dir": str(run_dir), "hub_address": "tcp://127.0.0.1:1",
+        "parent_pid": os.getpid(), "seed": 1, "model": ModelSettings(path=str(prepared)),
+        "sampling": SamplingSettings(), "staleness": StalenessSettings(), "groups_per_step": 3, "group_size": 4,
+        "num_steps": 5, "weight_dir": str(run_dir / "weights"), "settings": settings,
+    }  # fmt: skip
+    training = Training(ProcessSpec(**{**facts, **changes}))
+    training.open()
+    return training
+
+
+def sampled_by(model: PreTrainedModel, training: Training, samples: list[BatchSample]) -> list[BatchSample]:
+    """The samples with the log-probs of an engine that computes with `model`, all of the present version."""
+    found = []
+    for sample in samples:
+        old = sample.trajectory
+        packed = PackedSequences.build([old.tokens_T], [old.loss_mask_T])
+        with torch.no_grad():
+            logits_TV = model(input_ids=packed.tokens_T[None]).logits[0]
+            logp_TV = torch.log_softmax(logits_TV, -1)
+        logprobs_T, versions_T = old.logprobs_T.copy(), old.versions_T.copy()
+        logprobs_T[old.loss_mask_T] = logp_TV[packed.sources_N, packed.targets_N].numpy()
+        versions_T[old.loss_mask_T] = training.version
+        changed: Trajectory = msgspec.structs.replace(old, logprobs_T=logprobs_T, versions_T=versions_T)
+        found.append(msgspec.structs.replace(sample, trajectory=changed))
+    return found
+
+
+@pytest.fixture
+def step(make_samples: Callable[..., list[BatchSample]], prepared: Path) -> Callable[..., dict[str, float]]:
+    """Do one step on answers of an engine that has what was published; or the base; or `engine`."""
+
+    def run(training: Training, engine: PreTrainedModel | None = None) -> dict[str, float]:
+        if engine is None:
+            engine = load_causal_lm(prepared)
+            engine.load_state_dict(dict(Merged(named_tensors(training.model), SCALE)))
+        number = training.version + 1
+        samples = sampled_by(engine, training, make_samples([4, 4, 4], version=0, seed=number))
+        return training.run(training.prepare(samples, number))
+
+    return run
+
+
+def published(training: Training) -> Any:
+    written = training.publish()()
+    return open_payload(written.path)
+
+
+def as_tensor(payload: memoryview, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(payload), dtype=torch.float32).view(shape)
+
+
+def test_only_the_adapter_is_trained_and_the_version_is_base_plus_adapter(
+    prepared: Path, step: Callable[..., dict[str, float]]
+) -> None:
+    training, base = opened(prepared), named_tensors(load_causal_lm(prepared))
+    for _ in range(2):
+        metrics = step(training)
+    assert metrics["grad_norm"] > 0
+    weights = named_tensors(training.model)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in base.items())
+    manifest, payload = published(training)
+    assert {entry.name for entry in manifest.tensors} == base.keys()
+    merged = Merged(weights, SCALE)
+    for entry in manifest.tensors:
+        assert torch.equal(as_tensor(payload[entry.name], entry.shape), merged[entry.name])
+    assert any(not torch.equal(merged[name], tensor) for name, tensor in base.items())
+    assert manifest.adapter is not None
+    assert manifest.adapter.lone is None
+    recorded = json.loads((prepared.parent / "run" / "trainer.json").read_text())
+    num_adapter = sum(tensor.numel() for name, tensor in weights.items() if is_adapters(name))
+    assert recorded["parameters_trained"] == num_adapter < recorded["parameters"] / 2
+
+
+def test_with_publish_adapter_only_a_and_b_travel(prepared: Path, step: Callable[..., dict[str, float]]) -> None:
+    training = opened(prepared, lora={**LORA, "publish": "adapter"})
+    step(training)
+    manifest, payload = published(training)
+    weights = {name: tensor for name, tensor in named_tensors(training.model).items() if is_adapters(name)}
+    assert {e.name for e in manifest.tensors} == {f"base_model.model.{name}.weight" for name in weights}
+    for entry in manifest.tensors:
+        own = weights[entry.name.removeprefix("base_model.model.").removesuffix(".weight")]
+        assert torch.equal(as_tensor(payload[entry.name], entry.shape), own)
+    lone = manifest.adapter.lone
+    assert (lone.scale, lone.dtype) == (SCALE, "float32")
+    assert lone.base.keys() == named_tensors(load_causal_lm(prepared)).keys()
+
+
+def test_a_checkpoint_holds_the_adapter_alone_and_resumes_bit_for_bit(
+    prepared: Path, step: Callable[..., dict[str, float]]
+) -> None:
+    training = opened(prepared)
+    step(training)
+    folder = training.save()().folder
+    assert not (folder / "model.safetensors").exists()
+    own = {name for name in named_tensors(training.model) if is_adapters(name)}
+    moments = load_file(folder / "optimizer.safetensors")
+    assert {name.partition("/")[2] for name in moments if name.startswith("exp_avg/")} == own
+    resumed = opened(prepared, resume_from=str(folder))
+    for one in (training, resumed):
+        step(one)
+    first, second = named_tensors(training.model), named_tensors(resumed.model)
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def test_a_checkpoint_is_not_resumed_on_another_base_or_without_an_adapter(
+    prepared: Path, step: Callable[..., dict[str, float]], tiny_model: Callable[..., PreTrainedModel]
+) -> None:
+    training = opened(prepared)
+    step(training)
+    folder = str(training.save()().folder)
+    with pytest.raises(UserError, match=r"holds an adapter, and trainer\.lora is not set"):
+        opened(prepared, lora=None, resume_from=folder)
+    with pytest.raises(UserError, match="of another rank"):
+        opened(prepared, lora={**LORA, "rank": 2}, resume_from=folder)
+    write_model(tiny_model(seed=1), prepared, dtype="float32")
+    with pytest.raises(UserError, match="belongs to another base"):
+        opened(prepared, resume_from=folder)
+    plain = opened(prepared, lora=None)
+    with pytest.raises(UserError, match="holds a whole model"):
+        opened(prepared, resume_from=str(plain.save()().folder))
+
+
+def test_the_reference_is_the_base_and_no_second_model(
+    prepared: Path, step: Callable[..., dict[str, float]], make_samples: Callable[..., list[BatchSample]]
+) -> None:
+    training = opened(prepared, settings={"loss": {"kl_coef": 0.1}})
+    assert training._step.reference is None
+    assert step(training)["kl_reference"] == pytest.approx(0.0, abs=1e-7), "the first step starts from the base"
+    batch = training.prepare(make_samples([2], version=0), 2).mini_batches[0][0]
+    reference_N = training._step._reference_logprobs(batch)
+    with torch.no_grad(), adapter_off(training.model):
+        expected_N, _ = training.policy.logprobs(batch.packed, with_entropy=False)
+    torch.testing.assert_close(reference_N, expected_N, atol=0, rtol=0)
+    assert step(training)["kl_reference"] > 1e-4
+
+
+def test_the_exported_model_is_merged(prepared: Path, step: Callable[..., dict[str, float]]) -> None:
+    training = opened(prepared)
+    step(training)
+    exported = named_tensors(load_causal_lm(training.export()))
+    merged = Merged(named_tensors(training.model), SCALE)
+    assert exported.keys() == set(merged)
+    assert all(torch.equal(exported[name], tensor) for name, tensor in merged.items())
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_checkpoint_is_exported_merged_or_as_an_adapter(
+    prepared: Path, step: Callable[..., dict[str, float]], tmp_path: Path, dtype: str | None
+) -> None:
+    training = opened(prepared)
+    step(training)
+    folder = training.save()().folder
+    assert export_adapter(folder, tmp_path / "merged", form="merged", dtype=dtype) == (dtype or "float32")
+    saved = load_file(tmp_path / "merged" / "model.safetensors")
+    merged, kind = Merged(named_tensors(training.model), SCALE), torch.bfloat16 if dtype else torch.float32
+    assert saved.keys() == set(merged)
+    for name, tensor in saved.items():
+        assert tensor.dtype == kind
+        torch.testing.assert_close(tensor.float(), merged[name].to(kind).float(), atol=1e-6, rtol=0.01 if dtype else 0)
+    load_causal_lm(tmp_path / "merged")
+    export_adapter(folder, tmp_path / "adapter", form="adapter", dtype=dtype)
+    assert (tmp_path / "adapter" / "adapter_config.json").read_text() == (folder / "adapter_config.json").read_text()
+    alone = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    own = {name: tensor for name, tensor in named_tensors(training.model).items() if is_adapters(name)}
+    assert alone.keys() == {f"base_model.model.{name}.weight" for name in own}
+    assert all(torch.equal(alone[f"base_model.model.{name}.weight"], one.to(kind)) for name, one in own.items())
+
+
+def test_an_adapter_is_not_merged_into_another_base(
+    prepared: Path, step: Callable[..., dict[str, float]], tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    training = opened(prepared)
+    folder = training.save()().folder
+    write_model(tiny_model(seed=1), prepared, dtype="float32")
+    with pytest.raises(UserError, match="this model is not the base that the adapter was trained on"):
+        export_adapter(folder, tmp_path / "out", form="merged")
+    prepared.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match=r"not there any more.*--lora adapter"):
+        export_adapter(folder, tmp_path / "out", form="merged")
+    assert not (tmp_path / "out").exists()
+
+
+# ---------------------------------------------------------------- engines
+
+
+class _Files:
+    """A receiver of versions whose location is their manifest."""
+
+    async def receive(self, place: str, deadline_s: float) -> Path:
+        return Path(place)
+
+    async def run(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("publish", ["merged", "adapter"])
+def test_an_engines_logprobs_are_those_of_transformers_with_peft(
+    prepared: Path, step: Callable[..., dict[str, float]], tmp_path: Path, publish: str
+) -> None:
+    peft = pytest.importorskip("peft")
+    training = opened(prepared, lora={**LORA, "publish": publish})
+    for _ in range(2):
+        step(training)
+    theirs = peft.PeftModel.from_pretrained(load_causal_lm(prepared), str(training.save()().folder))
+    files: Any = _Files()
+    receiver = MergingReceiver(files, prepared, [tmp_path / "local"])
+
+    async def answers() -> list[tuple[np.ndarray, Segment]]:
+        engine = EmbeddedEngine(prepared, EngineSettings(num_slots=4, max_context=64), dtype="float32", num_threads=1)
+        await engine.start()
+        try:
+            await engine.load_version(await receiver.receive(str(training.publish()().path), 5.0), "recompute")
+            found = []
+            for number in range(4):
+                prompt_P = np.arange(3 + number, 8 + number, dtype=np.int32)
+                request = GenerationRequest(
+                    request_id=number, prompt_P=prompt_P, prefix=Segment.empty(), seed=number,
+                    sampling=Sampling(max_new_tokens=12, ignore_eos=True),
+                )  # fmt: skip
+                found.append((prompt_P, (await engine.generate(request)).segment))
+            return found
+        finally:
+            await engine.close()
+            await receiver.close()
+
+    for prompt_P, segment in asyncio.run(answers()):
+        tokens = torch.from_numpy(np.concatenate([prompt_P, segment.tokens_R]).astype(np.int64))[None]
+        with torch.no_grad():
+            logp_TV = torch.log_softmax(theirs(input_ids=tokens).logits[0].float(), -1)
+            base_TV = torch.log_softmax(load_causal_lm(prepared)(input_ids=tokens).logits[0].float(), -1)
+        places = tokens[0, len(prompt_P) :, None]
+        expected_R, base_R = (
+            one[len(prompt_P) - 1 : -1].gather(-1, places)[:, 0].numpy() for one in (logp_TV, base_TV)
+        )
+        np.testing.assert_allclose(segment.logprobs_R, expected_R, atol=1e-4)
+        assert np.abs(base_R - expected_R).max() > 0.01, "the adapter matters"
+
+
+def test_an_engine_that_uses_the_adapter_agrees_with_the_trainer(
+    prepared: Path, step: Callable[..., dict[str, float]]
+) -> None:
+    training = opened(prepared)
+    metrics = [step(training) for _ in range(3)]
+    assert all(one["adapter_error_nats"] < 1e-4 for one in metrics)
+    assert metrics[0]["adapter_effect_nats"] == 0
+    assert metrics[2]["adapter_effect_nats"] > metrics[1]["adapter_effect_nats"] > 1e-3
+
+
+def test_an_engine_that_ignores_the_adapter_ends_the_run_with_a_sentence(
+    prepared: Path, step: Callable[..., dict[str, float]]
+) -> None:
+    training, base = opened(prepared), load_causal_lm(prepared)
+    step(training, base)
+    before = {name: tensor.clone() for name, tensor in named_tensors(training.model).items()}
+    with pytest.raises(UserError, match=r"samples with the base, without the adapter: answers stamped with version 1"):
+        step(training, base)
+    assert all(torch.equal(before[name], tensor) for name, tensor in named_tensors(training.model).items())
+
+
+def test_an_engine_that_is_stuck_at_an_older_adapter_ends_the_run(
+    prepared: Path, step: Callable[..., dict[str, float]]
+) -> None:
+    training, stuck = opened(prepared), load_causal_lm(prepared)
+    step(training)
+    stuck.load_state_dict(dict(Merged(named_tensors(training.model), SCALE)))
+    step(training, stuck)
+
+    with pytest.raises(UserError, match="the engine samples with version 1: answers stamped with version 2"):
+        [step(training, stuck) for _ in range(2)]
+
+
+def test_an_engine_that_computes_with_fewer_bits_ends_nothing(
+    prepared: Path, step: Callable[..., dict[str, float]], tiny_model: Callable[..., PreTrainedModel]
+) -> None:
+    training = opened(prepared)
+    metrics = [step(training, tiny_model(seed=1)) for _ in range(3)]  # far from every version, as noise is
+    assert metrics[2]["adapter_error_nats"] > 0.2
+
+
+def test_answers_of_an_older_version_are_compared_with_that_version(
+    prepared: Path, step: Callable[..., dict[str, float]], make_samples: Callable[..., list[BatchSample]]
+) -> None:
+    training = opened(prepared)
+    step(training)
+    engine = load_causal_lm(prepared)
+    engine.load_state_dict(dict(Merged(named_tensors(training.model), SCALE)))
+    late = sampled_by(engine, training, make_samples([4, 4, 4], version=0, seed=9))
+    step(training)
+    present = {name: tensor.clone() for name, tensor in named_tensors(training.model).items()}
+    check = training._adapter_check
+    assert check is not None
+    metrics = check.look(training.prepare(late, 3))
+    assert metrics["adapter_error_nats"] < 1e-4
+    assert all(torch.equal(present[name], tensor) for name, tensor in named_tensors(training.model).items())
+
+
+def test_only_tokens_up_to_the_first_change_of_version_are_compared(
+    prepared: Path, step: Callable[..., dict[str, float]], make_samples: Callable[..., list[BatchSample]]
+) -> None:
+    training = opened(prepared)
+    step(training)
+    engine = load_causal_lm(prepared)
+    engine.load_state_dict(dict(Merged(named_tensors(training.model), SCALE)))
+    samples = sampled_by(engine, training, make_samples([4, 4, 4], version=0, seed=9, max_answer=8))
+    for sample in samples:
+        where = np.flatnonzero(sample.trajectory.loss_mask_T)[1:]
+        sample.trajectory.versions_T[where] = 2
+        sample.trajectory.logprobs_T[where] = -9.0
+    step(training)
+    check = training._adapter_check
+    assert check is not None
+    assert check.look(training.prepare(samples, 3))["adapter_error_nats"] < 1e-4

@@ -1,0 +1,97 @@
+"""The adapter (LoRA) of a policy in training: added to the frozen base, restored, published, saved.
+
+Owns: `PolicyAdapter`: the identity of the base, what of a version travels and what its manifest says, what a checkpoint
+keeps. Refuses: computing with it (model/lora.py), the format of its files (adapter_files.py), whether
+engines use it (adapter_check.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from areal_like.config import ProcessSpec
+from areal_like.errors import UserError
+from areal_like.weights.adapter import AdapterNote, LoneAdapter, peft_name
+from areal_like.weights.delta import digest
+from areal_like.weights.weight_store import TensorBytes, describe
+from trainer.adapter_files import AdapterFiles, BaseIdentity, load_adapter
+from trainer.checkpoints.checkpoint import ADAPTER
+from trainer.config import LoraSettings
+from trainer.export import cast, named_tensors
+from trainer.host_copy import Part
+from trainer.model.lora import Merged, adapter_tensors, add_adapter, is_adapters
+from trainer.weights.publish import snapshot, tensor_bytes
+
+_WEIGHT = "weight/"
+
+
+class PolicyAdapter:
+    """Made by `add` from the whole model, on every rank alike."""
+
+    def __init__(self, settings: LoraSettings, spec: ProcessSpec, base: BaseIdentity, base_digest: str) -> None:
+        self.settings, self._dtype = settings, spec.model.dtype
+        self._base, self._base_digest = base, base_digest
+
+    @staticmethod
+    def add(model: PreTrainedModel, settings: LoraSettings, spec: ProcessSpec) -> PolicyAdapter:
+        """Freeze the model and add the adapter: a new one, or that of the checkpoint `spec.resume_from`.
+
+        Raises UserError for a target that is not there, another base, another adapter; WeightError for a damaged file.
+        """
+        dtype = spec.model.dtype
+        whole = {name: tensor_bytes(cast(tensor, dtype)) for name, tensor in named_tensors(model).items()}
+        described = describe("disk", 0, "base", whole)
+        base = BaseIdentity(str(spec.model.path), dtype, {entry.name: entry.crc32 for entry in described.tensors})
+        add_adapter(model, settings, seed=spec.seed)
+        if spec.resume_from is not None:
+            load_adapter(Path(spec.resume_from), model, base)
+        return PolicyAdapter(settings, spec, base, digest(described))
+
+    def files(self, model: PreTrainedModel) -> AdapterFiles:
+        """What writes its checkpoints."""
+        return AdapterFiles.of(model, self.settings, self._base)
+
+    def is_published(self, name: str) -> bool:
+        """True for a tensor that a version is made of."""
+        return self.settings.publish == "merged" or is_adapters(name)
+
+    def version_of(self, policy: Mapping[str, torch.Tensor]) -> tuple[dict[str, TensorBytes], AdapterNote]:
+        """A copy of what travels of a version, and the note of its manifest. policy: full tensors by name."""
+        alone = {peft_name(name): tensor for name, tensor in adapter_tensors(policy).items()}
+        adapter = snapshot(alone, dtype="float32")
+        adapter_digest = digest(describe("disk", 0, "adapter", adapter))
+        if self.settings.publish == "merged":
+            merged = snapshot(self.merged(policy), dtype=self._dtype)
+            return merged, AdapterNote(base_digest=self._base_digest, adapter_digest=adapter_digest)
+        lone = LoneAdapter(scale=self.settings.scale, dtype=self._dtype, base=self._base.crc32)
+        return adapter, AdapterNote(base_digest=self._base_digest, adapter_digest=adapter_digest, lone=lone)
+
+    def merged(self, policy: Mapping[str, torch.Tensor]) -> Merged:
+        """The weights that base and adapter amount to."""
+        return Merged(policy, self.settings.scale)
+
+
+def kept(parts: Sequence[Part]) -> list[Part]:
+    """What a checkpoint keeps of the policy's parts: the adapter and AdamW's state."""
+    return [part for part in parts if not part.key.startswith(_WEIGHT) or is_adapters(part.key)]
+
+
+def weight_parts(parts: Sequence[Part]) -> list[Part]:
+    """The adapter's weights among the policy's parts, which share memory with what is trained."""
+    return [part for part in parts if part.key.startswith(_WEIGHT) and is_adapters(part.key)]
+
+
+def check_kind(checkpoint: Path, settings: LoraSettings | None) -> None:
+    """Raises UserError where a checkpoint holds an adapter and the run has none, or the other way round."""
+    has_adapter = (checkpoint / ADAPTER).is_file()
+    if has_adapter and settings is None:
+        what, remedy = "the checkpoint holds an adapter, and trainer.lora is not set", "set trainer.lora as it was"
+    elif settings is not None and not has_adapter:
+        what, remedy = "trainer.lora is set, and the checkpoint holds a whole model", "lora: null, or start a new run"
+    else:
+        return
+    raise UserError(what, where=str(checkpoint), remedy=remedy)

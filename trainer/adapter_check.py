@@ -1,0 +1,163 @@
+"""Proof that engines sample with the adapter that they were given.
+
+Owns: `AdapterCheck`: the adapters of the newest versions, the comparison, the sentence. Refuses: publishing.
+
+Before each step some of the batch's own answers are looked at: their log-probs as the engine recorded them, against
+those of the version that the engine stamped on them, those of the base alone, and those of an older version, in turns.
+It asks nothing of an engine, so it holds for every engine and every way a version travels. An engine that left the
+adapter out agrees with the base, one that is stuck with the older version. Being far from all of them proves nothing:
+an engine may compute with fewer bits. Nothing can be said either where an adapter makes less difference than rounding
+does, as in version 0; then there is no harm in it.
+
+Tokens up to the first change of version in an answer are compared: only these are of one version in every mode of
+interruption. All ranks look together. Shapes: N sampled tokens.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from areal_like.errors import UserError
+from trainer.adapter import weight_parts
+from trainer.backends.port import Backend
+from trainer.data.batch import MicroBatch, PreparedBatch
+from trainer.model.lora import adapter_off
+from trainer.model.packed import PackedSequences
+from trainer.ranks import Ranks
+
+MAX_SEQUENCES = 4
+"""Looked at by each rank before a step."""
+SEEN_NATS = 1e-4
+"""Root mean square of the difference that two policies must make before they can be distinguished."""
+NEAR = 0.25
+"""An engine computes with another policy where it is nearer to it than this share of that policy's distance from the
+right one."""
+
+
+class AdapterCheck:
+    """`remember` after every version, `look` before every step. Collective, on the compute thread.
+
+    num_versions: adapters kept, the newest. fence: called before weights change for a moment.
+    """
+
+    def __init__(
+        self, policy: Backend, ranks: Ranks, *, num_versions: int, fence: Callable[[], None] = lambda: None
+    ) -> None:
+        self._policy, self._ranks, self._num_versions, self._fence = policy, ranks, num_versions, fence
+        self._kept: OrderedDict[int, list[torch.Tensor]] = OrderedDict()
+
+    def remember(self, version: int) -> None:
+        """Keep a copy of this rank's part of the adapter of `version`, which is the present one."""
+        parts = weight_parts(self._policy.parts())
+        self._kept[version] = [part.items.to("cpu", copy=True) for part in parts]  # devices may be shared with engines
+        while len(self._kept) > self._num_versions:
+            self._kept.popitem(last=False)
+
+    def look(self, prepared: PreparedBatch) -> dict[str, float]:
+        """Compare answers of one version; nothing where there are none of a version that is kept.
+
+        Returns metrics: adapter_error_nats, the engine's distance from the trainer, and adapter_effect_nats, the
+        adapter's own, both root mean squares over tokens. Raises UserError where an engine does not use the adapter.
+        """
+        micro_batch = prepared.mini_batches[0][0]
+        version = self._agree(prepared, micro_batch)
+        if version is None:
+            return {}
+        chosen, behaviour_N, counts_N = _chosen(micro_batch, prepared.version - version)
+        device = self._ranks.device
+        packed, behaviour_N, counts_N = chosen.to(device), behaviour_N.to(device), counts_N.to(device)
+        right_N, others = self._logprobs(packed, version, prepared.step)
+        pairs = [(behaviour_N, right_N)]
+        for other_N in others.values():
+            pairs += [(behaviour_N, other_N), (right_N, other_N)]
+        squares = [((a_N - b_N).double().square() * counts_N).sum() for a_N, b_N in pairs]
+        summed = self._ranks.sum(torch.stack([*squares, counts_N.double().sum()]))
+        error, *distances = (summed[:-1] / summed[-1]).sqrt().tolist()
+        for other, near, far in zip(others, distances[::2], distances[1::2], strict=True):
+            if far > SEEN_NATS and near < NEAR * far:
+                raise _another_policy(version, other, error, near)
+        return {"adapter_error_nats": error, "adapter_effect_nats": distances[1]}
+
+    def _agree(self, prepared: PreparedBatch, micro_batch: MicroBatch) -> int | None:
+        """The kept version that most first tokens of all ranks' sequences are of."""
+        known = list(self._kept)
+        firsts_S = prepared.version - _first_staleness(micro_batch)
+        counts = [float((firsts_S == version).sum()) * (not micro_batch.is_dummy) for version in known]
+        summed = self._ranks.sum(torch.tensor(counts, dtype=torch.float64, device=self._ranks.device))
+        return known[int(summed.argmax())] if known and float(summed.max()) > 0 else None
+
+    def _logprobs(
+        self, packed: PackedSequences, version: int, step: int
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """[N] of `version`, and of what an engine may use in its place, by name: the base first."""
+        older = [kept for kept in self._kept if kept < version]
+        present, others = next(reversed(self._kept)), dict[str, torch.Tensor]()
+        with torch.no_grad():
+            with adapter_off(self._policy.model):
+                others["the base, without the adapter"] = self._policy.logprobs(packed, with_entropy=False)[0]
+            try:
+                self._put(version)
+                right_N, _ = self._policy.logprobs(packed, with_entropy=False)
+                if older:
+                    other = older[step % len(older)]
+                    self._put(other)
+                    others[f"version {other}"] = self._policy.logprobs(packed, with_entropy=False)[0]
+            finally:
+                self._put(present)
+        return right_N, others
+
+    def _put(self, version: int) -> None:
+        self._fence()
+        for part, items in zip(weight_parts(self._policy.parts()), self._kept[version], strict=True):
+            part.items.copy_(items)
+
+
+def _another_policy(version: int, other: str, error: float, near: float) -> UserError:
+    """Root mean squares in nats."""
+    return UserError(
+        f"the engine samples with {other}: answers stamped with version {version} differ by {error:.2g} nats from that"
+        f" version and by {near:.2g} nats from {other.partition(',')[0]} (root mean square of the tokens' log-probs)",
+        where="rollout.engine",
+        remedy="use an engine that loads the versions it is given, or lora: null",
+    )
+
+
+def _first_staleness(micro_batch: MicroBatch) -> np.ndarray:
+    """Staleness [S] of the first sampled token of each sequence."""
+    sequence_N = micro_batch.packed.sequence_N.numpy()
+    _, first_S = np.unique(sequence_N, return_index=True)
+    staleness_S: np.ndarray = micro_batch.inputs.staleness_N.numpy()[first_S].astype(np.int64)
+    return staleness_S
+
+
+def _chosen(micro_batch: MicroBatch, staleness: int) -> tuple[PackedSequences, torch.Tensor, torch.Tensor]:
+    """Some sequences that begin with this staleness, packed; what the engine recorded [N], and which tokens count [N].
+
+    Where there are none: any one, of which no token counts.
+    """
+    packed, inputs = micro_batch.packed, micro_batch.inputs
+    sequence_N = packed.sequence_N.numpy()
+    firsts_S = _first_staleness(micro_batch)
+    wanted = np.flatnonzero((firsts_S == staleness) & (not micro_batch.is_dummy))[:MAX_SEQUENCES]
+    members = wanted if len(wanted) else np.array([0])
+    ends_S = np.cumsum(packed.lengths)
+    is_target_T = np.zeros(packed.num_tokens, np.bool_)
+    is_target_T[packed.sources_N.numpy() + 1] = True
+    tokens, masks, behaviour, counts = [], [], [], []
+    for index in members:
+        span = slice(ends_S[index] - packed.lengths[index], ends_S[index])
+        tokens.append(packed.tokens_T.numpy()[span])
+        masks.append(is_target_T[span])
+        is_own_N = sequence_N == index
+        behaviour.append(inputs.behaviour_N.numpy()[is_own_N])
+        is_first_version = inputs.staleness_N.numpy()[is_own_N] == staleness
+        counts.append(np.logical_and.accumulate(is_first_version))
+    return (
+        PackedSequences.build(tokens, masks),
+        torch.from_numpy(np.concatenate(behaviour)),
+        torch.from_numpy(np.concatenate(counts)),
+    )

@@ -1,0 +1,124 @@
+"""An adapter (LoRA) as files in peft's format: adapter_config.json and adapter_model.safetensors.
+
+Owns: both files, a third that identifies the base, reading them into a model. Refuses: optimizer state and companions
+(training_state.py), merging (trainer/model/lora.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
+
+from areal_like.errors import UserError, WeightError
+from areal_like.weights.adapter import peft_name
+from trainer.checkpoints.checkpoint import ADAPTER, ADAPTER_BASE, ADAPTER_CONFIG
+from trainer.config import AdapterSettings
+from trainer.export import named_tensors
+from trainer.model.lora import LoraLinear, adapter_tensors
+from trainer.weights.tensor_file import FileFacts, write_tensors
+
+
+@dataclass(frozen=True)
+class BaseIdentity:
+    """The base of an adapter: its folder, and the CRC-32 of every tensor in `dtype`, the type versions have."""
+
+    path: str
+    dtype: str
+    crc32: dict[str, int]
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """What turns named tensors into an adapter's folder. Made from the whole model, before it is spread over ranks."""
+
+    config_json: str
+    base: BaseIdentity
+
+    @staticmethod
+    def of(model: PreTrainedModel, settings: AdapterSettings, base: BaseIdentity) -> AdapterFiles:
+        """Those of the adapter that `model` has."""
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base.path,
+            "r": settings.rank,
+            "lora_alpha": int(settings.alpha) if settings.alpha.is_integer() else settings.alpha,
+            "target_modules": _target_modules(model),
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "use_rslora": False,
+            "modules_to_save": None,
+            "inference_mode": True,
+        }
+        return AdapterFiles(json.dumps(config, indent=2) + "\n", base)
+
+    def write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, FileFacts]:
+        """All files into an existing folder; other tensors than the adapter's are left out."""
+        (folder / ADAPTER_CONFIG).write_text(self.config_json)
+        (folder / ADAPTER_BASE).write_text(json.dumps({"dtype": self.base.dtype, "crc32": self.base.crc32}) + "\n")
+        tensors = {
+            peft_name(name): tensor.detach().cpu().contiguous() for name, tensor in adapter_tensors(weights).items()
+        }
+        return {ADAPTER: write_tensors(folder / ADAPTER, tensors)}
+
+
+def load_adapter(folder: Path, model: PreTrainedModel, base: BaseIdentity) -> None:
+    """Put the tensors of a checkpoint into the adapter of a model that is still whole.
+
+    Raises UserError where the adapter has another base, rank or other targets, WeightError where a file is damaged.
+    """
+    own = adapter_tensors(named_tensors(model))
+    _check_base(folder, base)
+    file = folder / ADAPTER
+    try:
+        with safe_open(str(file), framework="pt") as opened, torch.no_grad():
+            stored = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+            if stored != {peft_name(name): tuple(tensor.shape) for name, tensor in own.items()}:
+                raise UserError(
+                    "the checkpoint holds an adapter of another rank, or on other modules",
+                    where=str(folder),
+                    remedy=f"use trainer.lora as the run had it ({_words_of(folder)}), or start a new run",
+                )
+            for name, tensor in own.items():
+                tensor.copy_(opened.get_tensor(peft_name(name)))
+    except (OSError, SafetensorError) as error:
+        raise WeightError(f"{file} cannot be read ({error})") from error
+
+
+def _check_base(folder: Path, base: BaseIdentity) -> None:
+    try:
+        recorded = json.loads((folder / ADAPTER_BASE).read_text())
+        is_same = (recorded["dtype"], recorded["crc32"]) == (base.dtype, base.crc32)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WeightError(f"{folder / ADAPTER_BASE} cannot be read ({error})") from error
+    if not is_same:
+        raise UserError(
+            f"the checkpoint's adapter belongs to another base than {base.path}",
+            where=str(folder),
+            remedy="resume with the model and model.dtype that the run began with",
+        )
+
+
+def _target_modules(model: PreTrainedModel) -> list[str]:
+    """The last parts of the targets' names, as engines want them, where these mean the targets and nothing else."""
+    linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    adapted = [name for name, module in model.named_modules() if isinstance(module, LoraLinear)]
+    ends = {name.rpartition(".")[2] for name in adapted}
+    is_exact = {name for name in linear if name.rpartition(".")[2] in ends} == set(adapted)
+    return sorted(ends) if is_exact else adapted
+
+
+def _words_of(folder: Path) -> str:
+    try:
+        config: Any = json.loads((folder / ADAPTER_CONFIG).read_text())
+        return f"rank {config['r']}, targets {', '.join(config['target_modules'])}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "its adapter_config.json is damaged"

@@ -1,0 +1,115 @@
+"""Exports of a checkpoint that holds an adapter (LoRA): merged into its base, or the adapter alone. Torch-free.
+
+Owns: both, the check that the base is still the one the adapter was trained on. Refuses: checkpoints of whole models
+and the conversion of types (convert.py).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from areal_like.errors import UserError, WeightError
+from areal_like.weights.adapter import PARTS, peft_name
+from trainer.checkpoints import checkpoint
+from trainer.checkpoints.atomic_folder import atomic_folder
+from trainer.checkpoints.checkpoint import ADAPTER, ADAPTER_BASE, ADAPTER_CONFIG
+from trainer.checkpoints.companion_files import copy_companions
+from trainer.checkpoints.convert import (
+    NAMES,
+    WEIGHTS,
+    Stored,
+    model_config,
+    narrowed,
+    read_stored,
+    refuse_filled,
+    stored_tensors,
+    widened,
+    write_config,
+    write_weights,
+)
+
+Form = Literal["merged", "adapter"]
+
+
+def holds_adapter(folder: Path) -> bool:
+    """True for a checkpoint of a run with an adapter."""
+    return (folder / ADAPTER).is_file()
+
+
+def export_adapter(folder: Path, out: Path, *, form: Form, dtype: str | None = None) -> str:
+    """A folder of a checkpoint's policy, verified first; returns the weights' type, float32 unless another is given.
+
+    form: `merged`: a Hugging Face model, base + scale B A; `adapter`: a folder that peft, SGLang and vLLM read. Raises
+    UserError, WeightError, OperationError (disk).
+    """
+    refuse_filled(out)
+    checkpoint.verify(folder)
+    dtype = dtype or checkpoint.read_state(folder).origin_dtype
+    adapter = stored_tensors(folder)
+    with atomic_folder(out) as fresh:
+        if form == "adapter":
+            write_weights(fresh / ADAPTER, adapter, NAMES[dtype])
+            shutil.copyfile(folder / ADAPTER_CONFIG, fresh / ADAPTER_CONFIG)
+        else:
+            config = _json(folder / ADAPTER_CONFIG)
+            path = Path(str(config["base_model_name_or_path"]))
+            base, scale = _base(path, folder), float(config["lora_alpha"]) / int(config["r"])
+            write_weights(fresh / WEIGHTS, base, NAMES[dtype], _products(base, adapter, scale))
+            write_config(fresh, model_config(path), dtype)
+        copy_companions(folder, fresh)
+    return dtype
+
+
+def _products(
+    base: Mapping[str, Stored], adapter: Mapping[str, Stored], scale: float
+) -> dict[str, Callable[[], np.ndarray]]:
+    """What is added to each target's items, made when it is asked for."""
+
+    def product(name: str) -> np.ndarray:
+        lora_A_RI, lora_B_OR = (_array(adapter[one]) for one in _names(name))
+        return np.ravel((lora_B_OR @ lora_A_RI) * np.float32(scale))
+
+    return {name: partial(product, name) for name in base if _names(name)[0] in adapter}
+
+
+def _names(name: str) -> list[str]:
+    return [peft_name(f"{name.removesuffix('.weight')}.{part}") for part in PARTS]
+
+
+def _array(tensor: Stored) -> np.ndarray:
+    return widened(read_stored(tensor), tensor.dtype).reshape(tensor.shape)
+
+
+def _base(path: Path, folder: Path) -> dict[str, Stored]:
+    """The base's tensors. Raises UserError where they are gone, or are not those the adapter was trained on."""
+    remedy = "put that model back there, or use --lora adapter"
+    if not path.is_dir():
+        raise UserError("the base of the adapter is not there any more", where=str(path), remedy=remedy)
+    found = stored_tensors(path)
+    recorded = _json(folder / ADAPTER_BASE)
+    for name, crc32 in recorded["crc32"].items():
+        if name not in found or zlib.crc32(_bytes_as(found[name], recorded["dtype"])) != crc32:
+            what = f"this model is not the base that the adapter was trained on: {name} differs"
+            raise UserError(what, where=str(path), remedy=remedy)
+    return {name: found[name] for name in recorded["crc32"]}
+
+
+def _bytes_as(tensor: Stored, dtype: str) -> bytes:
+    data = read_stored(tensor)
+    return data if tensor.dtype == NAMES[dtype] else narrowed(widened(data, tensor.dtype), NAMES[dtype])
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+    except (OSError, ValueError) as error:
+        raise WeightError(f"{file} cannot be read ({error})") from error

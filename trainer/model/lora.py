@@ -1,0 +1,151 @@
+"""A low-rank adapter (LoRA) inside a transformers model, and the weights it amounts to.
+
+Owns: `add_adapter`, the module that computes with it, `Merged`, the names of its tensors. Refuses: files
+(adapter_files.py), which versions travel how (adapter.py).
+
+The adapter is added to the linear modules themselves: each target becomes a `LoraLinear` with two parameters more,
+`lora_A` and `lora_B`, and every other name stays what it is on the Hub. So backends shard, clip and move it as they do
+any parameter, packed attention is not concerned, and taking `lora_A` and `lora_B` away leaves the base. The arithmetic
+is peft's, operation by operation; its names, which all differ, are in files only.
+
+Shapes: I inputs and O outputs of a target, R the rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+
+from areal_like.errors import UserError
+from trainer.config import ALL_LINEAR, AdapterSettings
+
+PARTS = ("lora_A", "lora_B")
+WEIGHT = ".weight"
+
+
+class LoraLinear(torch.nn.Linear):
+    """A linear module whose weight and bias are frozen, with an adapter. Made of a plain one by `add_adapter`."""
+
+    lora_A: torch.nn.Parameter
+    """[R, I]"""
+    lora_B: torch.nn.Parameter
+    """[O, R]"""
+    scale: float
+    is_adapted: bool
+    """False: it computes with the base alone (`adapter_off`)."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """W x + bias + scale B A x."""
+        output = F.linear(input, self.weight, self.bias)
+        if not self.is_adapted:
+            return output
+        return output + F.linear(F.linear(input, self.lora_A), self.lora_B) * self.scale
+
+
+def add_adapter(model: PreTrainedModel, settings: AdapterSettings, *, seed: int, where: str = "trainer.lora") -> None:
+    """Freeze a whole model, not yet in parts, and add an adapter that changes nothing yet.
+
+    Its first weights are a pure function of the settings, the model's names and `seed`. Raises UserError at `where`
+    where a target is not there.
+    """
+    targets = find_targets(model, settings.targets, where=f"{where}.targets")
+    model.requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for module in targets.values():
+        first_RI = torch.empty(settings.rank, module.in_features)
+        if settings.init == "gaussian":
+            first_RI.normal_(std=1 / settings.rank, generator=generator)
+        else:
+            bound = module.in_features**-0.5
+            first_RI.uniform_(-bound, bound, generator=generator)
+        module.__class__ = LoraLinear
+        assert isinstance(module, LoraLinear)
+        device = module.weight.device
+        module.lora_A = torch.nn.Parameter(first_RI.to(device))
+        module.lora_B = torch.nn.Parameter(torch.zeros(module.out_features, settings.rank, device=device))
+        module.scale, module.is_adapted = settings.scale, True
+
+
+def merge_adapter(model: PreTrainedModel) -> None:
+    """Undo of `add_adapter`, with the adapter merged into the weights, all of which require a gradient again."""
+    for module in model.modules():
+        if isinstance(module, LoraLinear):
+            with torch.no_grad():
+                module.weight += (module.lora_B @ module.lora_A) * module.scale
+            del module.lora_A, module.lora_B, module.scale, module.is_adapted
+            module.__class__ = torch.nn.Linear  # type: ignore[assignment]
+    model.requires_grad_(True)
+
+
+def find_targets(model: PreTrainedModel, targets: Sequence[str], *, where: str) -> dict[str, torch.nn.Linear]:
+    """The linear modules that `targets` name, by name. Raises UserError at `where` for one that names none of them."""
+    head = model.get_output_embeddings()
+    linear = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear}
+    usable = {name: module for name, module in linear.items() if module is not head}
+    chosen: set[str] = set()
+    for target in targets:
+        found = {name for name in usable if target == ALL_LINEAR or f".{name}".endswith(f".{target}")}
+        if not found:
+            raise _no_target(target, usable, where, is_head=any(f".{name}".endswith(f".{target}") for name in linear))
+        chosen |= found
+    return {name: module for name, module in usable.items() if name in chosen}
+
+
+def _no_target(target: str, usable: Mapping[str, torch.nn.Module], where: str, *, is_head: bool) -> UserError:
+    if is_head:
+        what = f"{target} is the head, which multiplies hidden states in parts and has no adapter"
+        return UserError(what, where=where, remedy=f"remove it, or take {ALL_LINEAR}")
+    ends = sorted({name.rpartition(".")[2] for name in usable})
+    near = difflib.get_close_matches(target, ends, n=1)
+    remedy = f"did you mean {near[0]}?" if near else f"its linear modules are {', '.join(ends) or 'none'}"
+    return UserError(f"the model has no linear module {target}", where=where, remedy=remedy)
+
+
+@contextlib.contextmanager
+def adapter_off(model: torch.nn.Module) -> Iterator[None]:
+    """Compute with the base alone meanwhile."""
+    adapted = [module for module in model.modules() if isinstance(module, LoraLinear)]
+    try:
+        for module in adapted:
+            module.is_adapted = False
+        yield
+    finally:
+        for module in adapted:
+            module.is_adapted = True
+
+
+def is_adapters(name: str) -> bool:
+    """True for the name of a tensor of the adapter, in memory."""
+    return name.endswith(tuple(f".{part}" for part in PARTS))
+
+
+def adapter_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those of the adapter among a model's tensors."""
+    return {name: tensor for name, tensor in tensors.items() if is_adapters(name)}
+
+
+class Merged(Mapping[str, torch.Tensor]):
+    """A model's tensors with the adapter merged into the base: W + scale B A, made one at a time as they are read."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], scale: float) -> None:
+        self._tensors, self._scale = tensors, scale
+        self._names = [name for name in tensors if not is_adapters(name)]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        weight_OI = self._tensors[name].detach()
+        parts = [self._tensors.get(f"{name.removesuffix(WEIGHT)}.{part}") for part in PARTS]
+        if not name.endswith(WEIGHT) or parts[0] is None or parts[1] is None:
+            return weight_OI
+        lora_A_RI, lora_B_OR = (part.detach() for part in parts if part is not None)
+        return weight_OI + (lora_B_OR @ lora_A_RI) * self._scale
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
