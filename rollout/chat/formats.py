@@ -50,8 +50,7 @@ class ChatFormat:
     first one of which closes an answer that was cut. reasoning_marks: around its reasoning. signs: texts of which a
     chat template of the family contains all; empty: it must be named. foreign_signs: texts of which it contains none.
     has_text_arguments: the chat template wants the arguments of past calls as JSON text, not as an object.
-    has_null_content: it wants null as the content of a message with calls. has_single_calls: it takes one call in a
-    message.
+    num_past_calls: fewest and most calls of a message with which it writes the end of that message.
     """
 
     name: str
@@ -61,8 +60,7 @@ class ChatFormat:
     foreign_signs: tuple[str, ...] = ()
     reasoning_marks: tuple[str, str] = ("<think>", "</think>")
     has_text_arguments: bool = False
-    has_null_content: bool = False
-    has_single_calls: bool = False
+    num_past_calls: tuple[int, int] = (1, 64)
 
     def parse(self, text: str, *, schemas: Schemas | None = None, is_reasoning_open: bool = False) -> ParsedAnswer:
         """Take an answer apart. Never raises.
@@ -105,13 +103,15 @@ class ChatFormat:
 
         The calls have no arguments: of the text that a template makes of it, only what follows the message is used.
         """
-        names = [name or "unknown" for name in names][: 1 if self.has_single_calls else None]
+        fewest, most = self.num_past_calls
+        names = [name or "unknown" for name in names][:most]
+        names += ["unknown"] * (fewest - len(names))
         arguments: Any = "{}" if self.has_text_arguments else {}
         calls = [
             {"id": call_id(index), "type": "function", "function": {"name": name, "arguments": arguments}}
             for index, name in enumerate(names)
         ]
-        return {"role": "assistant", "content": None if self.has_null_content else "", "tool_calls": calls}
+        return {"role": "assistant", "content": "", "tool_calls": calls}
 
     def _without_stop(self, text: str) -> str:
         stripped = text.rstrip()
@@ -144,7 +144,7 @@ FORMATS: dict[str, ChatFormat] = {
         # Llama 3.1 to 3.3
         ChatFormat(
             name="llama3_json", read=read_llama_json, stop_marks=("<|eot_id|>", "<|eom_id|>"),
-            signs=("<|eot_id|>", "ipython", '"parameters": '), has_single_calls=True,
+            signs=("<|eot_id|>", "ipython", '"parameters": '), num_past_calls=(1, 1),
         ),
         # Llama models that were trained to write Python calls; no template shows it
         ChatFormat(
@@ -154,15 +154,15 @@ FORMATS: dict[str, ChatFormat] = {
             name="mistral", read=read_mistral, stop_marks=("</s>",), signs=("[TOOL_CALLS]",),
             reasoning_marks=("[THINK]", "[/THINK]"),
         ),
-        # DeepSeek V3 and R1: arguments in a fenced block
+        # DeepSeek V3 and R1: arguments in a fenced block. Their template ends a message after its second call only.
         ChatFormat(
             name="deepseek_v3", read=read_deepseek, stop_marks=_DEEPSEEK_STOPS,
-            signs=("<｜tool▁call▁begin｜>", "```json"), has_text_arguments=True, has_null_content=True,
+            signs=("<｜tool▁call▁begin｜>", "```json"), has_text_arguments=True, num_past_calls=(2, 64),
         ),
         # DeepSeek V3.1: arguments behind the name
         ChatFormat(
             name="deepseek_v31", read=read_deepseek, stop_marks=_DEEPSEEK_STOPS, signs=("<｜tool▁call▁begin｜>",),
-            foreign_signs=("```json",), has_text_arguments=True, has_null_content=True,
+            foreign_signs=("```json",), has_text_arguments=True,
         ),
     )
 }  # fmt: skip

@@ -1,0 +1,152 @@
+"""The environment `tools`: it runs the tools that a policy calls, and answers each call with a text.
+
+Owns: deadlines, the longest result, words for a call that fails, counts. Refuses: rewards (the workflow `tools` has the
+last answer scored), parsing of calls (rollout/chat), what a tool is (areal_like/tools.py).
+
+The calls of one turn share a deadline and run in order. A call that fails is answered with what is wrong, since a
+policy can only learn from what it sees; the episode goes on. A tool that is not `async` is interrupted by a signal,
+which stops Python code; one that hangs in a library of its own is ended with its process after `step_timeout_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from areal_like.environment import Step
+from areal_like.errors import UserError
+from areal_like.tool_call import ToolCall
+from areal_like.tools import Tool, WrongArguments, load_tools
+
+WHERE = "reward.environment.options"
+CUT_MARK = "\n[... {num} characters left out]"
+"""Stands at the end of a result that was too long."""
+FAILURES = ("malformed", "unknown", "wrong_arguments", "raised", "timed_out")
+"""Kinds of failed calls, each counted as `tool_KIND`."""
+BUILT_IN_TOOLS: dict[str, Callable[[], Tool]] = {}
+"""What makes the tools that come with this program, by name."""
+
+
+class _CallTimedOut(BaseException):
+    """Raised inside a tool by the signal; no `except Exception` of a tool's may stop it."""
+
+
+class ToolEnvironment:
+    """Runs tools. Made for each episode, with `reward.environment.options`."""
+
+    def __init__(
+        self,
+        *,
+        tools: Sequence[str] = (),
+        call_timeout_s: float = 5.0,
+        max_calls: int = 8,
+        max_result_chars: int = 4000,
+    ) -> None:
+        """
+        Args:
+            tools: built-in tools, and import paths (`module:FUNCTION`) of functions, `Tool`s, or lists of these.
+            call_timeout_s: longest call, and longest time of all calls of a turn together; below `step_timeout_s`.
+            max_calls: calls of one turn that are run; more are answered as failed.
+            max_result_chars: a longer result is cut, and says so.
+
+        Raises:
+            UserError: a tool that cannot be used, or a bound that is none.
+        """
+        if isinstance(tools, str) or not tools:
+            what = f"tools is {tools!r}"
+            raise UserError(what, where=WHERE, remedy='name at least one, as in tools: ["my_tools:search"]')
+        if not call_timeout_s > 0 or min(max_calls, max_result_chars) < 1:
+            raise UserError("call_timeout_s, max_calls and max_result_chars must be positive", where=WHERE)
+        self._call_timeout_s, self._max_calls, self._max_result_chars = call_timeout_s, max_calls, max_result_chars
+        self._tools = load_tools(tools, BUILT_IN_TOOLS, f"{WHERE}.tools")
+        self._counts: Counter[str] = Counter()
+        self._seconds = 0.0
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Step:
+        """Declare the tools."""
+        return Step(tools=tuple(tool.declaration for tool in self._tools.values()))
+
+    async def step(self, action: tuple[ToolCall, ...]) -> Step:
+        """Run the calls of one turn."""
+        if isinstance(action, str):
+            raise TypeError("the environment tools takes calls, not text: use rollout.workflow: tools")
+        started_s = time.monotonic()
+        results = []
+        for number, call in enumerate(action, 1):
+            self._counts["calls"] += 1
+            left_s = self._call_timeout_s - (time.monotonic() - started_s)
+            if number > self._max_calls:
+                results.append(self._failed("malformed", f"only {self._max_calls} calls can be made in one turn"))
+            else:
+                results.append(self._shortened(await self._answer(call, left_s)))
+        self._seconds += time.monotonic() - started_s
+        names = ("calls", *FAILURES, "truncated")
+        counts = {f"tool_{name}": float(self._counts[name]) for name in names}
+        return Step(results=tuple(results), components={**counts, "tool_s": self._seconds})
+
+    async def _answer(self, call: ToolCall, left_s: float) -> str:
+        """What the policy sees as the result of a call. Never raises what the tool does."""
+        if call.fault:
+            return self._failed("malformed", f"the call cannot be read: {call.fault}")
+        tool = self._tools.get(call.name)
+        if tool is None:
+            return self._failed("unknown", f"there is no tool {call.name!r}; there are {', '.join(self._tools)}")
+        if left_s <= 0:
+            return self._late()
+        try:
+            returned = _interrupted(lambda: tool.run(json.loads(call.arguments)), left_s)
+            if inspect.isawaitable(returned):
+                async with asyncio.timeout(left_s):
+                    returned = await returned
+            return returned if isinstance(returned, str) else msgspec.json.encode(returned, enc_hook=str).decode()
+        except WrongArguments as error:
+            return self._failed("wrong_arguments", f"the arguments of {call.name} are wrong: {error}")
+        except (TimeoutError, _CallTimedOut):
+            return self._late()
+        except Exception as error:  # the user's code; the policy is shown what it raised
+            return self._failed("raised", f"{call.name} failed ({type(error).__name__}: {error})")
+
+    def _late(self) -> str:
+        return self._failed("timed_out", f"no result within {self._call_timeout_s:g} s")
+
+    def _failed(self, kind: str, words: str) -> str:
+        self._counts[kind] += 1
+        return f"Error: {words}"
+
+    def _shortened(self, result: str) -> str:
+        num_over = len(result) - self._max_result_chars
+        if num_over <= 0:
+            return result
+        self._counts["truncated"] += 1
+        return result[: self._max_result_chars] + CUT_MARK.format(num=num_over)
+
+
+def _interrupted(call: Callable[[], Any], limit_s: float) -> Any:
+    """The value of a call; raises _CallTimedOut in it, again and again, once the time is over.
+
+    Signals reach the main thread alone, which is where an environment's methods run.
+    """
+    is_armed = True
+
+    def ring(*_: object) -> None:
+        if is_armed:
+            raise _CallTimedOut
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, limit_s, 0.1)
+        returned = call()
+        is_armed = False
+        return returned
+    finally:
+        is_armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
