@@ -100,12 +100,12 @@ def tool_of(function: Callable[..., Any], *, where: str = "") -> Tool:
     return Tool(name=name, description=summary, parameters=schema, run=run)
 
 
-def load_tools(names: Sequence[str], built_in: Mapping[str, Callable[[], Tool]], where: str) -> dict[str, Tool]:
+def load_tools(names: Sequence[str], built_in: Mapping[str, str], where: str) -> dict[str, Tool]:
     """Tools by name.
 
     Args:
         names: each a built-in tool, or the import path `module:ATTRIBUTE` of a function, a `Tool`, or a list of these.
-        built_in: what makes those that come with this program.
+        built_in: import paths of what makes those that come with this program.
         where: the setting that names them.
 
     Raises:
@@ -114,7 +114,7 @@ def load_tools(names: Sequence[str], built_in: Mapping[str, Callable[[], Tool]],
     found: list[Tool] = []
     for name in names:
         if name in built_in:
-            found.append(built_in[name]())
+            found.append(import_object(built_in[name], where)())
         elif is_import_path(name):
             made = import_object(name, where)
             found += [_as_tool(one, where) for one in (made if isinstance(made, list | tuple) else [made])]

@@ -17,6 +17,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -31,7 +32,7 @@ CUT_MARK = "\n[... {num} characters left out]"
 """Stands at the end of a result that was too long."""
 FAILURES = ("malformed", "unknown", "wrong_arguments", "raised", "timed_out")
 """Kinds of failed calls, each counted as `tool_KIND`."""
-BUILT_IN_TOOLS: dict[str, Callable[[], Tool]] = {}
+BUILT_IN_TOOLS = {"python": "services.reward.python_tool:python_tool"}
 """What makes the tools that come with this program, by name."""
 
 
@@ -66,7 +67,7 @@ class ToolEnvironment:
         if not call_timeout_s > 0 or min(max_calls, max_result_chars) < 1:
             raise UserError("call_timeout_s, max_calls and max_result_chars must be positive", where=WHERE)
         self._call_timeout_s, self._max_calls, self._max_result_chars = call_timeout_s, max_calls, max_result_chars
-        self._tools = load_tools(tools, BUILT_IN_TOOLS, f"{WHERE}.tools")
+        self._tools = dict(_loaded(tuple(tools)))
         self._counts: Counter[str] = Counter()
         self._seconds = 0.0
 
@@ -127,6 +128,12 @@ class ToolEnvironment:
             return result
         self._counts["truncated"] += 1
         return result[: self._max_result_chars] + CUT_MARK.format(num=num_over)
+
+
+@lru_cache(maxsize=4)
+def _loaded(names: tuple[str, ...]) -> Mapping[str, Tool]:
+    """Once for all episodes of a process."""
+    return load_tools(names, BUILT_IN_TOOLS, f"{WHERE}.tools")
 
 
 def _interrupted(call: Callable[[], Any], limit_s: float) -> Any:

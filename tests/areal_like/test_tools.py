@@ -111,12 +111,16 @@ def test_function_that_is_no_tool_is_refused_in_one_sentence(function: Any, word
 
 
 def test_tools_are_found_by_import_path_and_built_in_name() -> None:
-    found = load_tools([f"{__name__}:ALL", f"{__name__}:later", "own"], {"own": lambda: tool_of(strong)}, WHERE)
+    found = load_tools([f"{__name__}:ALL", f"{__name__}:later", "own"], {"own": f"{__name__}:make_strong"}, WHERE)
     assert list(found) == ["search", "given", "later", "strong"]
 
 
 def strong() -> str:
     return "text"
+
+
+def make_strong() -> Tool:
+    return tool_of(strong)
 
 
 @pytest.mark.parametrize(
@@ -129,5 +133,5 @@ def strong() -> str:
 )
 def test_names_that_lead_to_no_tool_are_refused(names: list[str], words: str) -> None:
     with pytest.raises(UserError) as caught:
-        load_tools(names, {"own": lambda: GIVEN}, WHERE)
+        load_tools(names, {"own": f"{__name__}:make_strong"}, WHERE)
     assert words in str(caught.value)
