@@ -25,7 +25,8 @@ import msgspec
 from areal_like.environment import Step
 from areal_like.errors import UserError
 from areal_like.tool_call import ToolCall
-from areal_like.tools import Tool, WrongArguments, load_tools
+from areal_like.tools import Tool, WrongArguments, by_name, load_tools
+from services.environment.mcp_servers import McpServer
 
 WHERE = "reward.environment.options"
 CUT_MARK = "\n[... {num} characters left out]"
@@ -47,6 +48,7 @@ class ToolEnvironment:
         self,
         *,
         tools: Sequence[str] = (),
+        mcp: Mapping[str, Any] | None = None,
         call_timeout_s: float = 5.0,
         max_calls: int = 8,
         max_result_chars: int = 4000,
@@ -54,6 +56,7 @@ class ToolEnvironment:
         """
         Args:
             tools: built-in tools, and import paths (`module:FUNCTION`) of functions, `Tool`s, or lists of these.
+            mcp: MCP servers by name, each `{command: [PROGRAM, ARGUMENT, ...], env: {...}}` or `{url: ADDRESS}`.
             call_timeout_s: longest call, and longest time of all calls of a turn together; below `step_timeout_s`.
             max_calls: calls of one turn that are run; more are answered as failed.
             max_result_chars: a longer result is cut, and says so.
@@ -61,18 +64,23 @@ class ToolEnvironment:
         Raises:
             UserError: a tool that cannot be used, or a bound that is none.
         """
-        if isinstance(tools, str) or not tools:
-            what = f"tools is {tools!r}"
+        if isinstance(tools, str) or not (tools or mcp):
+            what = f"tools is {tools!r}" if mcp else f"tools is {tools!r}, and there is no MCP server"
             raise UserError(what, where=WHERE, remedy='name at least one, as in tools: ["my_tools:search"]')
         if not call_timeout_s > 0 or min(max_calls, max_result_chars) < 1:
             raise UserError("call_timeout_s, max_calls and max_result_chars must be positive", where=WHERE)
         self._call_timeout_s, self._max_calls, self._max_result_chars = call_timeout_s, max_calls, max_result_chars
+        if mcp is not None and not isinstance(mcp, Mapping):
+            raise UserError(f"mcp is {mcp!r}", where=WHERE, remedy="servers by name, as in mcp: {archive: {url: ...}}")
         self._tools = dict(_loaded(tuple(tools)))
+        self._servers = _servers(msgspec.json.encode(mcp or {}))
         self._counts: Counter[str] = Counter()
         self._seconds = 0.0
 
-    def reset(self, row: Mapping[str, Any], seed: int) -> Step:
-        """Declare the tools."""
+    async def reset(self, row: Mapping[str, Any], seed: int) -> Step:
+        """Declare the tools. Raises McpFailed where a server cannot be used."""
+        offered = [tool for server in self._servers for tool in await server.tools()]
+        self._tools = by_name([*self._tools.values(), *offered], f"{WHERE}.mcp")
         return Step(tools=tuple(tool.declaration for tool in self._tools.values()))
 
     async def step(self, action: tuple[ToolCall, ...]) -> Step:
@@ -134,6 +142,13 @@ class ToolEnvironment:
 def _loaded(names: tuple[str, ...]) -> Mapping[str, Tool]:
     """Once for all episodes of a process."""
     return load_tools(names, BUILT_IN_TOOLS, f"{WHERE}.tools")
+
+
+@lru_cache(maxsize=4)
+def _servers(specs: bytes) -> tuple[McpServer, ...]:
+    """Once for all episodes of a process."""
+    named = msgspec.json.decode(specs)
+    return tuple(McpServer(name, spec, f"{WHERE}.mcp.{name}") for name, spec in named.items())
 
 
 def _interrupted(call: Callable[[], Any], limit_s: float) -> Any:

@@ -105,7 +105,7 @@ class Tools:
         """As the service answers: what crosses is encoded and decoded."""
         assert isinstance(message, EnvironmentRequest)
         message = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=EnvironmentRequest)
-        returned = self.hosted.reset({}, 1) if message.turn == 0 else await self.hosted.step(message.action)  # type: ignore[arg-type]
+        returned = await (self.hosted.reset({}, 1) if message.turn == 0 else self.hosted.step(message.action))  # type: ignore[arg-type]
         step = as_step(returned, is_reset=message.turn == 0, max_bytes=1 << 16)
         step = msgspec.msgpack.decode(msgspec.msgpack.encode(step), type=Step)
         reply = EnvironmentReply(episode_id=message.episode_id, turn=message.turn, status="answered", step=step)

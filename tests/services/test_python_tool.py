@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from services.environment.tools import ToolEnvironment
@@ -19,7 +21,7 @@ def environment() -> ToolEnvironment:
 
 
 def test_tool_declares_its_one_argument(environment: ToolEnvironment) -> None:
-    (declared,) = environment.reset({}, 1).tools
+    (declared,) = asyncio.run(environment.reset({}, 1)).tools
     assert declared["function"]["name"] == "python"
     assert declared["function"]["parameters"]["required"] == ["code"]
 
