@@ -50,8 +50,8 @@ class ToolEnvironment:
         tools: Sequence[str] = (),
         mcp: Mapping[str, Any] | None = None,
         call_timeout_s: float = 5.0,
-        max_calls: int = 8,
-        max_result_chars: int = 4000,
+        max_calls: int = 4,
+        max_result_chars: int = 3500,
     ) -> None:
         """
         Args:
@@ -59,7 +59,8 @@ class ToolEnvironment:
             mcp: MCP servers by name, each `{command: [PROGRAM, ARGUMENT, ...], env: {...}}` or `{url: ADDRESS}`.
             call_timeout_s: longest call, and longest time of all calls of a turn together; below `step_timeout_s`.
             max_calls: calls of one turn that are run; more are answered as failed.
-            max_result_chars: a longer result is cut, and says so.
+            max_result_chars: a longer result is cut, and says so. All results of a turn together are bound by
+                `max_observation_kb`, in UTF-8: `max_calls` of this length must fit it.
 
         Raises:
             UserError: a tool that cannot be used, or a bound that is none.
@@ -93,7 +94,7 @@ class ToolEnvironment:
             self._counts["calls"] += 1
             left_s = self._call_timeout_s - (time.monotonic() - started_s)
             if number > self._max_calls:
-                results.append(self._failed("malformed", f"only {self._max_calls} calls can be made in one turn"))
+                results.append(self._failed("malformed", "too many calls in one turn"))
             else:
                 results.append(self._shortened(await self._answer(call, left_s)))
         self._seconds += time.monotonic() - started_s

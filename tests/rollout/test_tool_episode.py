@@ -14,6 +14,7 @@ import pytest
 
 from areal_like.environment import Step, as_step
 from areal_like.errors import UserError
+from areal_like.tool_call import ToolCall
 from areal_like.trajectory import Segment
 from areal_like.turn_checkpoint import TurnCheckpoint
 from areal_like.verdict import Verdict
@@ -253,3 +254,16 @@ def test_unknown_notation_of_calls_is_refused_with_the_setting(tokenizer: Any) -
     tokenizer.chat_template = TEMPLATE
     with pytest.raises(UserError, match="did you mean hermes"):
         ToolWorkflow(format="hermes2")
+
+
+def test_longest_results_of_a_turn_fit_an_observation_with_the_default_limits(tokenizer: Any) -> None:
+    from areal_like.environment import MAX_CALLS
+    from services.environment.config import EnvironmentSettings
+
+    tools = Tools(tokenizer)
+    calls = tuple(ToolCall("echo", json.dumps({"text": "\U0001f600" * 10_000})) for _ in range(MAX_CALLS))
+    step = asyncio.run(tools.hosted.step(calls))
+    kept = as_step(step, is_reset=False, max_bytes=EnvironmentSettings(kind="tools").max_observation_kb << 10)
+    assert len(kept.results) == MAX_CALLS
+    assert kept.results[-1] == "Error: too many calls in one turn"
+    assert kept.components["tool_truncated"] == 4.0
