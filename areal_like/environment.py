@@ -1,7 +1,7 @@
 """What an environment is: a port that users implement, and what crosses from it to a workflow.
 
-Owns: `Environment`, `Step`, checks of what an environment returned, digests of answers. Refuses: running one
-(services/environment), the turns of an episode (rollout/episode.py).
+Owns: `Environment`, `Action`, `Step`, checks of what an environment returned, digests of answers. Refuses: running one
+(services/environment), the turns of an episode (rollout/episode.py, rollout/tool_episode.py).
 """
 
 from __future__ import annotations
@@ -13,32 +13,52 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from areal_like.tool_call import ToolCall
+
 MAX_COMPONENTS = 64
 """Named numbers of one step."""
 MAX_ACTION_CHARS = 1 << 20
 """Longest text of one turn that an environment is given."""
+MAX_CALLS = 64
+"""Calls of tools in one turn that an environment is given."""
 MAX_TURNS = 4096
 """Steps of one episode."""
 MAX_REWARD = 3.4e38
 """Largest reward of one step; training holds them as float32, in which a larger one is infinite."""
 
 
+Action = str | tuple[ToolCall, ...]
+"""What a policy did in one turn: its text, or with the workflow `tools` the calls in it, malformed ones included."""
+
+
+def num_action_chars(action: Action) -> int:
+    """Size of an action, which MAX_ACTION_CHARS bounds."""
+    if isinstance(action, str):
+        return len(action)
+    return sum(len(call.name) + len(call.arguments) + len(call.fault) for call in action)
+
+
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """An environment's answer to one action, or to `reset`.
 
-    observation: text that the policy sees next; empty: none. reward: of this turn alone, at most MAX_REWARD, 0 of
-    `reset`; an episode's reward is the sum. is_done: the environment has ended the episode. components: named numbers
-    for reports, of which those of the last step count; an evaluation averages `correct`.
+    observation: text that the policy sees next; empty: none. results: in answer to tool calls, a text for each, in the
+    same order. tools: of `reset`, the tools that there are, each as chat templates take it (`Tool.declaration`).
+    reward: of this turn alone, at most MAX_REWARD, 0 of `reset`; an episode's reward is the sum. is_done: the
+    environment has ended the episode. components: named numbers for reports, of which those of the last step count; an
+    evaluation averages `correct`.
     """
 
     observation: str = ""
     reward: float = 0.0
     is_done: bool = False
     components: dict[str, float] = {}
+    results: tuple[str, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
 
     @property
     def digest(self) -> str:
-        """Tells answers apart: when an episode is replayed, each must come again."""
+        """Tells answers apart: when an episode is replayed, each must come again. Results of tools need not: what a
+        policy was shown is in its transcript already."""
         words = msgspec.msgpack.encode((self.observation, self.reward, self.is_done))
         return hashlib.blake2b(words, digest_size=8).hexdigest()
 
@@ -67,11 +87,11 @@ class Environment(Protocol):
         """
         ...
 
-    def step(self, action: str) -> Returned | Awaitable[Returned]:
+    def step(self, action: Action) -> Returned | Awaitable[Returned]:
         """Take one action.
 
         Args:
-            action: what the policy wrote in this turn, without special tokens.
+            action: what the policy wrote in this turn, without special tokens; with the workflow `tools` its calls.
 
         Returns:
             (observation, reward, done), or a `Step`.
@@ -111,6 +131,7 @@ def as_step(returned: Any, *, is_reset: bool, max_bytes: int) -> Step:
     encoded = str.encode(observation, "utf-8", "replace")  # of a subclass as well
     if len(encoded) > max_bytes:
         raise NoStep(f"its observation has {len(encoded)} bytes, more than {max_bytes}")
+    results, tools = _results(returned.results, max_bytes - len(encoded)), _tools(returned.tools, max_bytes)
     if is_reset and returned.is_done:
         raise NoStep("was done before the first action")
     if type(returned.is_done).__name__ not in ("bool", "bool_"):  # NumPy's as well; anything else may be a mistake
@@ -125,7 +146,30 @@ def as_step(returned: Any, *, is_reset: bool, max_bytes: int) -> Step:
         reward=reward,
         is_done=bool(returned.is_done),
         components=_components(returned.components),
+        results=results,
+        tools=tools,
     )
+
+
+def _results(found: Any, max_bytes: int) -> tuple[str, ...]:
+    if not isinstance(found, tuple | list) or not all(isinstance(one, str) for one in found):
+        raise NoStep("its results are not a list of texts")
+    encoded = [str.encode(one, "utf-8", "replace") for one in found]
+    if (num_bytes := sum(map(len, encoded))) > max(max_bytes, 0):
+        raise NoStep(f"its results have {num_bytes} bytes, more than {max_bytes}")
+    return tuple(one.decode("utf-8") for one in encoded)
+
+
+def _tools(found: Any, max_bytes: int) -> tuple[dict[str, Any], ...]:
+    if not isinstance(found, tuple | list) or not all(isinstance(one, dict) for one in found):
+        raise NoStep("its tools are not a list of dicts")
+    try:
+        encoded = msgspec.json.encode(found)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NoStep(f"its tools are not JSON ({error})") from None
+    if len(encoded) > max_bytes:
+        raise NoStep(f"its tools have {len(encoded)} bytes, more than {max_bytes}")
+    return tuple(msgspec.json.decode(encoded))
 
 
 def _components(found: Any) -> dict[str, float]:

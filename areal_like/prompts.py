@@ -43,10 +43,12 @@ class PromptEncoder:
         self._tokenizer_adds_bos = _adds_bos(tokenizer)
         self._has_chat_template = bool(getattr(tokenizer, "chat_template", None))
 
-    def encode(self, row: Mapping[str, Any]) -> list[int]:
-        """Prompt tokens [P] of a row, at least one. Raises UserError for a row that cannot become a prompt."""
-        if row.get("messages") is not None:
-            prompt_P = self._encode(self._chat_text(row["messages"]), is_chat=True)
+    def encode(self, row: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Prompt tokens [P] of a row, at least one. `tools`: what the chat template declares to the policy. Raises
+        UserError for a row that cannot become a prompt."""
+        if row.get("messages") is not None or tools:
+            messages = row["messages"] if row.get("messages") is not None else [_as_message(row)]
+            prompt_P = self._encode(self._chat_text(messages, tools=tools), is_chat=True)
         else:
             prompt_P = self._encode_text_of(row)
         if not prompt_P:
@@ -83,6 +85,20 @@ class PromptEncoder:
         num_stops = self._chat_text(before, is_whole=True).count(stop)
         return self._ids(_after_stop(self._chat_text([*before, {"role": "user", "content": text}]), stop, num_stops))
 
+    def after_calls(self, called: Mapping[str, Any], results: Sequence[Mapping[str, Any]], stop: str) -> list[int]:
+        """Tokens between an assistant's turn with tool calls that ends in `stop` and the next one.
+
+        Args:
+            called: a message of the assistant with such calls; nothing of it is among the tokens.
+            results: the messages of role `tool` that follow it.
+
+        Raises:
+            UserError: as `encode_turns`, and where there is no chat template.
+        """
+        before = [{"role": "user", "content": "-"}, called]
+        num_stops = self._chat_text(before, is_whole=True).count(stop)
+        return self._ids(_after_stop(self._chat_text([*before, *results]), stop, num_stops))
+
     def _ids(self, text: str) -> list[int]:
         return encode_text(self._tokenizer, text, what="the messages")
 
@@ -101,7 +117,7 @@ class PromptEncoder:
             return self._encode(self._chat_text([{"role": "user", "content": text}]), is_chat=True)
         return self._encode(text, is_chat=False)
 
-    def _chat_text(self, messages: Any, *, is_whole: bool = False) -> str:
+    def _chat_text(self, messages: Any, *, is_whole: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """`is_whole`: the conversation ends with its last message, instead of where the assistant goes on."""
         if not self._has_chat_template:
             raise UserError(
@@ -115,6 +131,7 @@ class PromptEncoder:
             return str(
                 self._tokenizer.apply_chat_template(
                     [dict(one) for one in messages],
+                    tools=[dict(one) for one in tools] or None,
                     tokenize=False,
                     add_generation_prompt=not is_continuation,
                     continue_final_message=is_continuation and not is_whole,
@@ -142,6 +159,13 @@ def _after_stop(text: str, stop: str, number: int) -> str:
             f"the chat template does not end the assistant's turns with {stop!r}", remedy="give rows with `spans`"
         )
     return parts[number]
+
+
+def _as_message(row: Mapping[str, Any]) -> dict[str, Any]:
+    text = row.get("prompt")
+    if not isinstance(text, str) or not text.strip():
+        raise UserError("a row needs `prompt` (text) or `messages`", remedy="name the columns in data.columns")
+    return {"role": "user", "content": text}
 
 
 def _plain_content(message: Mapping[str, Any]) -> str:

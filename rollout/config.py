@@ -17,6 +17,7 @@ Interruption = Literal["recompute", "keep_kv", "drain"]
 BUILT_IN_WORKFLOWS = {
     "single_turn": "rollout.workflow:SingleTurn",
     "environment": "rollout.episode:EnvironmentWorkflow",
+    "tools": "rollout.tool_episode:ToolWorkflow",
     "tool_sum": "rollout.tool_sum:ToolSum",
 }
 """Import paths by name; imported in rollout workers only."""
@@ -150,8 +151,8 @@ class RolloutSettings(Settings):
     routing: RoutingSettings = RoutingSettings()
     """Which worker takes which sample; without effect for a single worker."""
     workflow: str = "single_turn"
-    """How one sample is produced: `single_turn`, `environment` (turns in `reward.environment`), `tool_sum` (running
-    sums with a calculator), or `module:Class` of your own."""
+    """How one sample is produced: `single_turn`, `environment` (turns in `reward.environment`), `tools` (calls of tools
+    that `reward.environment` runs), `tool_sum` (running sums with a calculator), or `module:Class` of your own."""
     workflow_options: dict[str, Any] = Field({})
     """Keyword arguments of the workflow's constructor."""
     prompt_template: str | None = None

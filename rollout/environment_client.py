@@ -21,8 +21,9 @@ from typing import Any, Literal, Protocol, Self
 import msgspec
 
 from areal_like.clock import Clock, SystemClock
-from areal_like.environment import MAX_ACTION_CHARS, MAX_TURNS, Step
+from areal_like.environment import MAX_ACTION_CHARS, MAX_CALLS, MAX_TURNS, Action, Step, num_action_chars
 from areal_like.errors import OperationError, WireError
+from areal_like.tool_call import ToolCall
 from areal_like.verdict import MAX_REASON_CHARS, Verdict
 from areal_like.wire.messages import (
     EnvironmentClosed,
@@ -54,7 +55,7 @@ class ServiceLink(Protocol):
 class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint keeps of an episode: with row and seed it makes the environment again."""
 
-    actions: list[str]
+    actions: list[Action]
     digests: list[str]
     rewards: list[float]
     components: dict[str, float]
@@ -114,7 +115,7 @@ class EnvironmentEpisode:
         """Begin; None where the environment failed (`failure`)."""
         return await self._call(0, "")
 
-    async def step(self, action: str) -> Step | None:
+    async def step(self, action: Action) -> Step | None:
         """Take one action; None where the environment failed (`failure`)."""
         return await self._call(len(self._actions) + 1, action)
 
@@ -137,15 +138,15 @@ class EnvironmentEpisode:
         actions = tuple(self._actions[: max(turn - 1, 0)])
         return EpisodeHistory(row=self._row, seed=self._seed, actions=actions, digests=tuple(self._digests[:turn]))
 
-    async def _call(self, turn: int, action: str) -> Step | None:
+    async def _call(self, turn: int, action: Action) -> Step | None:
         assert self.failure is None, "the environment has failed"
         assert not self.is_done, "the environment has ended the episode"
         assert turn == len(self._digests), "`reset` comes first, and once"
-        if len(action) > MAX_ACTION_CHARS or turn > MAX_TURNS:
-            what = f"an action of {len(action)} characters in turn {turn}"
+        if (num_chars := num_action_chars(action)) > MAX_ACTION_CHARS or turn > MAX_TURNS:
+            what = f"an action of {num_chars} characters in turn {turn}"
             self.fail("invalid", f"{what}: at most {MAX_ACTION_CHARS} and {MAX_TURNS}")
             return None
-        action = action.encode("utf-8", "replace").decode("utf-8")  # no wire carries lone surrogates
+        action = _as_sent(action)
         self._watch(True)
         try:
             reply = await self._client.call(self, turn, action)
@@ -170,6 +171,17 @@ class EnvironmentEpisode:
         )
         self._client.count(f"environment_{kind}")
         return self.failure
+
+
+def _as_sent(action: Action) -> Action:
+    """No wire carries lone surrogates."""
+    if isinstance(action, str):
+        return _whole(action)
+    return tuple(ToolCall(_whole(one.name), _whole(one.arguments), _whole(one.fault)) for one in action[:MAX_CALLS])
+
+
+def _whole(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 class EnvironmentClient:
@@ -225,7 +237,7 @@ class EnvironmentClient:
             self._num_at[episode.link] -= 1
             episode.link = None
 
-    async def call(self, episode: EnvironmentEpisode, turn: int, action: str) -> EnvironmentReply:
+    async def call(self, episode: EnvironmentEpisode, turn: int, action: Action) -> EnvironmentReply:
         """One call; an answer, or a failure in words."""
         started_s = self._clock.monotonic_s()
         try:
@@ -236,7 +248,7 @@ class EnvironmentClient:
             reason = f"no answer from the environment in {waited_s:.0f} s (rollout.score_timeout_s)"
             return EnvironmentReply(episode_id=episode.id, turn=turn, status="crashed", reason=reason)
 
-    async def _ask(self, episode: EnvironmentEpisode, turn: int, action: str) -> EnvironmentReply:
+    async def _ask(self, episode: EnvironmentEpisode, turn: int, action: Action) -> EnvironmentReply:
         """Ask until it is answered; bounded by `call`."""
         needs_history = False
         while True:

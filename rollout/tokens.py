@@ -10,7 +10,7 @@ Shape legend: P tokens of the prompt, R tokens of the answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +54,15 @@ class PromptTokens:
         """The engine's context turned out to be this (a model may have fewer positions than the settings allow)."""
         self.max_context = min(self.max_context, max_context)
 
-    def prompt(self, row: Mapping[str, Any]) -> np.ndarray:
-        """Prompt tokens of a data row [P], int32. Raises UserError for a row that cannot become a prompt."""
-        prompt_P = self._encode(row)
+    @property
+    def chat_template(self) -> Any:
+        """The tokenizer's; None where it has none."""
+        return getattr(self._tokenizer, "chat_template", None)
+
+    def prompt(self, row: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> np.ndarray:
+        """Prompt tokens of a data row [P], int32. `tools`: what the chat template declares to the policy. Raises
+        UserError for a row that cannot become a prompt."""
+        prompt_P = self._encode(row, tools)
         if len(prompt_P) >= self.max_context:
             raise UserError(
                 f"the prompt has {len(prompt_P)} tokens and leaves no room for an answer in a context of "
@@ -65,10 +71,10 @@ class PromptTokens:
             )
         return np.asarray(prompt_P, np.int32)
 
-    def _encode(self, row: Mapping[str, Any]) -> list[int]:
-        words = repr((row.get("prompt"), row.get("messages")))  # not the row itself: a workflow may change it
+    def _encode(self, row: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        words = repr((row.get("prompt"), row.get("messages"), tools))  # not the row itself: a workflow may change it
         if self._newest is None or self._newest[0] != words:
-            self._newest = (words, self._encoder.encode(row))
+            self._newest = (words, self._encoder.encode(row, tools))
         return self._newest[1]
 
     def encode(self, text: str) -> np.ndarray:
@@ -88,11 +94,21 @@ class PromptTokens:
         words = self._encoder.between_turns(text, stop)
         return self.encode(text) if words is None else np.asarray(words, np.int32)
 
-    def decode(self, tokens_R: np.ndarray) -> str:
-        """Text of answer tokens, without special tokens (the end-of-sequence token is one)."""
+    def tool_results(
+        self, called: Mapping[str, Any], results: Sequence[Mapping[str, Any]], stop_token: int
+    ) -> np.ndarray:
+        """Tokens between a turn with tool calls that `stop_token` ended and the next one, int32: messages of role
+        `tool`. `called` and errors as of `PromptEncoder.after_calls`."""
+        stop = str(self._tokenizer.convert_ids_to_tokens(stop_token))
+        return np.asarray(self._encoder.after_calls(called, results, stop), np.int32)
+
+    def decode(self, tokens_R: np.ndarray, *, with_special_tokens: bool = False) -> str:
+        """Text of answer tokens, usually without special tokens (the end-of-sequence token is one)."""
         return str(
             self._tokenizer.decode(
-                [int(token) for token in tokens_R], skip_special_tokens=True, clean_up_tokenization_spaces=False
+                [int(token) for token in tokens_R],
+                skip_special_tokens=not with_special_tokens,
+                clean_up_tokenization_spaces=False,
             )
         )
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from areal_like.environment import Step
+from areal_like.environment import Action, Step
 from areal_like.trajectory import Segment, Trajectory, check_apart
 from areal_like.turn_checkpoint import TurnCheckpoint
 from areal_like.verdict import Verdict
@@ -458,7 +458,7 @@ class EpisodeHistory(msgspec.Struct, frozen=True, kw_only=True):
 
     row: dict[str, Any]
     seed: int
-    actions: tuple[str, ...] = ()
+    actions: tuple[Action, ...] = ()
     digests: tuple[str, ...] = ()
 
 
@@ -470,7 +470,7 @@ class EnvironmentRequest(Message, frozen=True, kw_only=True):
 
     episode_id: str
     turn: int
-    action: str = ""
+    action: Action = ""
     history: EpisodeHistory | None = None
 
 

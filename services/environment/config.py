@@ -9,7 +9,10 @@ from pydantic import Field
 from areal_like import limits
 from areal_like.settings import Settings
 
-BUILT_IN_ENVIRONMENTS = {"guess_number": "areal_like.tasks.guess_number:GuessNumber"}
+BUILT_IN_ENVIRONMENTS = {
+    "guess_number": "areal_like.tasks.guess_number:GuessNumber",
+    "tools": "services.environment.tools:ToolEnvironment",
+}
 """Those that come with this program, by `kind`."""
 
 
@@ -17,7 +20,7 @@ class EnvironmentSettings(Settings):
     """Which environment episodes happen in, and its processes."""
 
     kind: str
-    """`guess_number`, or `module:Class` of your own."""
+    """`guess_number`, `tools` (functions that a policy calls), or `module:Class` of your own."""
     options: dict[str, Any] = Field({})
     """Keyword arguments of its constructor."""
     num_processes: int = Field(2, gt=0, le=limits.THREADS)

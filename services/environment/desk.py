@@ -22,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-from areal_like.environment import MAX_ACTION_CHARS, MAX_TURNS, Step
+from areal_like.environment import MAX_ACTION_CHARS, MAX_TURNS, Step, num_action_chars
 from areal_like.wire.messages import EnvironmentReply, EnvironmentRequest, EnvironmentStatus, EpisodeHistory
 from services.environment.config import EnvironmentSettings
 from services.environment.host_process import HostProcess
@@ -320,6 +320,6 @@ def _fault_of(request: EnvironmentRequest, history: EpisodeHistory) -> str:
         return f"turn {request.turn} is not between 0 and {MAX_TURNS}"
     if len(history.digests) != request.turn or len(history.actions) != num_actions:
         return f"turn {request.turn} with {len(history.actions)} actions and {len(history.digests)} answers before it"
-    if any(len(action) > MAX_ACTION_CHARS for action in (request.action, *history.actions)):
+    if any(num_action_chars(action) > MAX_ACTION_CHARS for action in (request.action, *history.actions)):
         return f"an action has more than {MAX_ACTION_CHARS} characters"
     return ""

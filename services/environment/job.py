@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from areal_like.environment import Step
+from areal_like.environment import Action, Step
 
 FailureKind = Literal["timed_out", "crashed", "invalid"]
 
@@ -36,7 +36,7 @@ class Act(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """One action."""
 
     episode: int
-    action: str
+    action: Action
 
 
 class Close(msgspec.Struct, frozen=True, tag=True, kw_only=True):

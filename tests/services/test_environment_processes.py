@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from areal_like.environment import Action
 from areal_like.errors import UserError
 from areal_like.import_check import USER_PATH
+from areal_like.tool_call import ToolCall
 from areal_like.wire.messages import EnvironmentReply, EnvironmentRequest, EpisodeHistory
 from services.environment.config import EnvironmentSettings
 from services.environment.desk import EnvironmentDesk
@@ -40,7 +42,7 @@ class Client:
             future.set_result(reply)
         return True
 
-    async def call(self, name: str, turn: int, action: str = "", **row: Any) -> EnvironmentReply:
+    async def call(self, name: str, turn: int, action: Action = "", **row: Any) -> EnvironmentReply:
         future = self._waiting[name, turn] = asyncio.get_running_loop().create_future()
         history = EpisodeHistory(row=row, seed=7) if turn == 0 else None
         self.desk.offer("c", EnvironmentRequest(episode_id=name, turn=turn, action=action, history=history))
@@ -161,3 +163,25 @@ def test_an_environment_that_cannot_be_used_is_refused_before_anything_is_served
 
     with pytest.raises(UserError, match="has no method `step`"):
         play(scene, kind="environment_zoo:NoStep")
+
+
+def test_tools_run_in_a_process_and_one_that_ends_it_costs_its_own_episode_only() -> None:
+    """Calls cross as actions; a replay makes them again, whatever they return then."""
+
+    async def scene(client: Client) -> None:
+        first = await client.call("good", 0)
+        assert first.step is not None
+        assert [tool["function"]["name"] for tool in first.step.tools] == ["count", "leave"]
+        await client.call("bad", 0)
+        one = await client.call("good", 1, (ToolCall("count", "{}"), ToolCall("", "?", "unreadable")))
+        assert one.step is not None
+        assert one.step.results == ("1", "Error: the call cannot be read: unreadable")
+        lost = await client.call("bad", 1, (ToolCall("leave", "{}"),))
+        assert lost.status == "crashed"
+        two = await client.call("good", 2, (ToolCall("count", "{}"),))
+        assert two.step is not None
+        assert two.step.results == ("2",)
+        assert two.step.components["tool_calls"] == 3.0
+
+    options = {"tools": ["environment_zoo:TOOLS"]}
+    play(scene, kind="tools", options=options, num_processes=1, retries=0)

@@ -100,18 +100,40 @@ def hardware_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("hardware.gpu",), error.what, error.remedy or "")
 
 
+TAKES_TURNS = {"environment": "{kind: module:Class}", "tools": "{kind: tools, options: {tools: [module:FUNCTION]}}"}
+"""Workflows that need an environment, and how to name one."""
+
+
+def _tool_problems(config: RunConfig) -> Iterator[Problem]:
+    """What the workflow `tools` cannot go with."""
+    if config.rollout.prompt_template is not None:
+        what = "the workflow tools declares its tools by the chat template, which this replaces"
+        yield Problem(("rollout.prompt_template",), what, "leave it out")
+    environment = config.reward.environment
+    timeout_s = environment.options.get("call_timeout_s") if environment is not None else None
+    if environment is not None and isinstance(timeout_s, int | float) and timeout_s >= environment.step_timeout_s:
+        yield Problem(
+            ("reward.environment.options.call_timeout_s", "reward.environment.step_timeout_s"),
+            f"a call may take {timeout_s:g} s, and the process of its tool is ended after"
+            f" {environment.step_timeout_s:g} s",
+            "a shorter call_timeout_s, or a longer step_timeout_s",
+        )
+
+
 def rollout_problems(config: RunConfig) -> Iterator[Problem]:
     """The workflow's name and the prompt's template."""
     workflow = config.rollout.workflow
     if workflow not in BUILT_IN_WORKFLOWS and not is_import_path(workflow):
         known = f"{', '.join(BUILT_IN_WORKFLOWS)}, or module:Class"
         yield Problem(("rollout.workflow",), f"no workflow `{workflow}`", known)
-    if workflow == "single_turn" and not config.reward.scorers and not config.reward.addresses:
-        what = "there is none, and the workflow single_turn makes no verdicts"
+    if workflow in ("single_turn", "tools") and not config.reward.scorers and not config.reward.addresses:
+        what = f"there is none, and the workflow {workflow} makes no verdicts"
         yield Problem(("reward.scorers",), what, "name a scorer, or a workflow that makes its own verdicts")
-    if workflow == "environment" and config.reward.environment is None and not config.reward.addresses:
-        what = "there is none, and the workflow environment takes turns with one"
-        yield Problem(("reward.environment",), what, "name one: reward.environment: {kind: module:Class}")
+    if workflow in TAKES_TURNS and config.reward.environment is None and not config.reward.addresses:
+        what = f"there is none, and the workflow {workflow} takes turns with one"
+        yield Problem(("reward.environment",), what, f"name one: reward.environment: {TAKES_TURNS[workflow]}")
+    if workflow == "tools":
+        yield from _tool_problems(config)
     if workflow == "environment" and config.reward.scorers and not config.reward.addresses:
         what = "the workflow environment takes its verdict from the environment and asks no scorer"
         yield Problem(("reward.scorers", "rollout.workflow"), what, "reward.scorers: []")

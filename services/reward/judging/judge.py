@@ -22,7 +22,7 @@ from typing import Any
 from services.reward.judging import streams
 from services.reward.judging.deadline import TESTS_ROOM_S, Deadline
 from services.reward.judging.exchange import Exchange, Over
-from services.reward.judging.problem import MAX_FAILURES, Asserts, Findings, Task, Unjudgeable
+from services.reward.judging.problem import MAX_FAILURES, Asserts, Findings, Printout, Task, Unjudgeable
 from services.reward.sandbox.cell import Cell, SandboxFailed
 from services.reward.sandbox.layers import TESTS_LIMITS, Sandbox
 from services.reward.sandbox.limits import Limits
@@ -51,7 +51,10 @@ class Judge:
             self._tests.wait_ready()
 
     def judge(self, task: Task) -> dict[str, Any]:
-        """`Findings` as a dict, or {"unjudgeable": why} or {"failed": why} where no program is to blame."""
+        """`Findings` as a dict, or {"unjudgeable": why} or {"failed": why} where no program is to blame.
+
+        Of a `Printout`: {"printed", "errors", "failure"}, as texts.
+        """
         limits, deadline = Limits.of(task.limits), Deadline(task.total_limit_s)
         source = task.program.encode("utf-8", "surrogatepass")
         try:
@@ -62,6 +65,8 @@ class Judge:
             conditions = streams.Conditions(
                 self._sandbox, source, limits, deadline, task.partial_credit, task.compare, task.float_tolerance
             )
+            if isinstance(task.problem, Printout):
+                return streams.printout(conditions)
             return streams.judge_streams(task.problem, conditions).as_dict()
         except Unjudgeable as error:
             return {"unjudgeable": str(error)}

@@ -42,11 +42,16 @@ class Streams:
 
 
 @dataclass(frozen=True)
+class Printout:
+    """No test: the program runs once, and what it prints is the answer."""
+
+
+@dataclass(frozen=True)
 class Task:
     """One program to be judged. limits: as `Limits.as_dict`; total_limit_s: wall clock for all tests together."""
 
     program: str
-    problem: Asserts | Streams
+    problem: Asserts | Streams | Printout
     limits: dict[str, Any]
     total_limit_s: float
     partial_credit: bool = False
@@ -55,7 +60,8 @@ class Task:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; `of` is the inverse."""
-        return {**asdict(self), "kind": "asserts" if isinstance(self.problem, Asserts) else "streams"}
+        kinds = {Asserts: "asserts", Streams: "streams", Printout: "printout"}
+        return {**asdict(self), "kind": kinds[type(self.problem)]}
 
     @staticmethod
     def of(fields: dict[str, Any]) -> Task:
@@ -64,6 +70,8 @@ class Task:
         kind, problem = fields.pop("kind"), dict(fields.pop("problem"))
         if kind == "asserts":
             return Task(**fields, problem=Asserts(**{**problem, "tests": tuple(problem["tests"])}))
+        if kind == "printout":
+            return Task(**fields, problem=Printout())
         return Task(**fields, problem=Streams(tuple((given, expected) for given, expected in problem["tests"])))
 
 

@@ -135,9 +135,38 @@ def judge_streams(problem: Streams, conditions: Conditions) -> Findings:
     return findings
 
 
+def printout(conditions: Conditions) -> dict[str, str]:
+    """Run the program once, without input: what it printed, the end of its errors, and why it failed (empty: it did
+    not). Raises SandboxFailed."""
+    output, failure = Output(conditions.limits.max_output_bytes), ""
+    cell = conditions.sandbox.open(conditions.source, conditions.limits)
+    try:
+        cell.wait_ready()
+        conditions.deadline.start()
+        try:
+            status = _run(cell, conditions, "", output)
+            failure = "" if status == 0 else words_for(status, conditions.limits)
+        except Stopped as stopped:
+            failure = stopped.why
+    finally:
+        cell.close()
+    printed, errors = (part.decode("utf-8", "replace") for part in (bytes(output.printed), output.errors))
+    return {"printed": printed, "errors": errors, "failure": failure}
+
+
 def _run_test(cell: Cell, conditions: Conditions, given: str, expected: str) -> str:
     """Why the test failed, empty where it passed. Raises Stopped: the cell is then of no more use."""
     output = Output(conditions.limits.max_output_bytes)
+    status = _run(cell, conditions, given, output)
+    if status != 0:
+        return f"{words_for(status, conditions.limits)}{_last_line(output.errors)}"
+    if not is_expected(bytes(output.printed), expected, conditions.compare, conditions.float_tolerance):
+        return "wrong output"
+    return ""
+
+
+def _run(cell: Cell, conditions: Conditions, given: str, output: Output) -> int:
+    """The wait status of one run; `output` is filled and closed. Raises Stopped."""
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(output.close)
         run = Run(cell, conditions.limits, conditions.deadline.until_s)
@@ -150,11 +179,7 @@ def _run_test(cell: Cell, conditions: Conditions, given: str, expected: str) -> 
             for fd in run.wait(output.interest()):
                 output.take(fd)
         output.take_rest()
-    if run.status != 0:
-        return f"{words_for(run.status, conditions.limits)}{_last_line(output.errors)}"
-    if not is_expected(bytes(output.printed), expected, conditions.compare, conditions.float_tolerance):
-        return "wrong output"
-    return ""
+    return run.status
 
 
 def _last_line(errors: bytes) -> str:

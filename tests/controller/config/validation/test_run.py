@@ -58,6 +58,7 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
     assert cross_check(make()) == []
 
 
+CALLING = {"rollout.workflow": "tools", "reward.environment": {"kind": "tools", "options": {"tools": ["python"]}}}
 GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.environment": {"kind": "guess_number"}}
 
 
@@ -207,6 +208,14 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
             {**GUESSING, "rollout.score_timeout_s": 20.0},
             "reward.environment.step_timeout_s",
             "takes up to 20 s with its retries",
+        ),
+        ({"rollout.workflow": "tools"}, "reward.environment", "tools: [module:FUNCTION]"),
+        ({**CALLING, "reward.scorers": []}, "reward.scorers", "the workflow tools makes no verdicts"),
+        ({**CALLING, "rollout.prompt_template": "Q: {prompt}"}, "rollout.prompt_template", "by the chat template"),
+        (
+            {**CALLING, "reward.environment": {"kind": "tools", "options": {"call_timeout_s": 10}}},
+            "reward.environment.options.call_timeout_s",
+            "a call may take 10 s",
         ),
         ({"rollout.prompt_template": "solve this"}, "rollout.prompt_template", "{prompt}"),
         ({"trainer.weights.shared_dir": "/nfs"}, "trainer.weights.shared_dir", "has no effect with kind shm"),

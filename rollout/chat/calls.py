@@ -1,0 +1,292 @@
+"""How each family of models writes tool calls: one reader per notation.
+
+Owns: text to calls. Refuses: reasoning, stop marks and which model writes what (formats.py); whether a tool of that
+name exists, or takes those arguments.
+
+A reader never raises. A call that cannot be read is a `ToolCall` with a `fault`. JSON is read by a decoder from where
+it begins, and not cut at the next closing mark, since a string in it may contain that mark.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from areal_like.tool_call import ToolCall
+
+Schemas = Mapping[str, Mapping[str, Any]]
+"""JSON schema of the arguments, by name of the tool."""
+Read = tuple[str, tuple[ToolCall, ...]]
+"""What is no call, and the calls."""
+Reader = Callable[[str, Schemas], Read]
+
+_UNREADABLE = (ValueError, TypeError, RecursionError, MemoryError)
+"""What json and ast raise for texts; SyntaxError apart."""
+_MAX_SHOWN = 120
+
+
+def read_hermes(text: str, _: Schemas) -> Read:
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as often as there are calls."""
+    return _scan(text, "<tool_call>", lambda at: _json_call(text, at, "<tool_call>", "</tool_call>"))
+
+
+def read_qwen_xml(text: str, schemas: Schemas) -> Read:
+    """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`.
+
+    A value is text; where the tool's schema has another type for it, it is read as JSON.
+    """
+    return _scan(text, "<tool_call>", lambda at: _xml_call(text, at, schemas))
+
+
+def read_mistral(text: str, _: Schemas) -> Read:
+    """`[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]NAME[ARGS]{...}` for each call."""
+    return _scan(text, "[TOOL_CALLS]", lambda at: _mistral_calls(text, at))
+
+
+def read_deepseek(text: str, _: Schemas) -> Read:
+    """`<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`.
+
+    Or with `function` in place of the name, and the name and a fenced block of JSON behind it. Two more marks stand
+    around all calls.
+    """
+    content, calls = _scan(text, "<｜tool▁call▁begin｜>", lambda at: _deepseek_call(text, at))
+    for mark in ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>") if calls else ():
+        content = content.replace(mark, "")
+    return content.strip(), calls
+
+
+def read_llama_json(text: str, _: Schemas) -> Read:
+    """`{"name": ..., "parameters": {...}}` as the whole answer, several apart by `;`, or after `<|python_tag|>`."""
+    is_bare = re.match(r'\s*\{\s*"name"\s*:', text) is not None
+    before, tag, after = ("", "", text) if is_bare else text.partition("<|python_tag|>")
+    if not tag and not is_bare:
+        return text.strip(), ()
+    body = after.strip()
+    calls, at = [], 0
+    while at < len(body):
+        value, end = _decoded(body, at)
+        if end is None:
+            calls.append(ToolCall("", body[at:], f"the call is not JSON ({value})"))
+            break
+        calls.append(_call_of(value, body[at:end]))
+        at = _skip(body, end, also=";")
+    return before.strip(), tuple(calls)
+
+
+def read_pythonic(text: str, _: Schemas) -> Read:
+    """`[NAME(KEY=VALUE, ...), ...]` as the whole answer, values being Python literals."""
+    body = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
+    if not re.match(r"\[\s*[A-Za-z_][\w.]*\s*\(", body):
+        return text.strip(), ()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in the model's strings
+            tree = ast.parse(body, mode="eval").body
+    except (SyntaxError, *_UNREADABLE) as error:
+        return "", (ToolCall("", body, f"the calls are not a Python list of calls ({_words(error)})"),)
+    nodes = tree.elts if isinstance(tree, ast.List) else [tree]
+    return "", tuple(_pythonic_call(node, body) for node in nodes)
+
+
+# ------------------------------------------------------------ parts
+
+
+def _scan(text: str, mark: str, read: Callable[[int], tuple[list[ToolCall], int]]) -> Read:
+    """Everything between calls, and the calls; `read` is given the place behind a mark and says where it ends."""
+    at, kept, calls = 0, [], []
+    while (start := text.find(mark, at)) >= 0:
+        kept.append(text[at:start].strip())
+        found, at = read(start + len(mark))
+        calls += found
+    kept.append(text[at:].strip())
+    return "\n".join(part for part in kept if part), tuple(calls)
+
+
+def _json_call(text: str, at: int, opens: str, closes: str) -> tuple[list[ToolCall], int]:
+    start = _skip(text, at)
+    value, end = _decoded(text, start)
+    if end is None:
+        body, end = _rest(text, at, opens, closes)
+        return [ToolCall("", body, f"the call is not JSON ({value})")], end
+    closed = _skip(text, end)
+    if not text.startswith(closes, closed):
+        body, end = _rest(text, at, opens, closes)
+        return [ToolCall("", body, f"the call does not end with {closes} after its JSON")], end
+    return [_call_of(value, text[start:end])], closed + len(closes)
+
+
+def _xml_call(text: str, at: int, schemas: Schemas) -> tuple[list[ToolCall], int]:
+    def fault(what: str) -> tuple[list[ToolCall], int]:
+        body, end = _rest(text, at, "<tool_call>", "</tool_call>")
+        return [ToolCall(name, body, what)], end
+
+    name = ""
+    head = re.compile(r"\s*<function=([^<>\n]+)>").match(text, at)
+    if head is None:
+        return fault("the call does not begin with <function=NAME>")
+    name, place, arguments = head[1].strip(), head.end(), {}
+    types = _types_of(schemas.get(name))
+    while parameter := re.compile(r"\s*<parameter=([^<>\n]+)>\n?").match(text, place):
+        key, start = parameter[1].strip(), parameter.end()
+        end = re.compile(r"\n?</parameter>").search(text, start)
+        if end is None:
+            return fault(f"parameter {key} does not end with </parameter>")
+        arguments[key] = _typed(text[start : end.start()], types.get(key, frozenset()))
+        place = end.end()
+    tail = re.compile(r"\s*</function>\s*</tool_call>").match(text, place)
+    if tail is None:
+        return fault("the call does not end with </function></tool_call> after its parameters")
+    return [ToolCall(name, _json_text(arguments))], tail.end()
+
+
+def _types_of(schema: Mapping[str, Any] | None) -> dict[str, frozenset[str]]:
+    """The JSON types of each argument."""
+    properties = (schema or {}).get("properties")
+    if not isinstance(properties, Mapping):
+        return {}
+    return {key: _types_in(one) for key, one in properties.items()}
+
+
+def _types_in(schema: Any) -> frozenset[str]:
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    kind = schema.get("type")
+    own = {kind} if isinstance(kind, str) else {str(one) for one in kind or ()}
+    choices = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
+    of_values = {"string" if isinstance(one, str) else "" for one in schema.get("enum") or ()} if not own else set()
+    return frozenset(own.union(of_values, *map(_types_in, choices)))
+
+
+def _typed(value: str, types: frozenset[str]) -> Any:
+    if value == "null" and "null" in types:
+        return None
+    if not types or "string" in types:
+        return value
+    for form in (value, value.lower()):  # a template may have written Python's True
+        found, end = _decoded(form, _skip(form, 0))
+        if end is not None and not form[end:].strip():
+            return found
+    return value
+
+
+def _mistral_calls(text: str, at: int) -> tuple[list[ToolCall], int]:
+    start = _skip(text, at)
+    if text.startswith(("[", "{"), start):
+        value, end = _decoded(text, start)
+        if end is None:
+            body, end = _rest(text, at, "[TOOL_CALLS]", "")
+            return [ToolCall("", body, f"the calls are not JSON ({value})")], end
+        items = value if isinstance(value, list) else [value]
+        return [_call_of(one, text[start:end]) for one in items], end
+    name = re.compile(r"([^\[\]{}\s]+)\s*(?:\[CALL_ID\][^\[\]{}]*)?(?:\[ARGS\])?\s*(?=\{)").match(text, start)
+    if name is None:
+        body, end = _rest(text, at, "[TOOL_CALLS]", "")
+        return [ToolCall("", body, "the call is not NAME[ARGS]{...}")], end
+    value, end = _decoded(text, name.end())
+    if end is None:
+        body, end = _rest(text, at, "[TOOL_CALLS]", "")
+        return [ToolCall(name[1], body, f"the arguments are not JSON ({value})")], end
+    return [_call_of({"name": name[1], "arguments": value}, text[start:end])], end
+
+
+def _deepseek_call(text: str, at: int) -> tuple[list[ToolCall], int]:
+    opens, closes = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+    body, stop = _rest(text, at, opens, closes)
+    head = re.compile(
+        r"\s*(?:function<｜tool▁sep｜>([^\s<>{}]+)\s*```json|([^\s<>{}]+)<｜tool▁sep｜>)\s*(?=\{)"
+    ).match(text, at)  # fmt: skip
+    if head is None:
+        return [ToolCall("", body, "the call does not begin with its name and arguments")], stop
+    name, start = head[1] or head[2], head.end()
+    value, end = _decoded(text, start)
+    if end is None:
+        return [ToolCall(name, body, f"the arguments are not JSON ({value})")], stop
+    tail = re.compile(rf"\s*(?:```)?\s*{re.escape(closes)}").match(text, end)
+    if tail is None:
+        return [ToolCall(name, body, f"the call does not end with {closes} after its arguments")], stop
+    return [_call_of({"name": name, "arguments": value}, text[start:end])], tail.end()
+
+
+def _pythonic_call(node: ast.expr, body: str) -> ToolCall:
+    written = ast.get_source_segment(body, node) or body
+    if not isinstance(node, ast.Call):
+        return ToolCall("", written, "the list holds something that is no call")
+    name = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
+    if not re.fullmatch(r"\w+(\.\w+)*", name):
+        return ToolCall("", written, "the call has no plain name")
+    if node.args or any(keyword.arg is None for keyword in node.keywords):
+        return ToolCall(name, written, "arguments must be given by name, as in f(x=1)")
+    try:
+        return ToolCall(name, _json_text({str(one.arg): ast.literal_eval(one.value) for one in node.keywords}))
+    except _UNREADABLE as error:
+        return ToolCall(name, written, f"an argument is not a plain value ({_words(error)})")
+
+
+def _call_of(value: Any, written: str) -> ToolCall:
+    """The call that a JSON value is: {name, arguments} or {name, parameters}."""
+    name = value.get("name") if isinstance(value, dict) else None
+    if not isinstance(name, str) or not name:
+        return ToolCall("", written, 'the call is not an object with "name" and "arguments"')
+    name = name.encode("utf-8", "replace").decode()  # JSON may escape half of a surrogate pair
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if not isinstance(arguments, dict):
+        return ToolCall(name, written, "the arguments are not a JSON object")
+    try:
+        return ToolCall(name, _json_text(arguments))
+    except _UNREADABLE as error:
+        return ToolCall(name, written, f"the arguments cannot be written as JSON ({_words(error)})")
+
+
+def _json_text(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return json.dumps(value, allow_nan=False)
+    return text
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+_decoder = json.JSONDecoder(parse_constant=_no_number)
+
+
+def _decoded(text: str, at: int) -> tuple[Any, int] | tuple[str, None]:
+    """The JSON value that begins at a place and where it ends, or what is wrong with it."""
+    try:
+        return _decoder.raw_decode(text, at)
+    except _UNREADABLE as error:
+        return _words(error), None
+
+
+def _words(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).encode("utf-8", "replace").decode()[:_MAX_SHOWN]
+
+
+def _skip(text: str, at: int, *, also: str = "") -> int:
+    """The next place that is not white space."""
+    while at < len(text) and (text[at].isspace() or text[at] in also):
+        at += 1
+    return at
+
+
+def _rest(text: str, at: int, opens: str, closes: str) -> tuple[str, int]:
+    """What a call that cannot be read consists of, and where the next thing begins."""
+    end = text.find(closes, at) if closes else -1
+    following = text.find(opens, at)
+    if end >= 0 and not 0 <= following < end:
+        return text[at:end].strip(), end + len(closes)
+    end = following if following >= 0 else len(text)
+    return text[at:end].strip(), end
+
+
+def schemas_by_name(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Schemas of tools in the form that chat templates take: `{"type": "function", "function": {name, parameters}}`."""
+    functions = [tool.get("function", tool) for tool in tools]
+    return {str(one.get("name")): one.get("parameters") or {} for one in functions if isinstance(one, Mapping)}

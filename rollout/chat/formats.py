@@ -1,0 +1,204 @@
+"""The table of chat formats: what the answers of each family of models look like, and which family a tokenizer is of.
+
+Owns: `ChatFormat`, `ParsedAnswer`, `FORMATS`, `find_format`. Refuses: tokens (texts only; a chat template writes what
+is given to the policy), torch and transformers, running tools.
+
+The text of an answer must be decoded with its special tokens: some families have marks among them. What the policy
+sampled is never written again from what was parsed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from areal_like.errors import UserError
+from areal_like.tool_call import ToolCall
+from rollout.chat.calls import (
+    Reader,
+    Schemas,
+    read_deepseek,
+    read_hermes,
+    read_llama_json,
+    read_mistral,
+    read_pythonic,
+    read_qwen_xml,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """An answer in parts. Texts are without the white space around them.
+
+    reasoning: between the reasoning marks; empty: none. content: the rest, without calls. calls: in order; one that
+    cannot be read has a `fault`. is_reasoning_open: it ends before its reasoning does, so that all of it is reasoning.
+    """
+
+    reasoning: str
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    is_reasoning_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """What the answers of one family look like.
+
+    name: how a configuration names it. read: its notation of calls. stop_marks: special tokens that end an answer, the
+    first one of which closes an answer that was cut. reasoning_marks: around its reasoning. signs: texts of which a
+    chat template of the family contains all; empty: it must be named. foreign_signs: texts of which it contains none.
+    has_text_arguments: the chat template wants the arguments of past calls as JSON text, not as an object.
+    num_past_calls: fewest and most calls of a message with which it writes the end of that message.
+    """
+
+    name: str
+    read: Reader
+    stop_marks: tuple[str, ...]
+    signs: tuple[str, ...] = ()
+    foreign_signs: tuple[str, ...] = ()
+    reasoning_marks: tuple[str, str] = ("<think>", "</think>")
+    has_text_arguments: bool = False
+    num_past_calls: tuple[int, int] = (1, 64)
+
+    def parse(self, text: str, *, schemas: Schemas | None = None, is_reasoning_open: bool = False) -> ParsedAnswer:
+        """Take an answer apart. Never raises.
+
+        Args:
+            text: the answer, decoded with its special tokens; stop marks at its end are dropped.
+            schemas: JSON schemas of the tools' arguments, for a notation that does not show the type of a value.
+            is_reasoning_open: the prompt ends with the mark that opens the reasoning (`opens_reasoning`).
+
+        Returns:
+            Its parts. A call inside the reasoning is none.
+
+        Example:
+            >>> FORMATS["hermes"].parse('<think>Add.</think><tool_call>{"name": "add"}</tool_call><|im_end|>').calls
+            (ToolCall(name='add', arguments='{}', fault=''),)
+        """
+        opens, closes = self.reasoning_marks
+        body = self._without_stop(text)
+        begins = body.lstrip().startswith(opens)
+        if not begins and not is_reasoning_open:
+            return ParsedAnswer("", *self.read(body, schemas or {}))
+        body = body.lstrip()[len(opens) :] if begins else body
+        reasoning, closed, rest = body.partition(closes)
+        if not closed:
+            return ParsedAnswer(reasoning.strip(), "", is_reasoning_open=True)
+        return ParsedAnswer(reasoning.strip(), *self.read(rest, schemas or {}))
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """Whether a prompt, decoded with its special tokens, ends inside the reasoning of the answer that follows."""
+        return prompt.rstrip().endswith(self.reasoning_marks[0])
+
+    def closing(self, answer: ParsedAnswer) -> str:
+        """Text that closes an answer that was cut, so that another message may follow: it is given, not sampled."""
+        return (
+            f"\n{self.reasoning_marks[1]}\n\n{self.stop_marks[0]}" if answer.is_reasoning_open else self.stop_marks[0]
+        )
+
+    def past_calls(self, names: Iterable[str]) -> dict[str, Any]:
+        """A message of the assistant with calls of these tools, for a chat template that is to write results after it.
+
+        The calls have no arguments: of the text that a template makes of it, only what follows the message is used.
+        """
+        fewest, most = self.num_past_calls
+        names = [name or "unknown" for name in names][:most]
+        names += ["unknown"] * (fewest - len(names))
+        arguments: Any = "{}" if self.has_text_arguments else {}
+        calls = [
+            {"id": call_id(index), "type": "function", "function": {"name": name, "arguments": arguments}}
+            for index, name in enumerate(names)
+        ]
+        return {"role": "assistant", "content": "", "tool_calls": calls}
+
+    def _without_stop(self, text: str) -> str:
+        stripped = text.rstrip()
+        for mark in self.stop_marks:
+            if stripped.endswith(mark):
+                return stripped.removesuffix(mark)
+        return text
+
+
+def call_id(index: int) -> str:
+    """Name of the call at a place of its message; nine characters, which is what Mistral's templates insist on."""
+    return f"call{index:05d}"
+
+
+_CHATML_STOPS = ("<|im_end|>", "<|endoftext|>")
+_DEEPSEEK_STOPS = ("<｜end▁of▁sentence｜>",)
+
+FORMATS: dict[str, ChatFormat] = {
+    one.name: one
+    for one in (
+        # Qwen3-Coder, Qwen3.5 and later, Nemotron 3
+        ChatFormat(
+            name="qwen_xml", read=read_qwen_xml, stop_marks=_CHATML_STOPS, signs=("<tool_call>", "<function=")
+        ),
+        # Hermes 2 and later, Qwen2.5, Qwen3
+        ChatFormat(
+            name="hermes", read=read_hermes, stop_marks=_CHATML_STOPS, signs=("<tool_call>", "arguments"),
+            foreign_signs=("<function=", "<arg_key>", "<|tool_call>"),
+        ),
+        # Llama 3.1 to 3.3
+        ChatFormat(
+            name="llama3_json", read=read_llama_json, stop_marks=("<|eot_id|>", "<|eom_id|>"),
+            signs=("<|eot_id|>", "ipython", '"parameters": '), num_past_calls=(1, 1),
+        ),
+        # Llama models that were trained to write Python calls; no template shows it
+        ChatFormat(
+            name="llama_pythonic", read=read_pythonic, stop_marks=("<|eot_id|>", "<|eot|>", "<|eom_id|>", "<|eom|>")
+        ),
+        ChatFormat(
+            name="mistral", read=read_mistral, stop_marks=("</s>",), signs=("[TOOL_CALLS]",),
+            reasoning_marks=("[THINK]", "[/THINK]"),
+        ),
+        # DeepSeek V3 and R1: arguments in a fenced block. Their template ends a message after its second call only.
+        ChatFormat(
+            name="deepseek_v3", read=read_deepseek, stop_marks=_DEEPSEEK_STOPS,
+            signs=("<｜tool▁call▁begin｜>", "```json"), has_text_arguments=True, num_past_calls=(2, 64),
+        ),
+        # DeepSeek V3.1: arguments behind the name
+        ChatFormat(
+            name="deepseek_v31", read=read_deepseek, stop_marks=_DEEPSEEK_STOPS, signs=("<｜tool▁call▁begin｜>",),
+            foreign_signs=("```json",), has_text_arguments=True,
+        ),
+    )
+}  # fmt: skip
+"""By name."""
+
+
+def find_format(chat_template: Any, *, name: str | None = None, where: str) -> ChatFormat:
+    """The format of a tokenizer's answers.
+
+    Args:
+        chat_template: the tokenizer's; text, or texts by name, or None.
+        name: a key of FORMATS, which decides where it is given.
+        where: the setting that names the format.
+
+    Raises:
+        UserError: there is no format of that name, or the template shows none.
+    """
+    known = ", ".join(FORMATS)
+    if name is not None:
+        if name in FORMATS:
+            return FORMATS[name]
+        near = difflib.get_close_matches(name, FORMATS, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"one of {known}"
+        raise UserError(f"no chat format `{name}`", where=where, remedy=remedy)
+    template = _joined(chat_template)
+    if not template:
+        raise UserError("the tokenizer has no chat template", where=where, remedy="choose another model.tokenizer")
+    for one in FORMATS.values():
+        has_all = bool(one.signs) and all(sign in template for sign in one.signs)
+        if has_all and not any(sign in template for sign in one.foreign_signs):
+            return one
+    remedy = f"name the format that the model was trained with: {known}"
+    raise UserError("the tokenizer's chat template shows no known notation of tool calls", where=where, remedy=remedy)
+
+
+def _joined(chat_template: Any) -> str:
+    if isinstance(chat_template, Mapping):
+        return "\n".join(map(str, chat_template.values()))
+    return str(chat_template or "")

@@ -1,0 +1,175 @@
+"""The environment `tools`: it runs the tools that a policy calls, and answers each call with a text.
+
+Owns: deadlines, the longest result, words for a call that fails, counts. Refuses: rewards (the workflow `tools` has the
+last answer scored), parsing of calls (rollout/chat), what a tool is (areal_like/tools.py).
+
+The calls of one turn share a deadline and run in order. A call that fails is answered with what is wrong, since a
+policy can only learn from what it sees; the episode goes on. A tool that is not `async` is interrupted by a signal,
+which stops Python code; one that hangs in a library of its own is ended with its process after `step_timeout_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from areal_like.environment import Step
+from areal_like.errors import UserError
+from areal_like.tool_call import ToolCall
+from areal_like.tools import Tool, WrongArguments, by_name, load_tools
+from services.environment.mcp_servers import McpServer
+
+WHERE = "reward.environment.options"
+CUT_MARK = "\n[... {num} characters left out]"
+"""Stands at the end of a result that was too long."""
+FAILURES = ("malformed", "unknown", "wrong_arguments", "raised", "timed_out")
+"""Kinds of failed calls, each counted as `tool_KIND`."""
+BUILT_IN_TOOLS = {"python": "services.reward.python_tool:python_tool"}
+"""What makes the tools that come with this program, by name."""
+
+
+class _CallTimedOut(BaseException):
+    """Raised inside a tool by the signal; no `except Exception` of a tool's may stop it."""
+
+
+class ToolEnvironment:
+    """Runs tools. Made for each episode, with `reward.environment.options`."""
+
+    def __init__(
+        self,
+        *,
+        tools: Sequence[str] = (),
+        mcp: Mapping[str, Any] | None = None,
+        call_timeout_s: float = 5.0,
+        max_calls: int = 4,
+        max_result_chars: int = 3500,
+    ) -> None:
+        """
+        Args:
+            tools: built-in tools, and import paths (`module:FUNCTION`) of functions, `Tool`s, or lists of these.
+            mcp: MCP servers by name, each `{command: [PROGRAM, ARGUMENT, ...], env: {...}}` or `{url: ADDRESS}`.
+            call_timeout_s: longest call, and longest time of all calls of a turn together; below `step_timeout_s`.
+            max_calls: calls of one turn that are run; more are answered as failed.
+            max_result_chars: a longer result is cut, and says so. All results of a turn together are bound by
+                `max_observation_kb`, in UTF-8: `max_calls` of this length must fit it.
+
+        Raises:
+            UserError: a tool that cannot be used, or a bound that is none.
+        """
+        if isinstance(tools, str) or not (tools or mcp):
+            what = f"tools is {tools!r}" if mcp else f"tools is {tools!r}, and there is no MCP server"
+            raise UserError(what, where=WHERE, remedy='name at least one, as in tools: ["my_tools:search"]')
+        if not call_timeout_s > 0 or min(max_calls, max_result_chars) < 1:
+            raise UserError("call_timeout_s, max_calls and max_result_chars must be positive", where=WHERE)
+        self._call_timeout_s, self._max_calls, self._max_result_chars = call_timeout_s, max_calls, max_result_chars
+        if mcp is not None and not isinstance(mcp, Mapping):
+            raise UserError(f"mcp is {mcp!r}", where=WHERE, remedy="servers by name, as in mcp: {archive: {url: ...}}")
+        self._tools = dict(_loaded(tuple(tools)))
+        self._servers = _servers(msgspec.json.encode(mcp or {}))
+        self._counts: Counter[str] = Counter()
+        self._seconds = 0.0
+
+    async def reset(self, row: Mapping[str, Any], seed: int) -> Step:
+        """Declare the tools. Raises McpFailed where a server cannot be used."""
+        offered = [tool for server in self._servers for tool in await server.tools()]
+        self._tools = by_name([*self._tools.values(), *offered], f"{WHERE}.mcp")
+        return Step(tools=tuple(tool.declaration for tool in self._tools.values()))
+
+    async def step(self, action: tuple[ToolCall, ...]) -> Step:
+        """Run the calls of one turn."""
+        if isinstance(action, str):
+            raise TypeError("the environment tools takes calls, not text: use rollout.workflow: tools")
+        started_s = time.monotonic()
+        results = []
+        for number, call in enumerate(action, 1):
+            self._counts["calls"] += 1
+            left_s = self._call_timeout_s - (time.monotonic() - started_s)
+            if number > self._max_calls:
+                results.append(self._failed("malformed", "too many calls in one turn"))
+            else:
+                results.append(self._shortened(await self._answer(call, left_s)))
+        self._seconds += time.monotonic() - started_s
+        names = ("calls", *FAILURES, "truncated")
+        counts = {f"tool_{name}": float(self._counts[name]) for name in names}
+        return Step(results=tuple(results), components={**counts, "tool_s": self._seconds})
+
+    async def _answer(self, call: ToolCall, left_s: float) -> str:
+        """What the policy sees as the result of a call. Never raises what the tool does."""
+        if call.fault:
+            return self._failed("malformed", f"the call cannot be read: {call.fault}")
+        tool = self._tools.get(call.name)
+        if tool is None:
+            return self._failed("unknown", f"there is no tool {call.name!r}; there are {', '.join(self._tools)}")
+        if left_s <= 0:
+            return self._late()
+        try:
+            returned = _interrupted(lambda: tool.run(json.loads(call.arguments)), left_s)
+            if inspect.isawaitable(returned):
+                async with asyncio.timeout(left_s):
+                    returned = await returned
+            return returned if isinstance(returned, str) else msgspec.json.encode(returned, enc_hook=str).decode()
+        except WrongArguments as error:
+            return self._failed("wrong_arguments", f"the arguments of {call.name} are wrong: {error}")
+        except (TimeoutError, _CallTimedOut):
+            return self._late()
+        except Exception as error:  # the user's code; the policy is shown what it raised
+            return self._failed("raised", f"{call.name} failed ({type(error).__name__}: {error})")
+
+    def _late(self) -> str:
+        return self._failed("timed_out", f"no result within {self._call_timeout_s:g} s")
+
+    def _failed(self, kind: str, words: str) -> str:
+        self._counts[kind] += 1
+        return f"Error: {words}"
+
+    def _shortened(self, result: str) -> str:
+        num_over = len(result) - self._max_result_chars
+        if num_over <= 0:
+            return result
+        self._counts["truncated"] += 1
+        return result[: self._max_result_chars] + CUT_MARK.format(num=num_over)
+
+
+@lru_cache(maxsize=4)
+def _loaded(names: tuple[str, ...]) -> Mapping[str, Tool]:
+    """Once for all episodes of a process."""
+    return load_tools(names, BUILT_IN_TOOLS, f"{WHERE}.tools")
+
+
+@lru_cache(maxsize=4)
+def _servers(specs: bytes) -> tuple[McpServer, ...]:
+    """Once for all episodes of a process."""
+    named = msgspec.json.decode(specs)
+    return tuple(McpServer(name, spec, f"{WHERE}.mcp.{name}") for name, spec in named.items())
+
+
+def _interrupted(call: Callable[[], Any], limit_s: float) -> Any:
+    """The value of a call; raises _CallTimedOut in it, again and again, once the time is over.
+
+    Signals reach the main thread alone, which is where an environment's methods run.
+    """
+    is_armed = True
+
+    def ring(*_: object) -> None:
+        if is_armed:
+            raise _CallTimedOut
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, limit_s, 0.1)
+        returned = call()
+        is_armed = False
+        return returned
+    finally:
+        is_armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
