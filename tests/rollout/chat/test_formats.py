@@ -116,6 +116,7 @@ def test_what_is_written_in_a_notation_is_read_back(
     has_content = name in WITH_CONTENT or not calls
     content = content if has_content and not set(content) & set("<[{") else ""
     opens, closes = FORMATS[name].reasoning_marks
+    reasoning = reasoning.replace(closes, "")  # which would end it
     text = f"{opens}\n{reasoning}\n{closes}\n\n{content}\n{write(calls)}{FORMATS[name].stop_marks[0]}"
     parsed = FORMATS[name].parse(text, schemas=_schemas(calls))
     found = [(call.name, json.loads(call.arguments)) for call in parsed.calls]
