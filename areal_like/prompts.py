@@ -99,6 +99,14 @@ class PromptEncoder:
         num_stops = self._chat_text(before, is_whole=True).count(stop)
         return self._ids(_after_stop(self._chat_text([*before, *results]), stop, num_stops))
 
+    def continuation(
+        self, messages: Sequence[Mapping[str, Any]], covered: int, tools: Sequence[Mapping[str, Any]], stop: str
+    ) -> str:
+        """Text after the first `covered` messages, the last of which is the assistant's and ends in `stop`, up to where
+        the next answer begins. Raises UserError as `encode_turns`."""
+        num_stops = self._chat_text(messages[:covered], is_whole=True, tools=tools).count(stop)
+        return _after_stop(self._chat_text(messages, tools=tools), stop, num_stops)
+
     def _ids(self, text: str) -> list[int]:
         return encode_text(self._tokenizer, text, what="the messages")
 

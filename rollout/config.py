@@ -18,6 +18,7 @@ BUILT_IN_WORKFLOWS = {
     "single_turn": "rollout.workflow:SingleTurn",
     "environment": "rollout.episode:EnvironmentWorkflow",
     "tools": "rollout.tool_episode:ToolWorkflow",
+    "agent": "rollout.agent.workflow:AgentWorkflow",
     "tool_sum": "rollout.tool_sum:ToolSum",
 }
 """Import paths by name; imported in rollout workers only."""
@@ -152,7 +153,8 @@ class RolloutSettings(Settings):
     """Which worker takes which sample; without effect for a single worker."""
     workflow: str = "single_turn"
     """How one sample is produced: `single_turn`, `environment` (turns in `reward.environment`), `tools` (calls of tools
-    that `reward.environment` runs), `tool_sum` (running sums with a calculator), or `module:Class` of your own."""
+    that `reward.environment` runs), `agent` (a program that asks an OpenAI-compatible address), `tool_sum` (running
+    sums with a calculator), or `module:Class` of your own."""
     workflow_options: dict[str, Any] = Field({})
     """Keyword arguments of the workflow's constructor."""
     prompt_template: str | None = None

@@ -102,6 +102,13 @@ class PromptTokens:
         stop = str(self._tokenizer.convert_ids_to_tokens(stop_token))
         return np.asarray(self._encoder.after_calls(called, results, stop), np.int32)
 
+    def continuation(
+        self, messages: Sequence[Mapping[str, Any]], covered: int, tools: Sequence[Mapping[str, Any]], stop: str
+    ) -> str:
+        """Text between the last of the first `covered` messages, an answer that ends in `stop`, and the next answer.
+        Raises UserError where the chat template refuses the messages or does not end the answer so."""
+        return self._encoder.continuation(messages, covered, tools, stop)
+
     def decode(self, tokens_R: np.ndarray, *, with_special_tokens: bool = False) -> str:
         """Text of answer tokens, usually without special tokens (the end-of-sequence token is one)."""
         return str(

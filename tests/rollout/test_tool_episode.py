@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from chat_tokenizer import byte_tokenizer
 
 from areal_like.environment import Step, as_step
 from areal_like.errors import UserError
@@ -27,7 +28,6 @@ from rollout.workflow import Resumed
 from services.environment.tools import ToolEnvironment
 
 EOS, THINK = 1, "<think>"
-MARKS = ["<|im_start|>", "<|im_end|>", THINK, "</think>", "<tool_call>", "</tool_call>"]
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\nTools:{% for t in tools %}{{ '\n' + t.function.name + ' ' }}"
     "{{ t.function.parameters | tojson }}"
@@ -69,18 +69,7 @@ TOOLS = [add, long_text, hang, echo]
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    """One token for a byte, and one for each mark."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({one: index for index, one in enumerate(alphabet)}, []))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>")
-    fast.add_special_tokens({"additional_special_tokens": MARKS[:1]})
-    fast.add_tokens(MARKS[2:])
-    fast.chat_template = TEMPLATE
-    return fast
+    return byte_tokenizer(TEMPLATE)
 
 
 class Tools:

@@ -120,6 +120,21 @@ def _tool_problems(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _agent_problems(config: RunConfig) -> Iterator[Problem]:
+    """What the workflow `agent` cannot go without."""
+    if "command" not in config.rollout.workflow_options:
+        yield Problem(
+            ("rollout.workflow_options",), "the workflow agent starts a program", "command: [python, agent.py]"
+        )
+    is_judged = config.rollout.workflow_options.get("reward", "scorer") == "scorer"
+    if is_judged and not config.reward.scorers and not config.reward.addresses:
+        what = "there is none, and the workflow agent asks scorers for the reward"
+        yield Problem(("reward.scorers",), what, "name a scorer, or workflow_options: {reward: agent}")
+    if config.rollout.prompt_template is not None:
+        what = "the workflow agent writes messages by the chat template, which this replaces"
+        yield Problem(("rollout.prompt_template",), what, "leave it out")
+
+
 def rollout_problems(config: RunConfig) -> Iterator[Problem]:
     """The workflow's name and the prompt's template."""
     workflow = config.rollout.workflow
@@ -129,6 +144,8 @@ def rollout_problems(config: RunConfig) -> Iterator[Problem]:
     if workflow in ("single_turn", "tools") and not config.reward.scorers and not config.reward.addresses:
         what = f"there is none, and the workflow {workflow} makes no verdicts"
         yield Problem(("reward.scorers",), what, "name a scorer, or a workflow that makes its own verdicts")
+    if workflow == "agent":
+        yield from _agent_problems(config)
     if workflow in TAKES_TURNS and config.reward.environment is None and not config.reward.addresses:
         what = f"there is none, and the workflow {workflow} takes turns with one"
         yield Problem(("reward.environment",), what, f"name one: reward.environment: {TAKES_TURNS[workflow]}")

@@ -1,0 +1,200 @@
+"""The workflow `agent`: a program of the user's is started for each sample, and what it asks a model is the policy.
+
+Owns: starting and ending the program, its environment, what of it becomes the verdict. Refuses: HTTP (listener.py),
+answers (session.py), which tokens a request continues (store.py).
+
+The program gets `OPENAI_BASE_URL` and `OPENAI_API_KEY`, which the SDKs of OpenAI read by themselves, and the row of
+data. All its answers are trained on, in as many trajectories as its conversations have branches, under one verdict. It
+is ended with everything it started when the sample ends, whatever ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import msgspec
+
+from areal_like.errors import UserError
+from areal_like.guard import END, SWEEP_S, guarded
+from areal_like.guarded_process import MARGIN_S
+from areal_like.process import describe_status
+from areal_like.trajectory import Trajectory
+from areal_like.verdict import MAX_REASON_CHARS, Verdict
+from areal_like.wire.messages import SampleTask
+from rollout.agent.listener import listening
+from rollout.agent.session import AgentSession
+from rollout.chat.formats import ChatFormat, find_format
+from rollout.transcript import Transcript
+from rollout.workflow import OPTIONS_KEY, Sample, SampleTools
+
+FAILED_IN = "agent"
+"""Names the agent as the origin of a verdict."""
+MAX_OUTPUT_BYTES = 4096
+"""Of the end of what a program prints; it explains a failure."""
+MAX_ROW_CHARS = 100_000
+"""Of a row in an environment variable; Linux takes 128 KiB."""
+RewardSource = Literal["scorer", "agent"]
+
+
+class AgentWorkflow:
+    """Runs one program for each sample."""
+
+    is_resumable = False
+
+    def __init__(
+        self, *, command: Sequence[str], reward: RewardSource = "scorer", timeout_s: float = 600.0,
+        format: str | None = None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            command: the program and its arguments.
+            reward: `scorer`: the scorers of the run judge the content of the last answer. `agent`: the program
+                reports it by `POST $AREAL_LIKE_REWARD_URL`, `{"reward": 1.0}`.
+            timeout_s: time of one program; a longer one gives its sample no reward.
+            format: how the model writes tool calls, a name of `rollout.chat.formats.FORMATS`; None: as the tokenizer's
+                chat template shows it.
+
+        Raises:
+            UserError: there is no such program or format, or a setting is out of range.
+        """
+        if isinstance(command, str) or not command or not all(isinstance(word, str) for word in command):
+            raise UserError(
+                "command must be a list of words", where=OPTIONS_KEY, remedy="write command: [python, agent.py]"
+            )
+        if shutil.which(command[0]) is None:
+            raise UserError(f"there is no program {command[0]!r}", where=f"{OPTIONS_KEY}.command")
+        if reward not in ("scorer", "agent"):
+            raise UserError(f"reward is {reward!r}", where=OPTIONS_KEY, remedy="write scorer or agent")
+        if not timeout_s > 0:
+            raise UserError("timeout_s must be greater than 0", where=OPTIONS_KEY)
+        if format is not None:
+            find_format(None, name=format, where=f"{OPTIONS_KEY}.format")
+        self._command, self._reward, self._timeout_s, self._format = list(command), reward, timeout_s, format
+
+    async def run(self, task: SampleTask, tools: SampleTools) -> Sample:
+        chat, no_tools = self._chat(tools)
+        session = AgentSession(tools, chat, row=task.row, no_tools=no_tools)
+        async with listening(session) as address, self._program(session, address) as program:
+            failure = await self._ended(session, program)
+        trajectories = session.store.trajectories() or [await _one_token(tools)]
+        verdict = await self._verdict(tools, session, trajectories, failure)
+        text = "\n".join(tools.tokens.decode(one.tokens_T[one.loss_mask_T]) for one in trajectories)
+        return Sample(trajectory=trajectories[0], others=tuple(trajectories[1:]), verdict=verdict, response_text=text)
+
+    def _chat(self, tools: SampleTools) -> tuple[ChatFormat, str]:
+        """How the model writes answers, and why it cannot call tools; empty where it can. Raises UserError where the
+        tokenizer has no chat template."""
+        template = tools.tokens.chat_template
+        if not template:
+            raise UserError(
+                "the workflow agent needs a chat template, and the tokenizer has none",
+                where="model.tokenizer",
+                remedy="choose another tokenizer",
+            )
+        try:
+            return find_format(template, name=self._format, where=f"{OPTIONS_KEY}.format"), ""
+        except UserError as error:
+            ends = tuple(
+                tools.tokens.decode([stop], with_special_tokens=True)  # type: ignore[arg-type]
+                for stop in tools.tokens.stop_ids
+            )
+            return ChatFormat(name="text", read=lambda text, _: (text.strip(), ()), stop_marks=ends), str(error)
+
+    @asynccontextmanager
+    async def _program(self, session: AgentSession, address: str) -> AsyncIterator[asyncio.subprocess.Process]:
+        """Start the program; it is gone, with all it started, when the block ends."""
+        environment = {
+            **os.environ,
+            "OPENAI_BASE_URL": f"{address}/v1",
+            "OPENAI_API_KEY": session.secret,
+            "AREAL_LIKE_REWARD_URL": f"{address}/rl/reward",
+            "AREAL_LIKE_ROW_URL": f"{address}/rl/row",
+        }
+        if len(row := json.dumps(session.row)) <= MAX_ROW_CHARS:
+            environment["AREAL_LIKE_ROW"] = row
+        program = await asyncio.create_subprocess_exec(
+            *guarded(self._command), env=environment, stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            yield program
+        finally:
+            await asyncio.shield(_end(program))
+
+    async def _ended(self, session: AgentSession, program: asyncio.subprocess.Process) -> str:
+        """Wait for the program; why its sample has no reward, or nothing. Raises what cut the sample."""
+        output = asyncio.create_task(_last_output(program))
+        try:
+            waited: set[asyncio.Future[Any]] = {output, session.broken}
+            done, _ = await asyncio.wait(waited, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if session.broken in done:
+                session.broken.result()
+            if not done:
+                return f"timed_out: the program took longer than {self._timeout_s:g} s"
+            status, printed = await program.wait(), output.result()
+        finally:
+            session.is_over = True
+            output.cancel()
+        if status:
+            said = printed.strip().splitlines()[-1:]
+            return f"crashed: the program {describe_status(status)}: {''.join(said)}"
+        return ""
+
+    async def _verdict(
+        self, tools: SampleTools, session: AgentSession, trajectories: Sequence[Trajectory], failure: str
+    ) -> Verdict:
+        counts = {
+            "turns": float(len(session.store.turns)),
+            "agent_rendered_again": float(session.store.num_rendered_again),
+            **{name: float(count) for name, count in session.counts.items()},
+        }
+        if not failure and not session.store.turns:
+            failure = "invalid: the program never asked for an answer (OPENAI_BASE_URL)"
+        if not failure and self._reward == "agent" and session.reward is None:
+            failure = "invalid: the program reported no reward (AREAL_LIKE_REWARD_URL)"
+        if failure:
+            kind, _, reason = failure.partition(": ")
+            return Verdict(
+                kind=kind, reason=reason[:MAX_REASON_CHARS], components=counts,  # type: ignore[arg-type]
+                scorer=FAILED_IN, failed_in=FAILED_IN,
+            )  # fmt: skip
+        if self._reward == "agent":
+            assert session.reward is not None
+            value, parts = session.reward
+            return Verdict(kind="scored", value=value, components={**counts, **parts}, scorer=FAILED_IN)
+        verdict = await tools.score(session.last_content, trajectories[0])
+        return msgspec.structs.replace(verdict, components={**counts, **verdict.components})
+
+
+async def _one_token(tools: SampleTools) -> Trajectory:
+    """A sample needs a token; its verdict decides what becomes of it."""
+    prompt = tools.tokens.prompt({"messages": [{"role": "user", "content": "-"}]})
+    transcript = Transcript(prompt, encode=tools.tokens.encode)
+    transcript.sampled(await tools.generate(transcript, max_new_tokens=1))
+    return transcript.close()
+
+
+async def _last_output(program: asyncio.subprocess.Process) -> str:
+    """What the program printed last, when it has closed its output, as it does by ending."""
+    assert program.stdout is not None
+    kept = b""
+    while read := await program.stdout.read(1 << 16):
+        kept = (kept + read)[-MAX_OUTPUT_BYTES:]
+    return kept.decode(errors="replace")
+
+
+async def _end(program: asyncio.subprocess.Process) -> None:
+    """End the program with all it started."""
+    if program.returncode is None:
+        program.send_signal(END)
+        try:
+            await asyncio.wait_for(program.wait(), SWEEP_S + MARGIN_S)
+        except TimeoutError:  # the kernel holds a process of the family: it cannot be killed either
+            program.kill()
+            await program.wait()
