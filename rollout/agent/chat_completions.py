@@ -110,7 +110,7 @@ def answer_body(request: ChatRequest, reply: Reply) -> dict[str, Any]:
     """The answer to a request that is not streamed."""
     choice: dict[str, Any] = {
         "index": 0,
-        "message": {"refusal": None, **reply.message, "content": reply.message["content"] or None},
+        "message": {"refusal": None, **reply.message, "content": reply.message["content"] or _no_content(reply)},
         "finish_reason": reply.finish_reason,
         "logprobs": _logprobs(reply) if request.wants_logprobs else None,
     }
@@ -145,6 +145,11 @@ def answer_events(request: ChatRequest, reply: Reply) -> Iterator[str]:
     if request.wants_usage:
         yield json.dumps({**head, "choices": [], "usage": reply.usage})
     yield "[DONE]"
+
+
+def _no_content(reply: Reply) -> str | None:
+    """What stands for no text: None next to calls, as at OpenAI."""
+    return None if reply.message.get("tool_calls") else ""
 
 
 def _head(request: ChatRequest, reply: Reply, kind: str) -> dict[str, Any]:

@@ -143,7 +143,7 @@ class AgentWorkflow:
             output.cancel()
         if status:
             said = printed.strip().splitlines()[-1:]
-            return f"crashed: the program {describe_status(status)}: {''.join(said)}"
+            return f"crashed: the program ended with {describe_status(status)}: {''.join(said)}"
         return ""
 
     async def _verdict(

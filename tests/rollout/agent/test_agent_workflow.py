@@ -213,6 +213,11 @@ def test_a_wrong_key_an_unknown_path_and_a_call_after_the_end_are_refused() -> N
     assert asyncio.run(late()) == "409"
 
 
+def test_an_empty_answer_has_empty_content_and_one_with_calls_has_none() -> None:
+    answers, _ = asked(Policy("<|im_end|>", CALL), ASK, {**ASK, "tools": [ADD]})
+    assert [body["choices"][0]["message"]["content"] for _, body in answers] == ["", None]
+
+
 def test_a_malformed_call_is_shown_to_the_agent_and_counted() -> None:
     ((_, body),), agent = asked(Policy("<tool_call>{add</tool_call><|im_end|>"), {**ASK, "tools": [ADD]})
     message = body["choices"][0]["message"]
@@ -299,8 +304,13 @@ def test_a_program_reports_its_reward_and_conversations_of_its_own_are_further_t
     [
         ("pass", {}, "invalid", "never asked for an answer"),
         ("ask([{'role': 'user', 'content': '?'}])", {"reward": "agent"}, "invalid", "reported no reward"),
-        ("ask([{'role': 'user', 'content': '?'}]); raise ValueError('oh no')", {}, "crashed", "ValueError: oh no"),
-        ("import signal; os.kill(os.getpid(), signal.SIGKILL)", {}, "crashed", "SIGKILL"),
+        (
+            "ask([{'role': 'user', 'content': '?'}]); raise ValueError('oh no')",
+            {},
+            "crashed",
+            "ended with status 1: ValueError: oh no",
+        ),
+        ("import signal; os.kill(os.getpid(), signal.SIGKILL)", {}, "crashed", "ended with signal SIGKILL"),
         ("import threading; threading.Event().wait()", {"timeout_s": 0.5}, "timed_out", "longer than 0.5 s"),
     ],
 )

@@ -58,6 +58,7 @@ def test_the_ground_the_cases_change_has_no_contradiction() -> None:
     assert cross_check(make()) == []
 
 
+AGENT = {"rollout.workflow": "agent", "rollout.workflow_options": {"command": ["python", "agent.py"]}}
 CALLING = {"rollout.workflow": "tools", "reward.environment": {"kind": "tools", "options": {"tools": ["python"]}}}
 GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.environment": {"kind": "guess_number"}}
 
@@ -217,6 +218,9 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
             "reward.environment.options.call_timeout_s",
             "a call may take 10 s",
         ),
+        ({"rollout.workflow": "agent"}, "rollout.workflow_options", "starts a program"),
+        ({**AGENT, "reward.scorers": []}, "reward.scorers", "asks scorers for the reward"),
+        ({**AGENT, "rollout.prompt_template": "Q: {prompt}"}, "rollout.prompt_template", "by the chat template"),
         ({"rollout.prompt_template": "solve this"}, "rollout.prompt_template", "{prompt}"),
         ({"trainer.weights.shared_dir": "/nfs"}, "trainer.weights.shared_dir", "has no effect with kind shm"),
         ({"trainer.weights.swap": "rolling", "rollout.interruption": "drain"}, "trainer.weights.swap", "drain"),
