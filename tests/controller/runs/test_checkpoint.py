@@ -148,6 +148,8 @@ def test_export_takes_the_newest_whole_checkpoint_or_the_one_that_is_named(tmp_p
         export(str(folder.root), str(tmp_path / "d"), version=3, dtype=None, lora=None)
     with pytest.raises(UserError, match="a checkpoint has one version"):
         export(str(one), str(tmp_path / "d"), version=3, dtype=None, lora=None)
+    with pytest.raises(UserError, match="--lora: the checkpoint holds a whole model"):
+        export(str(one), str(tmp_path / "d"), version=None, dtype=None, lora="adapter")
 
 
 def test_run_without_a_checkpoint_is_reported_in_one_sentence(tmp_path):

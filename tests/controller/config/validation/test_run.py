@@ -398,6 +398,13 @@ class TestModelFolder:
         assert "the model has no linear module upproj -> did you mean up_proj?" in found
         assert "its linear modules are up_proj" in words("norm")[0]
 
+    def test_a_folder_with_an_adapter_alone_is_no_model(self, tmp_path: Path) -> None:
+        folder = write_model(tmp_path / "m")
+        (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text("{}")
+        (problem,) = preflight.look(make(model={"path": str(folder)}), "validate").problems
+        assert "holds an adapter (LoRA) alone -> areal-like export makes a whole model" in str(problem)
+
     def test_context_beyond_the_models_positions_is_refused(self, tmp_path: Path) -> None:
         folder = write_model(tmp_path / "m", max_position_embeddings=100)
         found = preflight.look(make(model={"path": str(folder)}), "validate")
