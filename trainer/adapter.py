@@ -48,7 +48,7 @@ class PolicyAdapter:
         base = BaseIdentity(str(spec.model.path), dtype, {entry.name: entry.crc32 for entry in described.tensors})
         add_adapter(model, settings, seed=spec.seed)
         if spec.resume_from is not None:
-            load_adapter(Path(spec.resume_from), model, base)
+            load_adapter(Path(spec.resume_from), model, settings, base)
         return PolicyAdapter(settings, spec, base, digest(described))
 
     def files(self, model: PreTrainedModel) -> AdapterFiles:

@@ -7,7 +7,8 @@ those of the version that the engine stamped on them, those of the base alone, a
 It asks nothing of an engine, so it holds for every engine and every way a version travels. An engine that left the
 adapter out agrees with the base, one that is stuck with the older version. Being far from all of them proves nothing:
 an engine may compute with fewer bits. Nothing can be said either where an adapter makes less difference than rounding
-does, as in version 0; then there is no harm in it.
+does, as in version 0; then there is no harm in it. Targets are rounded to the type versions have, as they were for the
+engine: small changes of a weight are lost in bfloat16, and an engine that got the version is then as near to the base.
 
 Tokens up to the first change of version in an answer are compared: only these are of one version in every mode of
 interruption. All ranks look together. Shapes: N sampled tokens.
@@ -21,11 +22,13 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from areal_like.config import DType
 from areal_like.errors import UserError
 from trainer.adapter import weight_parts
 from trainer.backends.port import Backend
 from trainer.data.batch import MicroBatch, PreparedBatch
-from trainer.model.lora import adapter_off
+from trainer.export import TORCH_DTYPES
+from trainer.model.lora import adapter_off, rounded
 from trainer.model.packed import PackedSequences
 from trainer.ranks import Ranks
 
@@ -41,13 +44,21 @@ right one."""
 class AdapterCheck:
     """`remember` after every version, `look` before every step. Collective, on the compute thread.
 
-    num_versions: adapters kept, the newest. fence: called before weights change for a moment.
+    num_versions: adapters kept, the newest. dtype: of the weights of versions. fence: called before weights change for
+    a moment.
     """
 
     def __init__(
-        self, policy: Backend, ranks: Ranks, *, num_versions: int, fence: Callable[[], None] = lambda: None
+        self,
+        policy: Backend,
+        ranks: Ranks,
+        *,
+        num_versions: int,
+        dtype: DType,
+        fence: Callable[[], None] = lambda: None,
     ) -> None:
         self._policy, self._ranks, self._num_versions, self._fence = policy, ranks, num_versions, fence
+        self._dtype = TORCH_DTYPES[dtype]
         self._kept: OrderedDict[int, list[torch.Tensor]] = OrderedDict()
 
     def remember(self, version: int) -> None:
@@ -96,7 +107,7 @@ class AdapterCheck:
         """[N] of `version`, and of what an engine may use in its place, by name: the base first."""
         older = [kept for kept in self._kept if kept < version]
         present, others = next(reversed(self._kept)), dict[str, torch.Tensor]()
-        with torch.no_grad():
+        with torch.no_grad(), rounded(self._policy.model, self._dtype):
             with adapter_off(self._policy.model):
                 others["the base, without the adapter"] = self._policy.logprobs(packed, with_entropy=False)[0]
             try:

@@ -70,13 +70,15 @@ class AdapterFiles:
         return {ADAPTER: write_tensors(folder / ADAPTER, tensors)}
 
 
-def load_adapter(folder: Path, model: PreTrainedModel, base: BaseIdentity) -> None:
+def load_adapter(folder: Path, model: PreTrainedModel, settings: AdapterSettings, base: BaseIdentity) -> None:
     """Put the tensors of a checkpoint into the adapter of a model that is still whole.
 
-    Raises UserError where the adapter has another base, rank or other targets, WeightError where a file is damaged.
+    Raises UserError where the adapter has another base, rank, alpha or other targets, WeightError where a file is
+    damaged.
     """
     own = adapter_tensors(named_tensors(model))
     _check_base(folder, base)
+    _check_alpha(folder, settings)
     file = folder / ADAPTER
     try:
         with safe_open(str(file), framework="pt") as opened, torch.no_grad():
@@ -104,6 +106,19 @@ def _check_base(folder: Path, base: BaseIdentity) -> None:
             f"the checkpoint's adapter belongs to another base than {base.path}",
             where=str(folder),
             remedy="resume with the model and model.dtype that the run began with",
+        )
+
+
+def _check_alpha(folder: Path, settings: AdapterSettings) -> None:
+    try:
+        alpha = float(json.loads((folder / ADAPTER_CONFIG).read_text())["lora_alpha"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WeightError(f"{folder / ADAPTER_CONFIG} cannot be read ({error})") from error
+    if alpha != settings.alpha:  # the same A and B would be another policy
+        raise UserError(
+            f"the checkpoint's adapter has alpha {alpha:g}, trainer.lora has {settings.alpha:g}",
+            where=str(folder),
+            remedy=f"trainer.lora.alpha={alpha:g}, or start a new run",
         )
 
 

@@ -158,11 +158,13 @@ class Training:
         is_taken = spec.is_colocated and spec.is_device_taken  # all goes there when it is our turn
         model_device = "cpu" if is_taken or spec.num_ranks > 1 else str(device)
         model = load_causal_lm(self._source, device=model_device)
+        num_whole = num_parameters(model)
         if (lora := self.settings.lora) is not None:
             self._adapter = PolicyAdapter.add(model, lora, spec)
         num_models = 1 if self.settings.critic is None else 2
         num_trained, num_frozen = num_parameters(model, is_trained=True), num_parameters(model, is_trained=False)
-        choice = choose_backend(self.settings, num_models * num_trained, device, num_frozen=num_frozen)
+        num_critic = (num_models - 1) * num_whole
+        choice = choose_backend(self.settings, num_trained + num_critic, device, num_frozen=num_frozen)
         self.settings = choice.settings
         self.ranks = self._meet(choice.descriptor)
         self.attention = choose(self.settings.attention, device, self.settings.precision)
@@ -189,7 +191,7 @@ class Training:
             most = spec.staleness.max_staleness
             num_versions = MAX_ADAPTERS if most == "unbounded" else min(int(most) + 2, MAX_ADAPTERS)
             self._adapter_check = AdapterCheck(
-                self.policy, self.ranks, num_versions=num_versions, fence=self._copy.fence
+                self.policy, self.ranks, num_versions=num_versions, dtype=spec.model.dtype, fence=self._copy.fence
             )
         self._backend_words = f"{choice.name} ({choice.reason})"
         self._record_setup(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
 from rollout.engine.port import GenerationRequest
 from rollout.weights.merging import MergingReceiver
+from trainer.backends.choice import choose_backend
 from trainer.checkpoints.adapter_export import export_adapter
 from trainer.export import named_tensors, write_model
 from trainer.model.lora import Merged, adapter_off, is_adapters
@@ -164,6 +165,8 @@ def test_a_checkpoint_is_not_resumed_on_another_base_or_without_an_adapter(
         opened(prepared, lora=None, resume_from=folder)
     with pytest.raises(UserError, match="of another rank"):
         opened(prepared, lora={**LORA, "rank": 2}, resume_from=folder)
+    with pytest.raises(UserError, match=r"has alpha 8, trainer\.lora has 16 -> trainer\.lora\.alpha=8"):
+        opened(prepared, lora={**LORA, "alpha": 16.0}, resume_from=folder)
     write_model(tiny_model(seed=1), prepared, dtype="float32")
     with pytest.raises(UserError, match="belongs to another base"):
         opened(prepared, resume_from=folder)
@@ -330,6 +333,51 @@ def test_an_engine_that_computes_with_fewer_bits_ends_nothing(
     training = opened(prepared)
     metrics = [step(training, tiny_model(seed=1)) for _ in range(3)]  # far from every version, as noise is
     assert metrics[2]["adapter_error_nats"] > 0.2
+
+
+def in_bfloat16(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.bfloat16().float() for name, tensor in tensors.items()}
+
+
+def test_an_adapter_that_rounding_to_bfloat16_removes_from_the_version_ends_nothing(
+    prepared: Path, make_samples: Callable[..., list[BatchSample]], tiny_model: Callable[..., PreTrainedModel]
+) -> None:
+    model = tiny_model()
+    model.load_state_dict(in_bfloat16(model.state_dict()))
+    write_model(model, prepared, dtype="float32")
+    settings = ModelSettings(path=str(prepared), dtype="bfloat16")
+    training = opened(prepared, model=settings, settings={"optimizer": {"lr": 1e-5}})
+    engine = load_causal_lm(prepared)
+    for number in range(1, 5):
+        engine.load_state_dict(in_bfloat16(Merged(named_tensors(training.model), SCALE)))
+        samples = sampled_by(engine, training, make_samples([4, 4, 4], version=0, seed=number))
+        metrics = training.run(training.prepare(samples, number))
+        assert metrics["adapter_error_nats"] < 1e-5, "compared with what the engine was given"
+
+
+def test_an_engine_that_ignores_an_adapter_in_bfloat16_ends_the_run(
+    prepared: Path, step: Callable[..., dict[str, float]]
+) -> None:
+    training = opened(prepared, model=ModelSettings(path=str(prepared), dtype="bfloat16"))
+    base = load_causal_lm(prepared)
+    base.load_state_dict(in_bfloat16(base.state_dict()))
+    step(training, base)
+    with pytest.raises(UserError, match="samples with the base, without the adapter"):
+        step(training, base)
+
+
+def test_a_critic_counts_whole_where_a_backend_is_chosen(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[tuple[int, int]] = []
+
+    def choose(settings: Any, num_parameters: int, device: torch.device, *, num_frozen: int) -> Any:
+        counts.append((num_parameters, num_frozen))
+        return choose_backend(settings, num_parameters, device, num_frozen=num_frozen)
+
+    monkeypatch.setattr("trainer.training.choose_backend", choose)
+    training = opened(prepared, settings={"critic": {}, "advantage": {"kind": "gae"}})
+    num_base = load_causal_lm(prepared).num_parameters()
+    num_adapter = sum(tensor.numel() for name, tensor in named_tensors(training.model).items() if is_adapters(name))
+    assert counts == [(num_adapter + num_base, num_base)]
 
 
 def test_answers_of_an_older_version_are_compared_with_that_version(

@@ -38,13 +38,25 @@ class LoraLinear(torch.nn.Linear):
     scale: float
     is_adapted: bool
     """False: it computes with the base alone (`adapter_off`)."""
+    rounds_to: torch.dtype | None
+    """It computes with the merged weight in this type, without gradients (`rounded`); None: with W, A and B."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """W x + bias + scale B A x."""
+        if self.rounds_to is not None:
+            return F.linear(input, self._rounded_weight(self.rounds_to), self.bias)
         output = F.linear(input, self.weight, self.bias)
         if not self.is_adapted:
             return output
         return output + F.linear(F.linear(input, self.lora_A), self.lora_B) * self.scale
+
+    def _rounded_weight(self, dtype: torch.dtype) -> torch.Tensor:
+        """[O, I], as `Merged` and a cast give it: the product is not rounded before it is added."""
+        with torch.no_grad(), torch.autocast(self.weight.device.type, enabled=False):
+            weight_OI = self.weight.float()
+            if self.is_adapted:
+                weight_OI = weight_OI + (self.lora_B.float() @ self.lora_A.float()) * self.scale
+            return weight_OI.to(dtype).to(self.weight.dtype)
 
 
 def add_adapter(model: PreTrainedModel, settings: AdapterSettings, *, seed: int, where: str = "trainer.lora") -> None:
@@ -68,7 +80,7 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings, *, seed: int,
         device = module.weight.device
         module.lora_A = torch.nn.Parameter(first_RI.to(device))
         module.lora_B = torch.nn.Parameter(torch.zeros(module.out_features, settings.rank, device=device))
-        module.scale, module.is_adapted = settings.scale, True
+        module.scale, module.is_adapted, module.rounds_to = settings.scale, True, None
 
 
 def merge_adapter(model: PreTrainedModel) -> None:
@@ -77,7 +89,7 @@ def merge_adapter(model: PreTrainedModel) -> None:
         if isinstance(module, LoraLinear):
             with torch.no_grad():
                 module.weight += (module.lora_B @ module.lora_A) * module.scale
-            del module.lora_A, module.lora_B, module.scale, module.is_adapted
+            del module.lora_A, module.lora_B, module.scale, module.is_adapted, module.rounds_to
             module.__class__ = torch.nn.Linear  # type: ignore[assignment]
     model.requires_grad_(True)
 
@@ -117,6 +129,19 @@ def adapter_off(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module in adapted:
             module.is_adapted = True
+
+
+@contextlib.contextmanager
+def rounded(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Compute meanwhile with the targets' merged weights in `dtype`, as an engine that got them; float32: as always."""
+    adapted = [module for module in model.modules() if isinstance(module, LoraLinear)]
+    try:
+        for module in adapted:
+            module.rounds_to = None if dtype == torch.float32 else dtype
+        yield
+    finally:
+        for module in adapted:
+            module.rounds_to = None
 
 
 def is_adapters(name: str) -> bool:

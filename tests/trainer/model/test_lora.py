@@ -158,10 +158,10 @@ def test_an_adapter_of_another_rank_is_not_loaded(tmp_path: Path, tiny_model: Ma
     model, settings = adapted(tiny_model(), targets=("q_proj",)), AdapterSettings(rank=4, alpha=8.0)
     AdapterFiles.of(model, settings, BASE).write(tmp_path, named_tensors(model))
     same = adapted(tiny_model(), targets=("q_proj",), is_trained=False)
-    load_adapter(tmp_path, same, BASE)
+    load_adapter(tmp_path, same, settings, BASE)
     saved, loaded = named_tensors(model), named_tensors(same)
     assert all(torch.equal(saved[name], loaded[name]) for name in saved)
     with pytest.raises(UserError, match="rank 4, targets q_proj"):
-        load_adapter(tmp_path, adapted(tiny_model(), targets=("q_proj",), rank=2), BASE)
+        load_adapter(tmp_path, adapted(tiny_model(), targets=("q_proj",), rank=2), settings, BASE)
     with pytest.raises(UserError, match="belongs to another base"):
-        load_adapter(tmp_path, same, BaseIdentity("base", "float32", {"w": 1}))
+        load_adapter(tmp_path, same, settings, BaseIdentity("base", "float32", {"w": 1}))
