@@ -217,6 +217,16 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
             "reward.environment.options.call_timeout_s",
             "a call may take 10 s",
         ),
+        (
+            {**CALLING, "reward.environment": {"kind": "tools", "step_timeout_s": 5.0}},
+            "reward.environment.options.call_timeout_s",
+            "a call may take 5 s",
+        ),
+        (
+            {**CALLING, "reward.environment": {"kind": "tools", "options": {"max_calls": 8}}},
+            "reward.environment.options.max_result_chars",
+            "may have 114 kB, and an observation has at most 64 kB",
+        ),
         ({"rollout.prompt_template": "solve this"}, "rollout.prompt_template", "{prompt}"),
         ({"trainer.weights.shared_dir": "/nfs"}, "trainer.weights.shared_dir", "has no effect with kind shm"),
         ({"trainer.weights.swap": "rolling", "rollout.interruption": "drain"}, "trainer.weights.swap", "drain"),
