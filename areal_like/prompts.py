@@ -85,19 +85,33 @@ class PromptEncoder:
         num_stops = self._chat_text(before, is_whole=True).count(stop)
         return self._ids(_after_stop(self._chat_text([*before, {"role": "user", "content": text}]), stop, num_stops))
 
-    def after_calls(self, called: Mapping[str, Any], results: Sequence[Mapping[str, Any]], stop: str) -> list[int]:
-        """Tokens between an assistant's turn with tool calls that ends in `stop` and the next one.
+    def after_calls(
+        self, called: Mapping[str, Any], results: Sequence[Mapping[str, Any]], stops: Sequence[str]
+    ) -> list[int]:
+        """Tokens between an assistant's turn with tool calls and the next one.
 
         Args:
             called: a message of the assistant with such calls; nothing of it is among the tokens.
-            results: the messages of role `tool` that follow it.
+            results: the messages of role `tool` that follow it. Special tokens in their texts are taken apart by a
+                space, so that a result cannot write turns of a conversation.
+            stops: special tokens that may end a turn. The template ends turns with one of them; the first one that it
+                has counts, since a policy may have ended its turn by another one.
 
         Raises:
             UserError: as `encode_turns`, and where there is no chat template.
         """
         before = [{"role": "user", "content": "-"}, called]
-        num_stops = self._chat_text(before, is_whole=True).count(stop)
-        return self._ids(_after_stop(self._chat_text([*before, *results]), stop, num_stops))
+        whole = self._chat_text(before, is_whole=True)
+        stop = next((one for one in stops if one in whole), stops[0])
+        plain = [{key: self._plain(value) for key, value in one.items()} for one in results]
+        return self._ids(_after_stop(self._chat_text([*before, *plain]), stop, whole.count(stop)))
+
+    def _plain(self, text: str) -> str:
+        """Text in which no special token is left."""
+        for mark in (str(one) for one in self._tokenizer.added_tokens_decoder.values() if one.special):
+            if len(mark) > 1:
+                text = text.replace(mark, f"{mark[0]} {mark[1:]}")
+        return text
 
     def continuation(
         self, messages: Sequence[Mapping[str, Any]], covered: int, tools: Sequence[Mapping[str, Any]], stop: str

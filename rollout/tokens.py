@@ -95,12 +95,17 @@ class PromptTokens:
         return self.encode(text) if words is None else np.asarray(words, np.int32)
 
     def tool_results(
-        self, called: Mapping[str, Any], results: Sequence[Mapping[str, Any]], stop_token: int
+        self,
+        called: Mapping[str, Any],
+        results: Sequence[Mapping[str, Any]],
+        stop_token: int,
+        stop_marks: Sequence[str] = (),
     ) -> np.ndarray:
         """Tokens between a turn with tool calls that `stop_token` ended and the next one, int32: messages of role
-        `tool`. `called` and errors as of `PromptEncoder.after_calls`."""
+        `tool`. `stop_marks`: others that the template may end such turns with. `called` and errors as of
+        `PromptEncoder.after_calls`."""
         stop = str(self._tokenizer.convert_ids_to_tokens(stop_token))
-        return np.asarray(self._encoder.after_calls(called, results, stop), np.int32)
+        return np.asarray(self._encoder.after_calls(called, results, (stop, *stop_marks)), np.int32)
 
     def continuation(
         self, messages: Sequence[Mapping[str, Any]], covered: int, tools: Sequence[Mapping[str, Any]], stop: str

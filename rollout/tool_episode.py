@@ -170,9 +170,8 @@ def _given(tools: SampleTools, chat: ChatFormat, calls: Sequence[ToolCall], step
     ]
     if step.observation:
         results.append({"role": "user", "content": step.observation})
-    return tools.tokens.tool_results(
-        chat.past_calls([call.name for call in calls[: len(step.results)]]), results, stop_token
-    )
+    called = chat.past_calls([call.name for call in calls[: len(step.results)]])
+    return tools.tokens.tool_results(called, results, stop_token, chat.stop_marks)
 
 
 async def _verdict(tools: SampleTools, turns: _Turns, episode: EnvironmentEpisode, trajectory: Trajectory) -> Verdict:

@@ -50,7 +50,7 @@ from controller.data.gold_answers import gold_answers
 from controller.data.job_rows import Tables
 from controller.data.table import Table, load_demonstrations, load_eval, load_train
 from controller.launch.choice import survey
-from controller.preflight import model_init, user_code
+from controller.preflight import chat_format, model_init, user_code
 from controller.preflight.reward_services import problems_of
 from controller.telemetry.sink_kinds import is_installed, sinks_of
 from controller.wiring.process_specs import (
@@ -95,6 +95,8 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
     """Check everything `purpose` needs."""
     found = Preflight()
     _look_at_model(config, found)
+    if purpose != "sft":
+        found.problems += chat_format.problems_of(config)
     if purpose in ("train", "validate", "probe"):
         found.train = _table("data.train", lambda: load_train(config), found, purpose)
     if purpose in ("train", "validate", "eval"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -132,11 +133,11 @@ def _xml_call(text: str, at: int, schemas: Schemas) -> tuple[list[ToolCall], int
     types = _types_of(schemas.get(name))
     while parameter := re.compile(r"\s*<parameter=([^<>\n]+)>\n?").match(text, place):
         key, start = parameter[1].strip(), parameter.end()
-        end = re.compile(r"\n?</parameter>").search(text, start)
-        if end is None:
+        end = text.find("</parameter>", start)  # not by an expression: many that are open took minutes
+        if end < 0:
             return fault(f"parameter {key} does not end with </parameter>")
-        arguments[key] = _typed(text[start : end.start()], types.get(key, frozenset()))
-        place = end.end()
+        arguments[key] = _typed(text[start:end].removesuffix("\n"), types.get(key, frozenset()))
+        place = end + len("</parameter>")
     tail = re.compile(r"\s*</function>\s*</tool_call>").match(text, place)
     if tail is None:
         return fault("the call does not end with </function></tool_call> after its parameters")
@@ -145,10 +146,13 @@ def _xml_call(text: str, at: int, schemas: Schemas) -> tuple[list[ToolCall], int
 
 def _types_of(schema: Mapping[str, Any] | None) -> dict[str, frozenset[str]]:
     """The JSON types of each argument."""
-    properties = (schema or {}).get("properties")
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping):
         return {}
-    return {key: _types_in(one) for key, one in properties.items()}
+    try:
+        return {key: _types_in(one) for key, one in properties.items()}
+    except _UNREADABLE:  # a server's schema may be anything; values are then text
+        return {}
 
 
 def _types_in(schema: Any) -> frozenset[str]:
@@ -215,7 +219,10 @@ def _pythonic_call(node: ast.expr, body: str) -> ToolCall:
     written = ast.get_source_segment(body, node) or body
     if not isinstance(node, ast.Call):
         return ToolCall("", written, "the list holds something that is no call")
-    name = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
+    try:
+        name = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
+    except RecursionError:  # a.a.a. and so on
+        name = ""
     if not re.fullmatch(r"\w+(\.\w+)*", name):
         return ToolCall("", written, "the call has no plain name")
     if node.args or any(keyword.arg is None for keyword in node.keywords):
@@ -254,7 +261,12 @@ def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-_decoder = json.JSONDecoder(parse_constant=_no_number)
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _no_number(digits)
+
+
+_decoder = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
 
 
 def _decoded(text: str, at: int) -> tuple[Any, int] | tuple[str, None]:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from areal_like import limits
+from areal_like.environment import MAX_CALLS
 from areal_like.settings import Settings
 
 BUILT_IN_ENVIRONMENTS = {
@@ -14,6 +15,11 @@ BUILT_IN_ENVIRONMENTS = {
     "tools": "services.environment.tools:ToolEnvironment",
 }
 """Those that come with this program, by `kind`."""
+
+CALL_TIMEOUT_S, MAX_TOOL_CALLS, MAX_RESULT_CHARS = 5.0, 4, 3500
+"""Defaults of the environment `tools`: `call_timeout_s`, `max_calls`, `max_result_chars`."""
+_MARK_BYTES = 64
+"""A mark of a cut result, or the answer to a call beyond `max_calls`, is shorter."""
 
 
 class EnvironmentSettings(Settings):
@@ -49,3 +55,19 @@ class EnvironmentSettings(Settings):
     def import_path(self) -> str:
         """`module:Class`."""
         return BUILT_IN_ENVIRONMENTS.get(self.kind, self.kind)
+
+    @property
+    def call_timeout_s(self) -> float | None:
+        """Of the environment `tools`; None: another one, or an option that its constructor refuses."""
+        value = self.options.get("call_timeout_s", CALL_TIMEOUT_S)
+        return float(value) if self.kind == "tools" and isinstance(value, int | float) else None
+
+    @property
+    def max_turn_bytes(self) -> int | None:
+        """Longest results of one turn of the environment `tools`: four bytes a character, a mark for each result. None
+        as of `call_timeout_s`."""
+        num_calls = self.options.get("max_calls", MAX_TOOL_CALLS)
+        num_chars = self.options.get("max_result_chars", MAX_RESULT_CHARS)
+        if self.kind != "tools" or not isinstance(num_calls, int) or not isinstance(num_chars, int):
+            return None
+        return min(num_calls, MAX_CALLS) * 4 * num_chars + MAX_CALLS * _MARK_BYTES

@@ -26,6 +26,7 @@ from areal_like.environment import Step
 from areal_like.errors import UserError
 from areal_like.tool_call import ToolCall
 from areal_like.tools import Tool, WrongArguments, by_name, load_tools
+from services.environment.config import CALL_TIMEOUT_S, MAX_RESULT_CHARS, MAX_TOOL_CALLS
 from services.environment.mcp_servers import McpServer
 
 WHERE = "reward.environment.options"
@@ -49,9 +50,9 @@ class ToolEnvironment:
         *,
         tools: Sequence[str] = (),
         mcp: Mapping[str, Any] | None = None,
-        call_timeout_s: float = 5.0,
-        max_calls: int = 4,
-        max_result_chars: int = 3500,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+        max_calls: int = MAX_TOOL_CALLS,
+        max_result_chars: int = MAX_RESULT_CHARS,
     ) -> None:
         """
         Args:

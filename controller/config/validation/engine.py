@@ -110,13 +110,22 @@ def _tool_problems(config: RunConfig) -> Iterator[Problem]:
         what = "the workflow tools declares its tools by the chat template, which this replaces"
         yield Problem(("rollout.prompt_template",), what, "leave it out")
     environment = config.reward.environment
-    timeout_s = environment.options.get("call_timeout_s") if environment is not None else None
-    if environment is not None and isinstance(timeout_s, int | float) and timeout_s >= environment.step_timeout_s:
+    if environment is None:
+        return
+    timeout_s, num_bytes = environment.call_timeout_s, environment.max_turn_bytes
+    if timeout_s is not None and timeout_s >= environment.step_timeout_s:
         yield Problem(
             ("reward.environment.options.call_timeout_s", "reward.environment.step_timeout_s"),
             f"a call may take {timeout_s:g} s, and the process of its tool is ended after"
             f" {environment.step_timeout_s:g} s",
             "a shorter call_timeout_s, or a longer step_timeout_s",
+        )
+    if num_bytes is not None and num_bytes > environment.max_observation_kb << 10:
+        yield Problem(
+            ("reward.environment.options.max_result_chars", "reward.environment.max_observation_kb"),
+            f"max_calls results of this length may have {-(-num_bytes // 1024)} kB, and an observation has at most"
+            f" {environment.max_observation_kb} kB",
+            "fewer max_calls, a shorter max_result_chars, or a larger max_observation_kb",
         )
 
 

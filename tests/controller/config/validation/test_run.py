@@ -221,6 +221,16 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         ({"rollout.workflow": "agent"}, "rollout.workflow_options", "starts a program"),
         ({**AGENT, "reward.scorers": []}, "reward.scorers", "asks scorers for the reward"),
         ({**AGENT, "rollout.prompt_template": "Q: {prompt}"}, "rollout.prompt_template", "by the chat template"),
+        (
+            {**CALLING, "reward.environment": {"kind": "tools", "step_timeout_s": 5.0}},
+            "reward.environment.options.call_timeout_s",
+            "a call may take 5 s",
+        ),
+        (
+            {**CALLING, "reward.environment": {"kind": "tools", "options": {"max_calls": 8}}},
+            "reward.environment.options.max_result_chars",
+            "may have 114 kB, and an observation has at most 64 kB",
+        ),
         ({"rollout.prompt_template": "solve this"}, "rollout.prompt_template", "{prompt}"),
         ({"trainer.weights.shared_dir": "/nfs"}, "trainer.weights.shared_dir", "has no effect with kind shm"),
         ({"trainer.weights.swap": "rolling", "rollout.interruption": "drain"}, "trainer.weights.swap", "drain"),

@@ -1,0 +1,68 @@
+"""Whether the chat template of the run's tokenizer shows how the model writes tool calls, found out before a start.
+
+Owns: finding the template among the files of the tokenizer, and that check. Refuses: tokenizers that are not on this
+machine (rollout workers look at theirs), the formats themselves (rollout/chat/formats.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from areal_like.config import BUILT_IN_TOKENIZERS
+from areal_like.errors import UserError
+from controller.config import model_folder
+from controller.config.problems import Problem
+from controller.config.run_config import RunConfig
+from rollout.chat.formats import find_format
+
+KEY = "rollout.workflow_options.format"
+
+
+def problems_of(config: RunConfig) -> Iterator[Problem]:
+    """Of the workflow `tools`: a format that is none, or a template that shows none."""
+    if config.rollout.workflow != "tools":
+        return
+    name, folder = config.rollout.workflow_options.get("format"), _folder(config)
+    if folder is None:
+        return
+    try:
+        template = chat_template(folder)
+        if name is not None and not template:  # a named format does not declare the tools
+            raise UserError("the tokenizer has no chat template", remedy="choose another model.tokenizer")
+        find_format(template, name=name, where=KEY)
+    except UserError as error:
+        yield Problem((KEY,), f"{folder}: {error.what}", error.remedy)
+
+
+def chat_template(folder: Path) -> str:
+    """All chat templates of a tokenizer's folder, one after the other; empty: it has none, or its files are damaged."""
+    found = [path.read_text("utf-8", "replace") for path in sorted(folder.glob("chat_template.jinja"))]
+    found += [path.read_text("utf-8", "replace") for path in sorted(folder.glob("additional_chat_templates/*.jinja"))]
+    for file in ("tokenizer_config.json", "chat_template.json"):
+        try:
+            found += _texts(json.loads((folder / file).read_text("utf-8")).get("chat_template"))
+        except (OSError, ValueError, AttributeError):
+            continue
+    return "\n".join(found)
+
+
+def _texts(value: Any) -> list[str]:
+    """Of one template, or of several, each {name, template}."""
+    if isinstance(value, str):
+        return [value]
+    return [str(one.get("template", "")) for one in value or () if isinstance(one, dict)]
+
+
+def _folder(config: RunConfig) -> Path | None:
+    """Where the tokenizer lies, where that is here."""
+    name = config.model.tokenizer
+    if name in BUILT_IN_TOKENIZERS or ":" in name:
+        return None
+    place = config.model.path if name == "from_model" else name
+    try:
+        return model_folder.find_model(place) if place is not None else None
+    except UserError:  # which the checks of the model report
+        return None
