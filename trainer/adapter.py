@@ -7,10 +7,11 @@ engines use it (adapter_check.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from transformers import PreTrainedModel
 
 from areal_like.config import ProcessSpec
@@ -40,11 +41,14 @@ class PolicyAdapter:
     def add(model: PreTrainedModel, settings: LoraSettings, spec: ProcessSpec) -> PolicyAdapter:
         """Freeze the model and add the adapter: a new one, or that of the checkpoint `spec.resume_from`.
 
-        Raises UserError for a target that is not there, another base, another adapter; WeightError for a damaged file.
+        Raises UserError for a target that is not there, another base, another adapter, an adapter that is to travel
+        alone and cannot; WeightError for a damaged file.
         """
         dtype = spec.model.dtype
         whole = {name: tensor_bytes(cast(tensor, dtype)) for name, tensor in named_tensors(model).items()}
         described = describe("disk", 0, "base", whole)
+        if settings.publish == "adapter":
+            _check_names(Path(str(spec.model.path)), whole)
         base = BaseIdentity(str(spec.model.path), dtype, {entry.name: entry.crc32 for entry in described.tensors})
         add_adapter(model, settings, seed=spec.seed)
         if spec.resume_from is not None:
@@ -73,6 +77,17 @@ class PolicyAdapter:
     def merged(self, policy: Mapping[str, torch.Tensor]) -> Merged:
         """The weights that base and adapter amount to."""
         return Merged(policy, self.settings.scale)
+
+
+def _check_names(folder: Path, names: Collection[str]) -> None:
+    """Raises UserError where workers could not merge by name: in files that are pickled or converted when loaded."""
+    stored: set[str] = set()
+    for file in folder.glob("*.safetensors"):
+        with safe_open(str(file), framework="pt") as opened:
+            stored |= set(opened.keys())
+    if missing := sorted(set(names) - stored):
+        what = f"workers cannot merge the adapter: the model's safetensors files have no {missing[0]}"
+        raise UserError(what, where="trainer.lora.publish", remedy="publish: merged")
 
 
 def kept(parts: Sequence[Part]) -> list[Part]:

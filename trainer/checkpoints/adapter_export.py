@@ -96,7 +96,10 @@ def _base(path: Path, folder: Path) -> dict[str, Stored]:
     found = stored_tensors(path)
     recorded = _json(folder / ADAPTER_BASE)
     for name, crc32 in recorded["crc32"].items():
-        if name not in found or zlib.crc32(_bytes_as(found[name], recorded["dtype"])) != crc32:
+        if name not in found:
+            what = f"this model's files have no {name}: it is another model, or transformers converts it when it loads"
+            raise UserError(what, where=str(path), remedy="use --lora adapter, or RUN/final, which is merged")
+        if zlib.crc32(_bytes_as(found[name], recorded["dtype"])) != crc32:
             what = f"this model is not the base that the adapter was trained on: {name} differs"
             raise UserError(what, where=str(path), remedy=remedy)
     return {name: found[name] for name in recorded["crc32"]}
