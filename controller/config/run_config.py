@@ -32,6 +32,7 @@ from services.reward.config import silent_endpoints as silent_endpoints
 from services.reward.config import soft_zones as soft_zones
 from services.reward.scorer_registry import SCORERS as SCORERS
 from trainer.config import ALL_LINEAR as ALL_LINEAR
+from trainer.config import AdapterSettings as AdapterSettings
 from trainer.config import SftSettings, TrainerSettings
 
 BUILT_IN_GENERATORS = ("running_sum", "tool_sum", "guess_number", "reasoning_gym")

@@ -194,7 +194,7 @@ def _look_at_model(config: RunConfig, found: Preflight) -> None:
     found.problems += [_as_problem("model.path", error) for error in errors]
     if not is_here:
         found.notes.append(f"model.path: {path} is not on this machine and will be downloaded from the hub")
-    if config.trainer.lora is not None and not errors:
+    if not errors and (config.trainer.lora is not None or config.warm_start is not None):
         found.problems += target_problems(config, model_folder.tensor_shapes(path))
     if found.model:
         found.problems += model_problems(config, found.model)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
@@ -233,6 +233,24 @@ def test_an_adapter_is_not_merged_into_another_base(
     with pytest.raises(UserError, match=r"not there any more.*--lora adapter"):
         export_adapter(folder, tmp_path / "out", form="merged")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_adapter_alone_needs_a_base_that_workers_can_read_by_name(prepared: Path) -> None:
+    tensors = load_file(prepared / "model.safetensors")
+    torch.save(tensors, prepared / "pytorch_model.bin")
+    (prepared / "model.safetensors").unlink()
+    opened(prepared)
+    with pytest.raises(UserError, match=r"publish: workers cannot merge .* have no .* -> publish: merged"):
+        opened(prepared, lora={**LORA, "publish": "adapter"})
+
+
+def test_a_base_whose_files_have_other_names_is_not_said_to_be_another_model(prepared: Path, tmp_path: Path) -> None:
+    folder = opened(prepared).save()().folder
+    tensors = load_file(prepared / "model.safetensors")
+    tensors["renamed"] = tensors.pop("model.norm.weight")
+    save_file(tensors, prepared / "model.safetensors")
+    with pytest.raises(UserError, match=r"files have no model\.norm\.weight.*converts it.*--lora adapter"):
+        export_adapter(folder, tmp_path / "out", form="merged")
 
 
 # ---------------------------------------------------------------- engines

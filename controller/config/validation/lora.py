@@ -1,4 +1,5 @@
-"""Contradictions between `trainer.lora` and the rest of the configuration, and targets that a model does not have.
+"""Contradictions between `trainer.lora` or `warm_start.sft.lora` and the rest of the configuration, and targets that a
+model does not have.
 
 Owns: both. Refuses: reading models (model_folder.py gives the tensors), training adapters.
 """
@@ -10,19 +11,20 @@ from collections.abc import Iterator, Mapping
 
 from controller.config.backends import REGISTERED, backend_of
 from controller.config.problems import Problem
-from controller.config.run_config import ALL_LINEAR, RunConfig
+from controller.config.run_config import ALL_LINEAR, AdapterSettings, RunConfig
 
-TARGETS_KEY = "trainer.lora.targets"
 PUBLISH_KEY = "trainer.lora.publish"
 
 
 def lora_problems(config: RunConfig) -> Iterator[Problem]:
-    """What of trainer.lora cannot be. Pure."""
+    """What of the adapters cannot be. Pure."""
+    for key, adapter in _adapters(config).items():
+        if not adapter.targets:
+            what = "names no module, so nothing would be trained"
+            yield Problem((f"{key}.targets",), what, f"targets: [{ALL_LINEAR}]")
     lora, backend = config.trainer.lora, backend_of(config)
     if lora is None:
         return
-    if not lora.targets:
-        yield Problem((TARGETS_KEY,), "names no module, so nothing would be trained", f"targets: [{ALL_LINEAR}]")
     if not backend.trains_adapters:
         able = [name for name, known in REGISTERED.items() if known.trains_adapters]
         what = f"{config.trainer.backend} cannot train an adapter"
@@ -39,17 +41,24 @@ def lora_problems(config: RunConfig) -> Iterator[Problem]:
 
 def target_problems(config: RunConfig, tensors: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
     """Targets that a model does not have. tensors: shapes of its weights by name, as its files say."""
-    lora = config.trainer.lora
-    if lora is None or not tensors:
+    if not tensors:
         return
     modules = {name.removesuffix(".weight") for name, shape in tensors.items() if _is_matrix(name, shape)}
-    for target in lora.targets:
-        if target == ALL_LINEAR or any(f".{module}".endswith(f".{target}") for module in modules):
-            continue
-        ends = sorted({module.rpartition(".")[2] for module in modules})
-        near = difflib.get_close_matches(target, ends, n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"its linear modules are {', '.join(ends) or 'none'}"
-        yield Problem((TARGETS_KEY, "model.path"), f"the model has no linear module {target}", remedy)
+    for key, adapter in _adapters(config).items():
+        for target in adapter.targets:
+            if target == ALL_LINEAR or any(f".{module}".endswith(f".{target}") for module in modules):
+                continue
+            ends = sorted({module.rpartition(".")[2] for module in modules})
+            near = difflib.get_close_matches(target, ends, n=1)
+            remedy = f"did you mean {near[0]}?" if near else f"its linear modules are {', '.join(ends) or 'none'}"
+            yield Problem((f"{key}.targets", "model.path"), f"the model has no linear module {target}", remedy)
+
+
+def _adapters(config: RunConfig) -> dict[str, AdapterSettings]:
+    """Those that are to be trained, by their key."""
+    sft = None if config.warm_start is None else config.warm_start.sft.lora
+    known = {"trainer.lora": config.trainer.lora, "warm_start.sft.lora": sft}
+    return {key: adapter for key, adapter in known.items() if adapter is not None}
 
 
 def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:

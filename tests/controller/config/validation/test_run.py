@@ -97,6 +97,11 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         ),
         ({"trainer.lora": {"targets": []}}, "trainer.lora.targets", "nothing would be trained"),
         (
+            {"warm_start": {"data": {"generator": "running_sum"}, "sft": {"lora": {"targets": []}}}},
+            "warm_start.sft.lora.targets",
+            "nothing would be trained",
+        ),
+        (
             {"trainer.lora": {}, "trainer.backend": "deepspeed", "trainer.ranks": 2},
             "trainer.lora",
             "deepspeed cannot train an adapter -> trainer.backend: torch, fsdp, auto, or lora: null",
@@ -411,6 +416,9 @@ class TestModelFolder:
         (found,) = words("up_proj", "upproj")
         assert "the model has no linear module upproj -> did you mean up_proj?" in found
         assert "its linear modules are up_proj" in words("norm")[0]
+        sft = {"data": {"generator": "running_sum"}, "sft": {"lora": {"targets": ["upproj"]}}}
+        problems = preflight.look(make(model={"path": str(folder)}, warm_start=sft), "validate").problems
+        assert [problem.keys[0] for problem in problems] == ["warm_start.sft.lora.targets"]
 
     def test_a_folder_with_an_adapter_alone_is_no_model(self, tmp_path: Path) -> None:
         folder = write_model(tmp_path / "m")
