@@ -43,7 +43,8 @@ class McpServer:
         """
         has_url = isinstance(spec, Mapping) and set(spec) == {"url"} and isinstance(spec["url"], str)
         if not has_url and not _is_command(spec):
-            raise UserError(f"no MCP server is described by {spec!r}", where=where, remedy=_FORM)
+            seen = f"keys {', '.join(map(str, spec))}" if isinstance(spec, Mapping) else type(spec).__name__
+            raise UserError(f"no MCP server is described by {seen}", where=where, remedy=_FORM)  # values may be secrets
         if find_spec("mcp") is None:
             raise UserError("the package mcp is not installed", where=where, remedy="pip install 'areal-like[mcp]'")
         self._name, self._spec = name, spec

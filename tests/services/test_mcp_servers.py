@@ -114,3 +114,9 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.environment.mcp_servers.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"where: the package mcp is not installed -> pip install 'areal-like\[mcp\]'"):
         McpServer("a", {"url": "http://127.0.0.1:1"}, "where")
+
+
+def test_wrong_description_of_a_server_shows_no_secrets() -> None:
+    with pytest.raises(UserError, match="no MCP server is described by keys command, env") as raised:
+        McpServer("web", {"command": "server.py", "env": {"TOKEN": "s3cret"}}, "x")
+    assert "s3cret" not in str(raised.value)
