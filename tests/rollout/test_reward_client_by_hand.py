@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -388,3 +389,15 @@ def test_a_silent_service_is_said_once(caplog: pytest.LogCaptureFixture) -> None
 
     with caplog.at_level("WARNING"):
         asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("is_up", "words"), [(True, "no verdict from the reward service in 12 s"), (False, "unreachable for 12 s")]
+)
+def test_without_an_answer_the_verdict_says_how_long_it_was_waited_for(is_up: bool, words: str) -> None:
+    client = object.__new__(RewardClient)
+    client.clock = SimpleNamespace(monotonic_s=lambda: 112.0)
+    client._links = [SimpleNamespace(is_up=is_up)]  # type: ignore[list-item]
+    verdict = client._no_answer(100.0)
+    assert (verdict.kind, verdict.wall_s) == ("crashed", 12.0)
+    assert words in verdict.reason

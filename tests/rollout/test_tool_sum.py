@@ -119,5 +119,6 @@ def test_it_is_loaded_by_its_name_with_its_options() -> None:
     assert all(load_workflow(name, needed.get(name)).run for name in BUILT_IN_WORKFLOWS)
     with pytest.raises(UserError, match="unknown turns"):
         load_workflow("tool_sum", {"turns": 3})
+    assert load_workflow("tool_sum", {"max_turns": 1, "episode_tokens": 1}).run
     with pytest.raises(UserError, match="at least 1"):
         load_workflow("tool_sum", {"max_turns": 0})

@@ -32,8 +32,10 @@ def test_what_was_applied_is_there_after_reopening(tmp_path: Path) -> None:
         ledger.apply([partial(3, 2, [0, 1, 1], skip=1), finished(1, [0])])
         ledger.apply([shipped(1, 0), LedgerEntry(effect=DropGroup(group_id=2, reason="timeout")), checkpoint(1)])
         before = ledger.load()
+        assert ledger.seq == 12, "each fact counts once"
     with Ledger(tmp_path, must_exist=True) as ledger:
         assert ledger.load() == before
+        assert ledger.seq == 12
         assert (before.num_drawn, before.dropped, [group.group_id for group in before.live]) == (
             4,
             {"timeout": 1},
