@@ -1,6 +1,7 @@
 """Running and ending a guarded command (guard.py) from the process that started it.
 
-Owns: `run_guarded` (a command with a time limit) and `end_guarded`. Refuses: what the guard itself does.
+Owns: `run_guarded` (a command with a time limit), `end_guarded` and the same for asyncio. Refuses: what the guard
+itself does.
 
 A guard must not be killed while its command lives: SIGKILL ends the guard and the command, but what the command started
 in sessions of its own goes on, with nobody left who knows of it. `end_guarded` has the guard end all of it.
@@ -8,6 +9,7 @@ in sessions of its own goes on, with nobody left who knows of it. `end_guarded` 
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,6 +28,17 @@ def end_guarded(process: subprocess.Popen[Any]) -> None:
     except subprocess.TimeoutExpired:  # the kernel holds a process of the family: it cannot be killed either
         process.kill()
         process.wait()
+
+
+async def end_guarded_child(process: asyncio.subprocess.Process) -> None:
+    """As `end_guarded`, of a process that asyncio started."""
+    if process.returncode is None:
+        process.send_signal(END)
+        try:
+            await asyncio.wait_for(process.wait(), SWEEP_S + MARGIN_S)
+        except TimeoutError:  # as above
+            process.kill()
+            await process.wait()
 
 
 def run_guarded(

@@ -1,17 +1,41 @@
 """What `areal-like probe` and the three short-lived processes that it starts write for each other, as JSON files.
 
-Owns: the types. Refuses: everything that is done with them (rollout/probe_answers.py, trainer/probe_logprobs.py,
-services/reward/try_answers.py, controller/probe/). Shape legend: P tokens of a prompt, R tokens of an answer.
+Owns: the types, and how such a process reads its order, answers it and ends. Refuses: the work
+(rollout/probe_answers.py, trainer/probe_logprobs.py, services/reward/try_answers.py), conclusions (controller/probe/).
+Shape legend: P tokens of a prompt, R tokens of an answer.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from areal_like.config import DType
+from areal_like.errors import UserError
+from areal_like.import_check import append_user_path
+from areal_like.process import USER_MISTAKE
 from areal_like.wire.messages import Sampling
+
+Order = TypeVar("Order")
+
+
+def answer_order(source: Path, target: Path, kind: type[Order], work: Callable[[Order], Any]) -> None:
+    """The whole life of such a process: `work` on the order of this kind in `source`, its result to `target`.
+
+    A mistake of the user's is one `error:` line and the exit status 2, whatever threads their modules have started.
+    """
+    append_user_path()
+    try:
+        found = work(msgspec.json.decode(source.read_bytes(), type=kind))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(USER_MISTAKE)
+    target.write_bytes(msgspec.json.encode(found))
 
 
 class ProbeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

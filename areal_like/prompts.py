@@ -68,10 +68,11 @@ class PromptEncoder:
         parts: list[tuple[list[int], bool]] = []
         before = 0
         for place in places:
-            text = self._chat_text(messages[:place])
+            given = messages[:place]
             if before:
-                text = _after_stop(text, stop, self._chat_text(messages[:before], is_whole=True).count(stop))
-            parts.append((self._encode(text, is_chat=True) if not before else self._ids(text), False))
+                parts.append((self._ids(self.continuation(given, before, [stop])), False))
+            else:
+                parts.append((self._encode(self._chat_text(given), is_chat=True), False))
             parts.append((self._ids(_plain_content(messages[place]) + stop), True))
             before = place + 1
         return parts
@@ -82,8 +83,8 @@ class PromptEncoder:
         if not self._has_chat_template or self._template is not None:
             return None
         before = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}]
-        num_stops = self._chat_text(before, is_whole=True).count(stop)
-        return self._ids(_after_stop(self._chat_text([*before, {"role": "user", "content": text}]), stop, num_stops))
+        messages = [*before, {"role": "user", "content": text}]
+        return self._ids(self.continuation(messages, len(before), [stop]))
 
     def after_calls(
         self, called: Mapping[str, Any], results: Sequence[Mapping[str, Any]], stops: Sequence[str]
@@ -94,17 +95,14 @@ class PromptEncoder:
             called: a message of the assistant with such calls; nothing of it is among the tokens.
             results: the messages of role `tool` that follow it. Special tokens in their texts are taken apart by a
                 space, so that a result cannot write turns of a conversation.
-            stops: special tokens that may end a turn. The template ends turns with one of them; the first one that it
-                has counts, since a policy may have ended its turn by another one.
+            stops: as of `continuation`.
 
         Raises:
             UserError: as `encode_turns`, and where there is no chat template.
         """
         before = [{"role": "user", "content": "-"}, called]
-        whole = self._chat_text(before, is_whole=True)
-        stop = next((one for one in stops if one in whole), stops[0])
         plain = [{key: self._plain(value) for key, value in one.items()} for one in results]
-        return self._ids(_after_stop(self._chat_text([*before, *plain]), stop, whole.count(stop)))
+        return self._ids(self.continuation([*before, *plain], len(before), stops))
 
     def _plain(self, text: str) -> str:
         """Text in which no special token is left."""
@@ -114,12 +112,20 @@ class PromptEncoder:
         return text
 
     def continuation(
-        self, messages: Sequence[Mapping[str, Any]], covered: int, tools: Sequence[Mapping[str, Any]], stop: str
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        covered: int,
+        stops: Sequence[str],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """Text after the first `covered` messages, the last of which is the assistant's and ends in `stop`, up to where
-        the next answer begins. Raises UserError as `encode_turns`."""
-        num_stops = self._chat_text(messages[:covered], is_whole=True, tools=tools).count(stop)
-        return _after_stop(self._chat_text(messages, tools=tools), stop, num_stops)
+        """Text after the first `covered` messages, the last of which is the assistant's, to where its next turn begins.
+
+        `stops`: special tokens that may end a turn. The template ends turns with one of them; the first one that it has
+        counts, since a policy may have ended its turn by another one. Raises UserError as `encode_turns`.
+        """
+        whole = self._chat_text(messages[:covered], is_whole=True, tools=tools)
+        stop = next((one for one in stops if one in whole), stops[0])
+        return _after_stop(self._chat_text(messages, tools=tools), stop, whole.count(stop))
 
     def _ids(self, text: str) -> list[int]:
         return encode_text(self._tokenizer, text, what="the messages")

@@ -9,7 +9,6 @@ IN is a `ProbeOrder`, OUT a `ProbeAnswers` (areal_like/probe_files.py). P: token
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import sys
 import tempfile
@@ -22,8 +21,7 @@ import numpy as np
 
 from areal_like.config import TraceSettings
 from areal_like.errors import UserError
-from areal_like.import_check import append_user_path
-from areal_like.probe_files import ProbeAnswer, ProbeAnswers, ProbeOrder
+from areal_like.probe_files import ProbeAnswer, ProbeAnswers, ProbeOrder, answer_order
 from areal_like.trace import Tracer
 from areal_like.trajectory import Segment
 from rollout.config import RolloutSettings
@@ -172,14 +170,8 @@ def _context(order: ProbeOrder, settings: RolloutSettings, folder: Path) -> Engi
 
 
 def main(source: Path, target: Path) -> None:
-    """The process: exit status 2 and one `error:` line for a mistake of the user's."""
-    append_user_path()
-    try:
-        found = asyncio.run(answers_to(msgspec.json.decode(source.read_bytes(), type=ProbeOrder)))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        os._exit(2)
-    target.write_bytes(msgspec.json.encode(found))
+    """The process."""
+    answer_order(source, target, ProbeOrder, lambda order: asyncio.run(answers_to(order)))
 
 
 if __name__ == "__main__":

@@ -108,11 +108,15 @@ class PromptTokens:
         return np.asarray(self._encoder.after_calls(called, results, (stop, *stop_marks)), np.int32)
 
     def continuation(
-        self, messages: Sequence[Mapping[str, Any]], covered: int, tools: Sequence[Mapping[str, Any]], stop: str
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        covered: int,
+        stops: Sequence[str],
+        tools: Sequence[Mapping[str, Any]],
     ) -> str:
-        """Text between the last of the first `covered` messages, an answer that ends in `stop`, and the next answer.
-        Raises UserError where the chat template refuses the messages or does not end the answer so."""
-        return self._encoder.continuation(messages, covered, tools, stop)
+        """Text between the last of the first `covered` messages, an answer, and the next one. Arguments and errors as
+        of `PromptEncoder.continuation`."""
+        return self._encoder.continuation(messages, covered, stops, tools)
 
     def decode(self, tokens_R: np.ndarray, *, with_special_tokens: bool = False) -> str:
         """Text of answer tokens, usually without special tokens (the end-of-sequence token is one)."""

@@ -27,16 +27,15 @@ from areal_like.tool_call import ToolCall
 from areal_like.trajectory import FinishReason, Trajectory
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import SampleTask
+from rollout.answers import read_answer
 from rollout.chat.calls import schemas_by_name
 from rollout.chat.formats import ChatFormat, ParsedAnswer, call_id, find_format
 from rollout.environment_client import EnvironmentEpisode
 from rollout.episode import with_observation
-from rollout.transcript import Answer, Transcript
+from rollout.transcript import Transcript
 from rollout.workflow import OPTIONS_KEY, Sample, SampleTools, StateTooLarge
 
 FORMAT_KEY = f"{OPTIONS_KEY}.format"
-NUM_OPENING_TOKENS = 32
-"""So many tokens before an answer show whether its reasoning has been opened for it."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -105,12 +104,10 @@ class ToolWorkflow:
         """Turns until something ends the episode; what that was."""
         schemas, transcript = schemas_by_name(turns.declared), turns.transcript
         while True:
-            opening = tools.tokens.decode(transcript.tokens_T[-NUM_OPENING_TOKENS:], with_special_tokens=True)
+            before_T = transcript.tokens_T
             answer = await tools.generate(transcript, max_new_tokens=self._turn_tokens)
             transcript.sampled(answer)
-            turns.last = chat.parse(
-                _text(tools, answer), schemas=schemas, is_reasoning_open=chat.opens_reasoning(opening)
-            )
+            turns.last = read_answer(tools.tokens, chat, before_T, answer, schemas)
             if answer.ended_by in ("length", "context"):
                 return "length"
             if not turns.last.calls:
@@ -150,14 +147,6 @@ async def _begin(row: Mapping[str, Any], tools: SampleTools, episode: Environmen
     return _Turns(
         transcript=Transcript(prompt_P, encode=tools.tokens.encode), num_prompt=len(prompt_P), declared=declared
     )
-
-
-def _text(tools: SampleTools, answer: Answer) -> str:
-    """What the policy wrote, without the token that ended it."""
-    tokens_R = answer.segment.tokens_R
-    if answer.stop_token is not None:
-        tokens_R = tokens_R[:-1]
-    return tools.tokens.decode(tokens_R, with_special_tokens=True)
 
 
 def _given(tools: SampleTools, chat: ChatFormat, calls: Sequence[ToolCall], step: Step, stop_token: int) -> np.ndarray:

@@ -7,16 +7,13 @@ IN is a `LogprobOrder` (areal_like/probe_files.py), OUT a list of log-probs [R] 
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 
-from areal_like.errors import UserError
-from areal_like.probe_files import LogprobOrder
+from areal_like.probe_files import LogprobOrder, answer_order
 from trainer.model import attention
 from trainer.model.logprobs import token_logprobs
 from trainer.model.model import load_causal_lm
@@ -43,13 +40,8 @@ def logprobs_of(order: LogprobOrder) -> list[list[float]]:
 
 
 def main(source: Path, target: Path) -> None:
-    """The process: exit status 2 and one `error:` line for a mistake of the user's."""
-    try:
-        found = logprobs_of(msgspec.json.decode(source.read_bytes(), type=LogprobOrder))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        os._exit(2)
-    target.write_bytes(msgspec.json.encode(found))
+    """The process."""
+    answer_order(source, target, LogprobOrder, logprobs_of)
 
 
 if __name__ == "__main__":

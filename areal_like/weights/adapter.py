@@ -44,6 +44,16 @@ def peft_name(name: str) -> str:
     return f"{PEFT_PREFIX}{name}.weight"
 
 
+def part_names(weight: str) -> list[str]:
+    """The names in peft's files of A and B of the linear module whose weight this is.
+
+    Example:
+        >>> part_names("model.lm.weight")
+        ['base_model.model.model.lm.lora_A.weight', 'base_model.model.model.lm.lora_B.weight']
+    """
+    return [peft_name(f"{weight.removesuffix('.weight')}.{part}") for part in PARTS]
+
+
 def own_name(name: str) -> str:
     """Undo of `peft_name`. Raises ValueError for a name that it does not give."""
     inner = name.removeprefix(PEFT_PREFIX).removesuffix(".weight")

@@ -16,14 +16,12 @@ from typing import Any
 from areal_like.errors import UserError
 from areal_like.tool_call import ToolCall
 from rollout.agent.chat_completions import BadRequest, ChatRequest, Reply
-from rollout.agent.store import Message, Prompt, TokenStore
+from rollout.agent.store import Message, TokenStore
+from rollout.answers import read_answer
 from rollout.chat.calls import schemas_by_name
 from rollout.chat.formats import ChatFormat, ParsedAnswer
 from rollout.transcript import Answer
 from rollout.workflow import SampleTools
-
-NUM_OPENING_TOKENS = 32
-"""So many tokens before an answer show whether its reasoning has been opened for it."""
 
 
 class AgentSession:
@@ -114,7 +112,8 @@ class AgentSession:
         if request.tools and self._no_tools:
             raise BadRequest(self._no_tools, param="tools")
         prompt = self.store.prompt(request.messages, request.tools)
-        prompt_ids = prompt.transcript.tokens_T.tolist()
+        before_T = prompt.transcript.tokens_T
+        prompt_ids = before_T.tolist()
         if len(prompt_ids) >= self._tools.tokens.max_context:
             raise BadRequest(
                 f"the messages have {len(prompt_ids)} tokens, and the context has {self._tools.tokens.max_context}",
@@ -122,8 +121,9 @@ class AgentSession:
                 code="context_length_exceeded",
             )
         answer = await self._tools.generate(prompt.transcript, max_new_tokens=request.max_tokens)
-        parsed = self._parse(prompt, answer, request)
-        message = self._message(answer, parsed)
+        schemas = schemas_by_name(request.tools)
+        parsed = read_answer(self._tools.tokens, self._chat, before_T, answer, schemas)
+        message = self._message(parsed)
         turn = self.store.record(prompt, answer, message, stop=self._stop(answer), closing=self._chat.closing(parsed))
         self.last_content = parsed.content
         cut = answer.ended_by in ("length", "context")
@@ -138,19 +138,7 @@ class AgentSession:
             logprobs=answer.segment.logprobs_R.tolist(),
         )
 
-    def _parse(self, prompt: Prompt, answer: Answer, request: ChatRequest) -> ParsedAnswer:
-        tokens, before = self._tools.tokens, prompt.transcript.tokens_T[-NUM_OPENING_TOKENS:]
-        sampled_R = answer.segment.tokens_R
-        text = tokens.decode(sampled_R if answer.stop_token is None else sampled_R[:-1], with_special_tokens=True)
-        opening = tokens.decode(before, with_special_tokens=True)
-        functions = [tool["function"] for tool in request.tools if "parameters" in tool["function"]]
-        return self._chat.parse(
-            text,
-            schemas=schemas_by_name([{"type": "function", "function": one} for one in functions]),
-            is_reasoning_open=self._chat.opens_reasoning(opening),
-        )
-
-    def _message(self, answer: Answer, parsed: ParsedAnswer) -> Message:
+    def _message(self, parsed: ParsedAnswer) -> Message:
         """The answer for the client. Calls that cannot be read stay text, for the agent to see."""
         message: Message = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning:

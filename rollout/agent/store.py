@@ -132,15 +132,13 @@ class TokenStore:
     ) -> np.ndarray | None:
         """Tokens between the anchor's last one and the next answer; None where the template's text does not show its
         end."""
-        written = self._for_template(messages)
-        for mark in dict.fromkeys((*([anchor.stop] if anchor.stop else []), *self._stop_marks)):
-            try:
-                tail = self._tokens.continuation(written, covered, tools, mark)
-            except UserError:
-                continue
-            given = self._tokens.encode(tail)
-            return given if anchor.stop else np.concatenate([self._tokens.encode(anchor.closing), given])
-        return None
+        stops = [stop for stop in (anchor.stop, *self._stop_marks) if stop]
+        try:
+            tail = self._tokens.continuation(self._for_template(messages), covered, stops, tools)
+        except UserError:
+            return None
+        given = self._tokens.encode(tail)
+        return given if anchor.stop else np.concatenate([self._tokens.encode(anchor.closing), given])
 
     def _for_template(self, messages: Sequence[Message]) -> list[Message]:
         """As chat templates want them. Reasoning is left out: templates drop it at different places, and where an

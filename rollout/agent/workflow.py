@@ -21,11 +21,11 @@ from typing import Any, Literal
 import msgspec
 
 from areal_like.errors import UserError
-from areal_like.guard import END, SWEEP_S, guarded
-from areal_like.guarded_process import MARGIN_S
+from areal_like.guard import guarded
+from areal_like.guarded_process import end_guarded_child
 from areal_like.process import describe_status
 from areal_like.trajectory import Trajectory
-from areal_like.verdict import MAX_REASON_CHARS, Verdict
+from areal_like.verdict import MAX_REASON_CHARS, Verdict, VerdictKind
 from areal_like.wire.messages import SampleTask
 from rollout.agent.listener import listening
 from rollout.agent.session import AgentSession
@@ -40,6 +40,8 @@ MAX_OUTPUT_BYTES = 4096
 MAX_ROW_CHARS = 100_000
 """Of a row in an environment variable; Linux takes 128 KiB."""
 RewardSource = Literal["scorer", "agent"]
+Failure = tuple[VerdictKind, str]
+"""Why a sample has no reward: the kind of its verdict, and words."""
 
 
 class AgentWorkflow:
@@ -125,10 +127,10 @@ class AgentWorkflow:
         try:
             yield program
         finally:
-            await asyncio.shield(_end(program))
+            await asyncio.shield(end_guarded_child(program))
 
-    async def _ended(self, session: AgentSession, program: asyncio.subprocess.Process) -> str:
-        """Wait for the program; why its sample has no reward, or nothing. Raises what cut the sample."""
+    async def _ended(self, session: AgentSession, program: asyncio.subprocess.Process) -> Failure | None:
+        """Wait for the program; why its sample has no reward, None: it may have one. Raises what cut the sample."""
         output = asyncio.create_task(_last_output(program))
         try:
             waited: set[asyncio.Future[Any]] = {output, session.broken}
@@ -136,34 +138,33 @@ class AgentWorkflow:
             if session.broken in done:
                 session.broken.result()
             if not done:
-                return f"timed_out: the program took longer than {self._timeout_s:g} s"
+                return "timed_out", f"the program took longer than {self._timeout_s:g} s"
             status, printed = await program.wait(), output.result()
         finally:
             session.is_over = True
             output.cancel()
         if status:
             said = printed.strip().splitlines()[-1:]
-            return f"crashed: the program ended with {describe_status(status)}: {''.join(said)}"
-        return ""
+            return "crashed", f"the program ended with {describe_status(status)}: {''.join(said)}"
+        return None
 
     async def _verdict(
-        self, tools: SampleTools, session: AgentSession, trajectories: Sequence[Trajectory], failure: str
+        self, tools: SampleTools, session: AgentSession, trajectories: Sequence[Trajectory], failure: Failure | None
     ) -> Verdict:
         counts = {
             "turns": float(len(session.store.turns)),
             "agent_rendered_again": float(session.store.num_rendered_again),
             **{name: float(count) for name, count in session.counts.items()},
         }
-        if not failure and not session.store.turns:
-            failure = "invalid: the program never asked for an answer (OPENAI_BASE_URL)"
-        if not failure and self._reward == "agent" and session.reward is None:
-            failure = "invalid: the program reported no reward (AREAL_LIKE_REWARD_URL)"
-        if failure:
-            kind, _, reason = failure.partition(": ")
+        if failure is None and not session.store.turns:
+            failure = "invalid", "the program never asked for an answer (OPENAI_BASE_URL)"
+        if failure is None and self._reward == "agent" and session.reward is None:
+            failure = "invalid", "the program reported no reward (AREAL_LIKE_REWARD_URL)"
+        if failure is not None:
+            kind, reason = failure
             return Verdict(
-                kind=kind, reason=reason[:MAX_REASON_CHARS], components=counts,  # type: ignore[arg-type]
-                scorer=FAILED_IN, failed_in=FAILED_IN,
-            )  # fmt: skip
+                kind=kind, reason=reason[:MAX_REASON_CHARS], components=counts, scorer=FAILED_IN, failed_in=FAILED_IN
+            )
         if self._reward == "agent":
             assert session.reward is not None
             value, parts = session.reward
@@ -187,14 +188,3 @@ async def _last_output(program: asyncio.subprocess.Process) -> str:
     while read := await program.stdout.read(1 << 16):
         kept = (kept + read)[-MAX_OUTPUT_BYTES:]
     return kept.decode(errors="replace")
-
-
-async def _end(program: asyncio.subprocess.Process) -> None:
-    """End the program with all it started."""
-    if program.returncode is None:
-        program.send_signal(END)
-        try:
-            await asyncio.wait_for(program.wait(), SWEEP_S + MARGIN_S)
-        except TimeoutError:  # the kernel holds a process of the family: it cannot be killed either
-            program.kill()
-            await program.wait()

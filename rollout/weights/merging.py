@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from areal_like.errors import UserError, WeightError
-from areal_like.weights.adapter import PARTS, AdapterNote, LoneAdapter, peft_name
+from areal_like.weights.adapter import AdapterNote, LoneAdapter, part_names
 from areal_like.weights.process_group import GroupCall
 from areal_like.weights.weight_store import TensorBytes, WeightStore, describe, open_payload
 from rollout.engine.loading import DTYPES, open_verified
@@ -84,8 +84,7 @@ class MergingReceiver:
         for name, weight in _read(self._model_dir, lone.base):
             if not is_checked:
                 self._check(name, weight.to(dtype), lone.base[name])
-            names = [peft_name(f"{name.removesuffix('.weight')}.{part}") for part in PARTS]
-            lora_A, lora_B = (left.pop(one, None) for one in names)
+            lora_A, lora_B = (left.pop(one, None) for one in part_names(name))
             if lora_A is not None and lora_B is not None:
                 weight = weight.float() + (lora_B @ lora_A) * lone.scale
             yield name, weight.to(dtype)

@@ -12,11 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-import msgspec
-
-from areal_like.errors import UserError
-from areal_like.import_check import append_user_path
-from areal_like.probe_files import TryAnswer, TryOrder, TryVerdict
+from areal_like.probe_files import TryAnswer, TryOrder, TryVerdict, answer_order
 from services.processes import process_tree
 from services.processes.framing import frame
 from services.reward.config import RewardSettings
@@ -55,14 +51,8 @@ async def _verdict(pool: Pool, room: asyncio.Semaphore, number: int, one: TryAns
 
 
 def main(source: Path, target: Path) -> None:
-    """The process: exit status 2 and one `error:` line for a mistake of the user's."""
-    append_user_path()
-    try:
-        found = asyncio.run(verdicts_on(msgspec.json.decode(source.read_bytes(), type=TryOrder)))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        os._exit(2)
-    target.write_bytes(msgspec.json.encode(found))
+    """The process."""
+    answer_order(source, target, TryOrder, lambda order: asyncio.run(verdicts_on(order)))
 
 
 if __name__ == "__main__":

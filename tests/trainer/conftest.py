@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.wire.messages import BatchSample
+from trainer.export import write_model
+from trainer.model.tokenizers import build_tokenizer
 
 VOCABULARY = 61
 
@@ -56,6 +59,16 @@ def made_model() -> Callable[..., PreTrainedModel]:
 def tiny_model(made_model: Callable[..., PreTrainedModel]) -> Callable[..., PreTrainedModel]:
     """The same for a single test."""
     return made_model
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, tiny_model: Callable[..., PreTrainedModel]) -> Path:
+    """The folder of such a model and its tokenizer."""
+    folder = tmp_path / "prepared"
+    folder.mkdir()
+    write_model(tiny_model(), folder, dtype="float32")
+    build_tokenizer("characters:running_sum", None).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

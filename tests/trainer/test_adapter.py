@@ -31,20 +31,10 @@ from trainer.export import named_tensors, write_model
 from trainer.model.lora import Merged, adapter_off, is_adapters
 from trainer.model.model import load_causal_lm
 from trainer.model.packed import PackedSequences
-from trainer.model.tokenizers import build_tokenizer
 from trainer.training import Training
 
 RANK, SCALE = 4, 2.0
 LORA = {"rank": RANK, "alpha": RANK * SCALE}
-
-
-@pytest.fixture
-def prepared(tmp_path: Path, tiny_model: Callable[..., PreTrainedModel]) -> Path:
-    folder = tmp_path / "prepared"
-    folder.mkdir()
-    write_model(tiny_model(), folder, dtype="float32")
-    build_tokenizer("characters:running_sum", None).save_pretrained(folder)
-    return folder
 
 
 def opened(prepared: Path, *, lora: dict[str, Any] | None = LORA, **changes: Any) -> Training:
@@ -78,14 +68,20 @@ def sampled_by(model: PreTrainedModel, training: Training, samples: list[BatchSa
     return found
 
 
+def up_to_date(prepared: Path, training: Training) -> PreTrainedModel:
+    """An engine's model, with the present version."""
+    engine = load_causal_lm(prepared)
+    engine.load_state_dict(dict(Merged(named_tensors(training.model), SCALE)))
+    return engine
+
+
 @pytest.fixture
 def step(make_samples: Callable[..., list[BatchSample]], prepared: Path) -> Callable[..., dict[str, float]]:
     """Do one step on answers of an engine that has what was published; or the base; or `engine`."""
 
     def run(training: Training, engine: PreTrainedModel | None = None) -> dict[str, float]:
         if engine is None:
-            engine = load_causal_lm(prepared)
-            engine.load_state_dict(dict(Merged(named_tensors(training.model), SCALE)))
+            engine = up_to_date(prepared, training)
         number = training.version + 1
         samples = sampled_by(engine, training, make_samples([4, 4, 4], version=0, seed=number))
         return training.run(training.prepare(samples, number))
@@ -403,8 +399,7 @@ def test_answers_of_an_older_version_are_compared_with_that_version(
 ) -> None:
     training = opened(prepared)
     step(training)
-    engine = load_causal_lm(prepared)
-    engine.load_state_dict(dict(Merged(named_tensors(training.model), SCALE)))
+    engine = up_to_date(prepared, training)
     late = sampled_by(engine, training, make_samples([4, 4, 4], version=0, seed=9))
     step(training)
     present = {name: tensor.clone() for name, tensor in named_tensors(training.model).items()}
@@ -420,8 +415,7 @@ def test_only_tokens_up_to_the_first_change_of_version_are_compared(
 ) -> None:
     training = opened(prepared)
     step(training)
-    engine = load_causal_lm(prepared)
-    engine.load_state_dict(dict(Merged(named_tensors(training.model), SCALE)))
+    engine = up_to_date(prepared, training)
     samples = sampled_by(engine, training, make_samples([4, 4, 4], version=0, seed=9, max_answer=8))
     for sample in samples:
         where = np.flatnonzero(sample.trajectory.loss_mask_T)[1:]

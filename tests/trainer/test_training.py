@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from areal_like.errors import PolicyDiverged, UserError
@@ -20,19 +19,8 @@ from areal_like.wire.messages import BatchSample, RunPosition
 from trainer import training as module
 from trainer.backends.registry import BACKENDS
 from trainer.checkpoints import checkpoint
-from trainer.export import write_model
-from trainer.model.tokenizers import build_tokenizer
 from trainer.ranks import Order, Ranks
 from trainer.training import MAX_BAD_STEPS, Training, trainer_settings
-
-
-@pytest.fixture
-def prepared(tmp_path: Path, tiny_model: Callable[..., PreTrainedModel]) -> Path:
-    folder = tmp_path / "prepared"
-    folder.mkdir()
-    write_model(tiny_model(), folder, dtype="float32")
-    build_tokenizer("characters:running_sum", None).save_pretrained(folder)
-    return folder
 
 
 def spec_of(prepared: Path, **changes: Any) -> ProcessSpec:

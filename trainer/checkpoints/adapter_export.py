@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from areal_like.errors import UserError, WeightError
-from areal_like.weights.adapter import PARTS, peft_name
+from areal_like.weights.adapter import part_names
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.atomic_folder import atomic_folder
 from trainer.checkpoints.checkpoint import ADAPTER, ADAPTER_BASE, ADAPTER_CONFIG
@@ -74,14 +74,10 @@ def _products(
     """What is added to each target's items, made when it is asked for."""
 
     def product(name: str) -> np.ndarray:
-        lora_A_RI, lora_B_OR = (_array(adapter[one]) for one in _names(name))
+        lora_A_RI, lora_B_OR = (_array(adapter[one]) for one in part_names(name))
         return np.ravel((lora_B_OR @ lora_A_RI) * np.float32(scale))
 
-    return {name: partial(product, name) for name in base if _names(name)[0] in adapter}
-
-
-def _names(name: str) -> list[str]:
-    return [peft_name(f"{name.removesuffix('.weight')}.{part}") for part in PARTS]
+    return {name: partial(product, name) for name in base if part_names(name)[0] in adapter}
 
 
 def _array(tensor: Stored) -> np.ndarray:

@@ -158,7 +158,7 @@ def prepare_batch(
         )
         for members, (dealt, num_silent) in zip(shares, parts, strict=True)
     )
-    metrics = _batch_metrics(samples, rewards.rewards_B, found_advantages, version, settings)
+    metrics = _batch_metrics(samples, rewards, found_advantages, version, settings)
     metrics |= _dealing_metrics(lengths, shares, parts, settings.micro_batch_tokens)
     return PreparedBatch(version, mini_batches, metrics, rewards)
 
@@ -286,7 +286,7 @@ def _float32(values: np.ndarray) -> torch.Tensor:
 
 def _batch_metrics(
     samples: Sequence[BatchSample],
-    rewards_B: np.ndarray,
+    rewards: BatchRewards,
     found_advantages: np.ndarray,
     version: int,
     settings: TrainerSettings,
@@ -294,16 +294,15 @@ def _batch_metrics(
     """What can be said of the batch before training on it. Rewards are raw; staleness is per sampled token; lengths and
     turns are of samples, with all their trajectories; `sequences` are trajectories."""
     trajectories = [one for sample in samples for one in sample.trajectories]
-    responses_B = np.asarray([sum(one.num_sampled for one in sample.trajectories) for sample in samples])
+    rewards_B, responses_B = rewards.rewards_B, np.asarray(rewards.lengths_B)
     turns_B = np.asarray([sum(one.num_turns for one in sample.trajectories) for sample in samples])
     staleness = np.concatenate([version - one.versions_T[one.loss_mask_T] for one in trajectories])
-    group_ids = np.asarray([sample.group_id for sample in samples])
     return {
         "reward_mean": float(rewards_B.mean()),
         "reward_std": float(rewards_B.std()),
         "reward_shaped_mean": float(shaped_rewards(rewards_B, settings.advantage).mean()),
         "advantage_abs_mean": float(np.abs(found_advantages).mean()),
-        "groups": float(len(np.unique(group_ids))),
+        "groups": float(len(np.unique(rewards.group_ids_B))),
         "sequences": float(len(trajectories)),
         "trajectories_per_sample": len(trajectories) / len(samples),
         "turns_mean": float(turns_B.mean()),

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from areal_like.errors import UserError
+from areal_like.weights.adapter import PARTS
 from trainer.config import ALL_LINEAR, AdapterSettings
 
-PARTS = ("lora_A", "lora_B")
 WEIGHT = ".weight"
 
 

@@ -6,11 +6,10 @@ Owns: both. Refuses: reading models (model_folder.py gives the tensors), trainin
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 
 from controller.config.backends import REGISTERED, backend_of
-from controller.config.problems import Problem
+from controller.config.problems import Problem, nearest
 from controller.config.run_config import ALL_LINEAR, AdapterSettings, RunConfig
 
 PUBLISH_KEY = "trainer.lora.publish"
@@ -49,7 +48,7 @@ def target_problems(config: RunConfig, tensors: Mapping[str, tuple[int, ...]]) -
             if target == ALL_LINEAR or any(f".{module}".endswith(f".{target}") for module in modules):
                 continue
             ends = sorted({module.rpartition(".")[2] for module in modules})
-            near = difflib.get_close_matches(target, ends, n=1)
+            near = nearest(target, ends, count=1)
             remedy = f"did you mean {near[0]}?" if near else f"its linear modules are {', '.join(ends) or 'none'}"
             yield Problem((f"{key}.targets", "model.path"), f"the model has no linear module {target}", remedy)
 

@@ -107,6 +107,14 @@ def copy_of(model: Model, folder: Path) -> Path:
     return Path(shutil.copytree(model.folder, folder))
 
 
+def order_of(model: Model, folder: Path, **changes: Any) -> ProbeOrder:
+    """folder: of config and tokenizer."""
+    return ProbeOrder(
+        model_dir=str(folder), tokenizer="from_model", dtype="float32", manifest=str(model.manifest), rows=ROWS, seed=1,
+        num_threads=1, startup_timeout_s=60.0, **changes,
+    )  # fmt: skip
+
+
 def look(
     model: Model,
     score: Callable[[Mapping[str, Any], str], float] = right,
@@ -118,19 +126,8 @@ def look(
     **seen: Any,
 ) -> Seen:
     """What a probe sees. folder: of config and tokenizer; trained: of the trainer's weights; both the model's."""
-    order = ProbeOrder(
-        model_dir=str(folder or model.folder),
-        tokenizer="from_model",
-        dtype="float32",
-        manifest=str(model.manifest),
-        settings={**SETTINGS, "prompt_template": template},
-        sampling=sampling,
-        rows=ROWS,
-        num_samples=8,
-        seed=1,
-        num_threads=1,
-        startup_timeout_s=60.0,
-    )
+    settings = {**SETTINGS, "prompt_template": template}
+    order = order_of(model, folder or model.folder, settings=settings, sampling=sampling, num_samples=8)
     assert msgspec.json.decode(msgspec.json.encode(order), type=ProbeOrder) == order
     sampled = asyncio.run(answers_to(order))
     scorers = WeightedSum((Part("mine", 1.0, Function(score)),))
@@ -287,19 +284,7 @@ def test_engine_and_trainer_with_different_weights_are_named(model: Model, tmp_p
 
 def look_at_prompts(model: Model, folder: Path) -> Seen:
     """As `look`, where no prompt reaches the engine."""
-    order = ProbeOrder(
-        model_dir=str(folder),
-        tokenizer="from_model",
-        dtype="float32",
-        manifest=str(model.manifest),
-        settings=SETTINGS,
-        sampling=SAMPLING,
-        rows=ROWS,
-        num_samples=2,
-        seed=1,
-        num_threads=1,
-        startup_timeout_s=60.0,
-    )
+    order = order_of(model, folder, settings=SETTINGS, sampling=SAMPLING, num_samples=2)
     return Seen(ROWS, asyncio.run(answers_to(order)), SAMPLING)
 
 
