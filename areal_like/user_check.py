@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,10 +34,30 @@ def faults(wanted: list[dict[str, Any]], check: Check) -> list[dict[str, object]
     return found
 
 
-def answer(source: Path, target: Path, check: Check) -> NoReturn:
-    """Read, check, write, leave."""
+def answer(source: Path, target: Path, check: Check, trial: Check | None = None, limit_s: float = 0.0) -> NoReturn:
+    """Read, check, write, leave.
+
+    trial: what is done with each one that `check` finds good, in `limit_s` seconds. Code that may hang in a run may
+    hang here as well: past the limit the process leaves, with the faults that it has found until then.
+    """
     append_user_path()
-    fresh = target.with_suffix(".tmp")
-    fresh.write_text(json.dumps(faults(json.loads(source.read_text()), check)))
-    fresh.replace(target)
+    wanted = json.loads(source.read_text())
+    found = faults(wanted, check)
+    _write(target, found)
+    faulty = {fault["index"] for fault in found}
+    for index, one in enumerate(wanted):
+        if trial is None or index in faulty:
+            continue
+        watch = threading.Timer(limit_s, os._exit, [0])
+        watch.daemon = True
+        watch.start()
+        found += [{**fault, "index": index} for fault in faults([one], trial)]
+        watch.cancel()
+        _write(target, found)
     os._exit(0)
+
+
+def _write(target: Path, found: list[dict[str, object]]) -> None:
+    fresh = target.with_suffix(".tmp")
+    fresh.write_text(json.dumps(found))
+    fresh.replace(target)

@@ -129,7 +129,9 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         }
         for checker, functions in own.items():
             tries = _gold(found.train) if checker == SCORER_CHECK and config.rollout.workflow == "single_turn" else []
-            found.problems += user_code.problems_of(checker, functions, config.launch.startup_timeout_s, tries)
+            found.problems += user_code.problems_of(
+                checker, functions, config.launch.startup_timeout_s, tries, config.reward.timeout_s
+            )
     if is_here:
         found.absent += _devices(config)
         found.notes += _unused_gpus(config)

@@ -32,10 +32,11 @@ def problems_of(
     functions: Mapping[str, tuple[str, Mapping[str, Any]]],
     timeout_s: float,
     tries: Sequence[tuple[Mapping[str, Any], str]] = (),
+    try_limit_s: float = 0.0,
 ) -> Iterator[Problem]:
     """`functions`: key of the configuration -> (module:name, options), imported and tried by the module `checker`.
 
-    tries: rows with answers to call them with, where `checker` does so.
+    tries: rows with answers to call them with, where `checker` does so; try_limit_s: for all calls of one function.
     """
     if not functions:
         return
@@ -47,7 +48,7 @@ def problems_of(
         arguments = [checker, str(source), str(target)]
         if tries:
             arguments.append(str(Path(folder) / "tries.json"))
-            Path(arguments[-1]).write_text(json.dumps(list(tries), default=str))
+            Path(arguments[-1]).write_text(json.dumps({"answers": list(tries), "limit_s": try_limit_s}, default=str))
         status = _run(arguments, said, timeout_s, names)
         if target.is_file():
             for fault in json.loads(target.read_text()):

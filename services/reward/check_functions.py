@@ -3,8 +3,9 @@
 Owns: doing what a scoring process does first, in a short-lived process, so that a mistake is found before a run starts
 (areal_like/user_check.py says what IN and OUT hold). Refuses: judging the numbers (controller/probe/findings.py).
 
-TRIES holds a JSON list of [row, response]: first rows, with their gold answers in several forms. A scorer that cannot
-judge a single one of them would judge no sample either; one that refuses some forms is right to.
+TRIES holds JSON {limit_s, answers}, the answers a list of [row, response]: first rows, with their gold answers in
+several forms. A scorer that cannot judge a single one of them would judge no sample either; one that refuses some forms
+is right to. One that takes longer than limit_s is not judged: runs have deadlines for that.
 """
 
 from __future__ import annotations
@@ -37,6 +38,16 @@ def try_scorer(name: str, options: dict[str, Any], tries: Sequence[tuple[dict[st
         raise UserError(what, where=f"reward scorer {name}", remedy=f"{EXPECTED}; row has {', '.join(tries[0][0])}")
 
 
+def main(source: Path, target: Path, tries: Path | None) -> None:
+    """The process."""
+    if tries is None:
+        answer(source, target, UserFunctionScorer)
+    given: dict[str, Any] = json.loads(tries.read_text())
+    answer(
+        source, target, UserFunctionScorer, lambda name, options: try_scorer(name, options, given["answers"]),
+        given["limit_s"],
+    )  # fmt: skip
+
+
 if __name__ == "__main__":
-    answers = json.loads(Path(sys.argv[3]).read_text()) if len(sys.argv) > 3 else []
-    answer(Path(sys.argv[1]), Path(sys.argv[2]), lambda name, options: try_scorer(name, options, answers))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None)

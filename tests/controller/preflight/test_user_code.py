@@ -129,6 +129,20 @@ def test_scorer_is_tried_on_the_first_rows_with_their_gold_answers(source: str, 
     assert all(words in problem.what and "row has prompt, answer" in problem.remedy for problem in found if words)
 
 
+def test_scorer_that_hangs_when_it_is_tried_is_left_to_the_runs_deadlines() -> None:
+    os.environ.pop("AREAL_LIKE_USER_PATH", None)
+    Path("mine.py").write_text(
+        "import threading\n"
+        "def hangs(row, response, **info): open('called', 'w'); threading.Event().wait()\n"
+        "def wrong(row, response, **info): return None\n"
+    )
+    scorers = 'reward.scorers=[{kind: "mine:wrong"}, {kind: "mine:hangs"}]'
+    config = load_config("quickstart", [scorers, "reward.timeout_s=0.5"]).config
+    found = [problem for problem in preflight.look(config, "train").problems if "reward" in problem.keys[0]]
+    assert [problem.keys[0] for problem in found] == ["reward.scorers.0.kind"]
+    assert Path("called").exists()
+
+
 @pytest.mark.parametrize(
     ("source", "call"),
     [
